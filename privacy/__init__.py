@@ -1,0 +1,48 @@
+"""Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
+
+from .clipping import clip_per_sample
+from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError
+from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
+from .grid import Grid
+from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
+from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
+from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
+from .noise import NOISE_QUALITIES, row_key, standard_normals
+from .policy import RELEASE_RULES, TRUST_MODELS, NoisePlan, PrivacyPolicy
+from .release import PrivacyStatement, PrivateMachine, Release
+
+__all__ = [
+    "MECHANISMS",
+    "NOISE_QUALITIES",
+    "RELEASE_RULES",
+    "SCHEDULES",
+    "TRUST_MODELS",
+    "Account",
+    "ConfigurationError",
+    "Grid",
+    "Ledger",
+    "LedgerError",
+    "LedgerPage",
+    "Mechanism",
+    "MemoryLedger",
+    "MurmurflError",
+    "NoiseKeys",
+    "NoisePlan",
+    "PrivacyPolicy",
+    "PrivacyStatement",
+    "PrivateMachine",
+    "RefusedError",
+    "Release",
+    "SimulatedKeys",
+    "StreamRecord",
+    "SystemKeys",
+    "clip_per_sample",
+    "compose_gdp",
+    "derived_seed",
+    "gdp_delta",
+    "gdp_epsilon",
+    "gdp_mu",
+    "make_mechanism",
+    "row_key",
+    "standard_normals",
+]

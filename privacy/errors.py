@@ -1,0 +1,35 @@
+"""The errors murmurfl raises, all of one family, each saying what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+
+class MurmurflError(Exception):
+    """Base class of every error murmurfl raises on purpose."""
+
+
+class ConfigurationError(MurmurflError, ValueError):
+    """A setting is unknown, of the wrong type, or impossible together with the others."""
+
+
+class LedgerError(MurmurflError):
+    """A ledger cannot be read, written or believed. Nothing was released."""
+
+
+class RefusedError(MurmurflError):
+    """A machine refuses a request; nothing was released and nothing was spent.
+
+    The text of a refusal is fixed: it depends on the request and on the machine's own configuration, never on
+    its data, because Flower forwards it to the server.
+
+    Parameters
+    ----------
+    code : int
+        One of the codes in :mod:`murmurfl.privacy.protocol`.
+    reason : str
+        The fixed text sent to the server.
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason

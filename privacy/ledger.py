@@ -1,0 +1,145 @@
+"""The ledger: what a machine must remember so that it never spends the same privacy twice.
+
+Spend before you speak: a release, its nonce, the samples it used up and what has not been acknowledged are committed
+before the reply leaves. A crash in between wastes a release; it never repeats one. This module holds the interface and
+the backend in memory; ``murmurfl.clients`` adds the one on Flower's ``context.state``.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .gdp import compose_gdp
+from .mechanisms import State
+
+
+@dataclass(frozen=True)
+class StreamRecord:
+    """One session's stream of releases, as it stands between two releases.
+
+    Parameters
+    ----------
+    fingerprint : str
+        The noise plan this session was opened with.
+    release : int
+        k, releases made.
+    ack : int
+        The last of them the server says it has aggregated.
+    nonce : bytes
+        Nonce of release k (empty before the first).
+    pending : mapping of int to int64 array
+        P_j - P_ack for releases j > ack that may still be acknowledged: what was sent, noise included (without noise
+        under a trusted server).
+    noise_state : tuple of float64 arrays
+        The mechanism's state after release k, where it cannot be regenerated from the nonce.
+    """
+
+    fingerprint: str
+    release: int = 0
+    ack: int = 0
+    nonce: bytes = b""
+    pending: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    noise_state: State = ()
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one machine has spent, over all sessions.
+
+    Parameters
+    ----------
+    samples_used : int
+        Fresh samples used up; they are taken in order, each once.
+    reserved : mapping of str to float
+        mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
+        adaptive server may choose when to stop.
+    """
+
+    samples_used: int = 0
+    reserved: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def reserved_mu(self) -> float:
+        """The mu of all sessions together."""
+        if any(math.isinf(mu) for mu in self.reserved.values()):
+            return math.inf
+        return compose_gdp(self.reserved.values())
+
+    def reserve(self, session: str, mu: float) -> Account:
+        """The account with one more session."""
+        return replace(self, reserved={**self.reserved, session: mu})
+
+
+class LedgerPage(ABC):
+    """The ledger inside one exclusive transaction."""
+
+    @abstractmethod
+    def account(self) -> Account:
+        """What was spent so far."""
+
+    @abstractmethod
+    def stream(self, session: str) -> StreamRecord | None:
+        """A session's stream, or None if it has none yet."""
+
+    @abstractmethod
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        """Record both, together and durably; after it returns the reply may leave."""
+
+
+class Ledger(ABC):
+    """A machine's memory of what it has spent.
+
+    Notes
+    -----
+    **Formal guarantees.** An implementation promises that transactions on one machine's ledger exclude each other, that
+    a commit is all or nothing, and that what was committed is what is read next. The machine's privacy rests on it.
+    """
+
+    @abstractmethod
+    @contextmanager
+    def exclusive(self) -> Iterator[LedgerPage]:
+        """A transaction nobody else can enter; without a commit it changes nothing.
+
+        Raises
+        ------
+        LedgerError
+            If the ledger cannot be read or believed.
+        """
+        yield  # type: ignore[misc]
+
+
+class MemoryLedger(Ledger):
+    """A ledger in this process's memory: for tests and in-process experiments; gone with the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._account = Account()
+        self._streams: dict[str, StreamRecord] = {}
+
+    @contextmanager
+    def exclusive(self) -> Iterator[LedgerPage]:
+        with self._lock:
+            yield _MemoryPage(self)
+
+
+class _MemoryPage(LedgerPage):
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+
+    def account(self) -> Account:
+        return self._ledger._account
+
+    def stream(self, session: str) -> StreamRecord | None:
+        return self._ledger._streams.get(session)
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._ledger._streams[session] = stream
+        self._ledger._account = account

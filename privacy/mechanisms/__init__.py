@@ -1,0 +1,60 @@
+"""Correlated Gaussian noise, one file a mechanism, all on the same factorisation (see :mod:`.base`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigurationError
+from .base import Increment, Mechanism, State, worst_pattern
+from .cancelling import SCHEDULES, CancellingNoise, Schedule
+from .independent import IndependentNoise
+
+MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (IndependentNoise, CancellingNoise)}
+
+
+def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
+    """A mechanism by its name.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`MECHANISMS`: ``independent`` or ``cancelling``.
+    num_releases : int
+        K, the most releases of one stream; >= 1.
+    **options
+        The mechanism's own options, such as ``schedule`` for ``cancelling``.
+
+    Returns
+    -------
+    Mechanism
+
+    Raises
+    ------
+    ConfigurationError
+        If the name or an option is unknown, or a value is out of range.
+
+    Examples
+    --------
+    >>> make_mechanism("cancelling", 4, schedule="uniform").sensitivity()
+    1.0
+    """
+    if name not in MECHANISMS:
+        raise ConfigurationError(f"Expected mechanism one of {sorted(MECHANISMS)}, got {name!r}.")
+    try:
+        return MECHANISMS[name](num_releases, **options)
+    except TypeError as error:
+        raise ConfigurationError(f"Expected options that mechanism {name!r} knows, got {sorted(options)}.") from error
+
+
+__all__ = [
+    "MECHANISMS",
+    "SCHEDULES",
+    "CancellingNoise",
+    "IndependentNoise",
+    "Increment",
+    "Mechanism",
+    "Schedule",
+    "State",
+    "make_mechanism",
+    "worst_pattern",
+]

@@ -1,0 +1,223 @@
+r"""What a correlated-noise mechanism is: a causal factorisation A = B C, and the rows of B Z.
+
+A machine's contributions g_1 .. g_K (rows of G) are released as prefix sums: A is the K x K lower triangle of ones.
+Releasing C G + Z with Z standard normal is a Gaussian mechanism, and multiplying by B turns it into A G + B Z: the
+prefix sums with noise of covariance B B^T. Row k may use only noise drawn up to release k (causal). Everything in
+murmurfl that adds noise over time is this with another C (ALGORITHMS section 3):
+
+==================  =========================================  ==============================================
+mechanism           C                                          row k of B Z
+==================  =========================================  ==============================================
+``independent``     the identity                               z_1 + ... + z_k
+``cancelling``      diag(1 / sigma) A                          sigma_k z_k
+==================  =========================================  ==============================================
+
+What a machine adds to contribution k is the *increment*, row k of B Z minus row k - 1 (row k of C^{-1} Z where C is
+square); the increments up to k sum to row k.
+
+Formal guarantees
+-----------------
+With noise of standard deviation ``noise_std`` in front of Z, the whole adaptively chosen stream is mu-GDP with
+mu = (change of one contribution) x sensitivity / noise_std, for replacement of one sample (Denisov et al. 2022,
+theorem 2.1: Gaussian noise and lower-triangular C make adaptivity free). It holds for any prefix of the stream and any
+post-processing, such as differences of prefixes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import combinations
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigurationError
+
+State = tuple[NDArray[np.float64], ...]
+"""What a stream keeps between releases: arrays of the parameters' size."""
+
+
+class Increment(NamedTuple):
+    """Noise of one release, in units of the noise's standard deviation: ``added`` minus ``removed``.
+
+    The two are kept apart because each is rounded to the grid by itself: what one release adds and the next removes is
+    then the same integers, and cancels to the last bit.
+    """
+
+    added: NDArray[np.floating]
+    removed: NDArray[np.floating] | None
+    state: State
+
+
+class Mechanism(ABC):
+    """A correlated-noise mechanism for at most ``num_releases`` releases.
+
+    Parameters
+    ----------
+    num_releases : int
+        K, the most releases one stream may make; >= 1.
+    """
+
+    name: ClassVar[str]
+    regenerates: ClassVar[bool] = False
+    """Whether the state after a release follows from that release's own normals (:meth:`state_after`), so that a stream
+    keeps one nonce instead of arrays."""
+
+    def __init__(self, num_releases: int) -> None:
+        if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
+            raise ConfigurationError(f"Expected num_releases to be an integer >= 1, got {num_releases!r}.")
+        self.num_releases = int(num_releases)
+
+    @abstractmethod
+    def materialize(self, n: int | None = None) -> NDArray[np.float64]:
+        """The encoder C for the first n releases.
+
+        Parameters
+        ----------
+        n : int, optional
+            1 <= n <= num_releases; default num_releases.
+
+        Returns
+        -------
+        ndarray of shape (n, n), or (nodes, n) for trees
+        """
+
+    @abstractmethod
+    def decoder(self, n: int | None = None) -> NDArray[np.float64]:
+        """The causal B with B C = A, the lower triangle of ones: shape (n, n), or (n, nodes) for trees."""
+
+    @abstractmethod
+    def initial_state(self, size: int) -> State:
+        """The state before the first release, for increments of ``size`` values."""
+
+    @abstractmethod
+    def increment(self, state: State, release: int, normals: NDArray[np.floating]) -> Increment:
+        """The noise of one release and the state after it: a pure function.
+
+        Parameters
+        ----------
+        state : State
+            The state after release - 1.
+        release : int
+            k, from 1.
+        normals : ndarray of shape (size,)
+            z_k.
+        """
+
+    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]]) -> State:
+        """The state after ``release`` (>= 1) from its own normals, which ``draw`` gives; only where it regenerates."""
+        raise ConfigurationError(f"Expected a mechanism that regenerates its state, got {self.name!r}: keep its state.")
+
+    @abstractmethod
+    def row_std(self, release: int) -> float:
+        """Standard deviation of a value of row ``release`` of B Z: the norm of row ``release`` of B."""
+
+    def row_std_range(self) -> tuple[float, float]:
+        """The smallest and the largest :meth:`row_std`."""
+        stds = [self.row_std(release) for release in range(1, self.num_releases + 1)]
+        return min(stds), max(stds)
+
+    def noise_std(self, sensitivity: float, mu: float) -> float:
+        """Standard deviation to put in front of Z so that the stream is mu-GDP.
+
+        Parameters
+        ----------
+        sensitivity : float
+            Delta, the L2 change of one contribution when one sample is replaced; > 0.
+        mu : float
+            Gaussian-DP parameter wanted for all num_releases releases, one participation a sample; > 0.
+
+        Returns
+        -------
+        float
+            Delta x sensitivity() / mu, unless a mechanism says otherwise (never less).
+        """
+        return sensitivity * self.sensitivity() / mu
+
+    def sensitivity(self, num_participations: int = 1, min_separation: int = 1, *, n: int | None = None) -> float:
+        """How much C stretches a sample's contributions: the largest norm of a sum of its columns.
+
+        Parameters
+        ----------
+        num_participations : int
+            Most releases one sample takes part in.
+        min_separation : int
+            Least distance, in releases of this machine, between two of them.
+        n : int, optional
+            Count only the first n releases.
+
+        Returns
+        -------
+        float
+            In units of the change of one release, for noise of standard deviation 1. Exact when C^T C has no negative
+            entry (all patterns are searched, or the mechanism knows the worst); otherwise the upper bound with
+            |C^T C|, never the plain sum of columns.
+
+        Raises
+        ------
+        ConfigurationError
+            If a parameter is out of range, or the search would be too long and no formula is known.
+
+        Notes
+        -----
+        **Formal guarantees.** mu = Delta x sensitivity / noise_std is valid for replacement of one sample whose
+        participations obey the declared pattern. Nothing is promised for a sample that breaks it.
+        """
+        n = self._check_n(n)
+        if num_participations < 1 or min_separation < 1:
+            raise ConfigurationError(
+                f"Expected num_participations >= 1 and min_separation >= 1, got {num_participations}, {min_separation}."
+            )
+        return self._sensitivity(n, num_participations, min_separation)
+
+    def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float:
+        gram = self.materialize(n)
+        gram = gram.T @ gram
+        if num_participations == 1:
+            return float(np.sqrt(gram.diagonal().max()))
+        return float(np.sqrt(worst_pattern(np.abs(gram), num_participations, min_separation)))
+
+    def _check_n(self, n: int | None) -> int:
+        if n is None:
+            return self.num_releases
+        if not 1 <= n <= self.num_releases:
+            raise ConfigurationError(f"Expected 1 <= n <= {self.num_releases} releases, got {n}.")
+        return n
+
+    def _check_release(self, release: int) -> int:
+        if not 1 <= release <= self.num_releases:
+            raise ConfigurationError(f"Expected a release from 1 to {self.num_releases}, got {release}.")
+        return release
+
+
+_MOST_PATTERNS = 2_000_000
+
+
+def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
+    """Largest sum of ``gram`` over pairs of an allowed pattern, by trying every pattern; gram has no negative entry.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are more than two million patterns.
+    """
+    n = len(gram)
+    # With no negative entry a longer pattern is never better off shortened, but it may not fit: take the longest size.
+    size = min(num_participations, (n - 1) // min_separation + 1)
+    free = n - (size - 1) * (min_separation - 1)
+    count = 1
+    for i in range(size):
+        count = count * (free - i) // (i + 1)
+    if count > _MOST_PATTERNS:
+        raise ConfigurationError(
+            f"Expected at most {_MOST_PATTERNS} participation patterns to search, got {count}: "
+            "use fewer participations or a mechanism with a closed formula."
+        )
+    worst = 0.0
+    stretch = np.arange(size) * (min_separation - 1)
+    for compact in combinations(range(free), size):
+        chosen = np.array(compact) + stretch
+        worst = max(worst, float(gram[np.ix_(chosen, chosen)].sum()))
+    return worst

@@ -1,0 +1,63 @@
+"""What a server and a machine say to each other: record keys, the protocol's version, and the codes of refusals.
+
+Both sides import this and nothing else of each other. A request names the round, the query points, the session and the
+last release of that machine which the server has aggregated (``ack``); a reply carries P_k - P_ack, k and ack. None of
+a reply's fields but the release itself depends on data.
+"""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+
+# Records of a message.
+ARRAYS = "arrays"
+PREVIOUS_ARRAYS = "previous-arrays"
+CONFIG = "config"
+METRICS = "metrics"
+
+# Entries of a request's ConfigRecord.
+VERSION = "protocol-version"
+SERVER_ROUND = "server-round"
+SESSION = "session"
+MACHINE = "machine"
+ACK = "ack"
+ASK = "ask"
+ASK_HELLO = "hello"
+ASK_PRIVACY = "privacy"
+
+# Entries of a reply's MetricRecord, beside ACK and VERSION.
+RELEASE = "release"
+NUM_EXAMPLES = "num-examples"
+SENSITIVITY = "sensitivity"
+
+# Entries of a reply to a query.
+MACHINES = "machines"
+
+LONGEST_SESSION_NAME = 64
+LONGEST_MACHINE_NAME = 64
+LARGEST_ROUND = 2**31 - 1
+
+# Codes of error replies, above those Flower uses itself.
+MALFORMED_REQUEST = 1001
+PROTOCOL_MISMATCH = 1002
+BAD_ACKNOWLEDGEMENT = 1003
+CAP_REACHED = 1004
+SAMPLES_USED_UP = 1005
+BUDGET_EXHAUSTED = 1006
+POLICY_CHANGED = 1007
+NOT_CONFIGURED = 1008
+INTERNAL_ERROR = 1009
+EVALUATION_BLOCKED = 1010
+
+REFUSAL_NAMES: dict[int, str] = {
+    MALFORMED_REQUEST: "malformed-request",
+    PROTOCOL_MISMATCH: "protocol-mismatch",
+    BAD_ACKNOWLEDGEMENT: "bad-acknowledgement",
+    CAP_REACHED: "cap-reached",
+    SAMPLES_USED_UP: "samples-used-up",
+    BUDGET_EXHAUSTED: "budget-exhausted",
+    POLICY_CHANGED: "policy-changed",
+    NOT_CONFIGURED: "not-configured",
+    INTERNAL_ERROR: "internal-error",
+    EVALUATION_BLOCKED: "evaluation-blocked",
+}

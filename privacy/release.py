@@ -1,0 +1,278 @@
+r"""The release rule: a machine sends P_k - P_ack.
+
+A machine's private stream is the noisy prefix P_k = s_1 + ... + s_k + (row k of B Z), with s_j its contributions and B Z
+the mechanism's noise. It sends P_k - P_ack, where ack is the last of its releases that the server says it has
+aggregated. With nothing lost this is the papers' message s_k + y_k - y_{k-1} (reshef-levy-2025, algorithm 1). When a
+reply is lost the next one carries what was missing, contribution and noise, so a loss costs delay and leaves no noise
+behind (ALGORITHMS 2.4).
+
+All arithmetic is on int64 counts of a fixed grid; what is remembered between releases is P_j - P_ack, which was sent
+before, so the ledger of an untrusted-server machine holds nothing un-noised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import protocol
+from .clipping import clip_per_sample
+from .errors import ConfigurationError, RefusedError
+from .keys import NoiseKeys
+from .ledger import Account, Ledger, StreamRecord
+from .noise import row_key, standard_normals
+from .policy import NoisePlan, PrivacyPolicy
+
+logger = logging.getLogger(__name__)
+
+# P_j - P_ack is kept for this many of the latest unacknowledged releases. A server that asks again without
+# acknowledging has given the earlier ones up, so an honest one only ever names the last.
+MOST_PENDING = 4
+
+# Budgets are compared with this much room for the rounding of sums of squares.
+_ROUNDING = 1e-9
+
+PerSampleContribution = Callable[[slice], NDArray[np.floating]]
+"""Contributions of the samples in a slice of the machine's data: shape (samples, parameters)."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What leaves the machine: nothing in it but ``values`` depends on data.
+
+    Parameters
+    ----------
+    values : ndarray of shape (parameters,), float64
+        P_k - P_ack, exact multiples of the grid's spacing.
+    release : int
+        k.
+    ack : int
+        The acknowledgement it was built on.
+    """
+
+    values: NDArray[np.float64]
+    release: int
+    ack: int
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What a machine has spent and guarantees in one session; independent of its data.
+
+    Parameters
+    ----------
+    releases : int
+        Releases made in this session.
+    mu_spent : float
+        Bookkeeping: mu of those releases, from the noise that was put on them.
+    mu_guaranteed : float
+        mu of all the releases this session may make: the guarantee.
+    mu_budget : float
+        mu of everything the machine will ever release.
+    samples_used : int
+        Fresh samples used up.
+    max_participations : int
+        K.
+    """
+
+    releases: int
+    mu_spent: float
+    mu_guaranteed: float
+    mu_budget: float
+    samples_used: int
+    max_participations: int
+
+
+class PrivateMachine:
+    """The private half of a machine: its policy, its ledger, its keys, and the only way anything leaves it.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        The machine's own configuration.
+    num_parameters : int
+        d.
+    num_samples : int
+        Samples the machine holds; each is used at most once.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The secret key and the source of nonces.
+
+    Raises
+    ------
+    ConfigurationError
+        If the cap needs more fresh samples than there are, or ``fast`` noise is asked for with real keys.
+
+    Notes
+    -----
+    **Formal guarantees.** Everything :meth:`release` ever returns is, per session, plan.mu-GDP and over all sessions
+    budget_mu-GDP for replacement of one sample of this machine, whatever requests arrive in whatever order, provided
+    the ledger keeps its promise and the contribution of a sample depends on no other sample. ``exact`` noise makes that
+    true of the numbers actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise`).
+    Under ``trusted-server`` nothing is guaranteed against the server.
+    """
+
+    def __init__(
+        self, policy: PrivacyPolicy, num_parameters: int, num_samples: int, ledger: Ledger, keys: NoiseKeys
+    ) -> None:
+        if policy.noise_quality != "exact" and not keys.simulated:
+            raise ConfigurationError(
+                f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
+                "simulation only."
+            )
+        needed = policy.batch_size * policy.max_participations
+        if needed > num_samples:
+            raise ConfigurationError(
+                f"Expected batch_size x max_participations <= the machine's {num_samples} samples (each is used once), "
+                f"got {policy.batch_size} x {policy.max_participations} = {needed}."
+            )
+        self.policy = policy
+        self.plan: NoisePlan = policy.plan(num_parameters)
+        self.num_parameters = num_parameters
+        self.num_samples = num_samples
+        self._ledger = ledger
+        self._keys = keys
+
+    def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
+        """Make the next release of a session, recorded before it is returned.
+
+        Parameters
+        ----------
+        session : str
+            Names the training this release belongs to; a new name opens a new stream and reserves its whole mu.
+        ack : int
+            The last release of this session that the server has aggregated; 0 for none.
+        contribution : callable
+            Gives the per-sample contributions, shape (b, d), of the slice of samples it is handed. Its rows are clipped
+            here; a non-finite row becomes zero and still counts.
+
+        Returns
+        -------
+        Release
+
+        Raises
+        ------
+        RefusedError
+            If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
+        ConfigurationError
+            If ``contribution`` returns the wrong shape.
+        LedgerError
+            If the ledger cannot be believed.
+        """
+        with self._ledger.exclusive() as page:
+            stream, account = self._admit(page.stream(session), page.account(), session, ack)
+            start, batch = account.samples_used, self.policy.batch_size
+            counts = self._contribution_counts(contribution, slice(start, start + batch))
+            stream, values = self._advance(stream, session, counts)
+            account = replace(account, samples_used=start + batch)
+            page.commit(session, stream, account)
+        return Release(self.plan.grid.values(values), stream.release, stream.ack)
+
+    def statement(self, session: str) -> PrivacyStatement:
+        """What this machine has spent in a session and what it guarantees; independent of its data."""
+        with self._ledger.exclusive() as page:
+            stream, account = page.stream(session), page.account()
+        releases = 0 if stream is None else stream.release
+        return PrivacyStatement(
+            releases=releases,
+            mu_spent=self.plan.spent_mu(releases),
+            mu_guaranteed=self.plan.mu,
+            mu_budget=float(self.policy.budget_mu or self.policy.mu),
+            samples_used=account.samples_used,
+            max_participations=self.policy.max_participations,
+        )
+
+    def _admit(
+        self, stream: StreamRecord | None, account: Account, session: str, ack: int
+    ) -> tuple[StreamRecord, Account]:
+        """The stream with ``ack`` applied and the account with the session's mu reserved, or a refusal."""
+        if stream is None:
+            account = self._reserve(account, session)
+            stream = StreamRecord(self.plan.fingerprint)
+        if stream.fingerprint != self.plan.fingerprint:
+            raise RefusedError(
+                protocol.POLICY_CHANGED, "this session was opened under another privacy policy; start a new session"
+            )
+        if stream.release >= self.policy.max_participations:
+            raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
+        if account.samples_used + self.policy.batch_size > self.num_samples:
+            raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
+        return self._acknowledge(stream, ack), account
+
+    def _reserve(self, account: Account, session: str) -> Account:
+        if self.policy.trust == "trusted-server":
+            return account.reserve(session, 0.0)  # the trusted server adds the noise and keeps that account
+        reserved = account.reserve(session, self.plan.mu)
+        budget = float(self.policy.budget_mu or self.policy.mu)
+        if reserved.reserved_mu > budget * (1 + _ROUNDING):
+            raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
+        return reserved
+
+    def _acknowledge(self, stream: StreamRecord, ack: int) -> StreamRecord:
+        if ack == stream.ack:
+            return stream
+        if self.policy.release_rule == "paper":
+            valid = stream.ack < ack <= stream.release
+            pending = {}
+        else:
+            valid = ack > stream.ack and ack in stream.pending
+            base = stream.pending.get(ack)
+            pending = {j: counts - base for j, counts in stream.pending.items() if j > ack and base is not None}
+        if not valid:
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT,
+                "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
+            )
+        return StreamRecord(stream.fingerprint, stream.release, ack, stream.nonce, pending, stream.noise_state)
+
+    def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
+        """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
+        expected = (self.policy.batch_size, self.num_parameters)
+        try:
+            contributions = contribution(samples)
+            if np.shape(contributions) != expected:
+                raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(contributions)}.")
+            clipped = clip_per_sample(contributions, self.policy.clip_norm)
+        except Exception:
+            if self._keys.simulated:
+                raise
+            # Whether it failed may depend on the data, so a real machine must not show it: the samples count, as zero.
+            logger.exception("The contribution of release could not be computed; it counts as zero.")
+            clipped = np.zeros(expected)
+        clipped /= self.policy.batch_size
+        return self.plan.grid.counts(clipped).sum(axis=0)
+
+    def _advance(
+        self, stream: StreamRecord, session: str, counts: NDArray[np.int64]
+    ) -> tuple[StreamRecord, NDArray[np.int64]]:
+        release = stream.release + 1
+        nonce = self._keys.nonce(session, release)
+        noise_state = stream.noise_state
+        if self.plan.noise_std > 0.0:
+            mechanism = self.plan.mechanism
+            if mechanism.regenerates and stream.release:
+                noise_state = mechanism.state_after(stream.release, lambda: self._normals(stream.nonce))
+            elif stream.release == 0:
+                noise_state = mechanism.initial_state(self.num_parameters)
+            increment = mechanism.increment(noise_state, release, self._normals(nonce))
+            counts = counts + self.plan.grid.counts(increment.added * self.plan.noise_std)
+            if increment.removed is not None:
+                counts -= self.plan.grid.counts(increment.removed * self.plan.noise_std)
+            noise_state = () if mechanism.regenerates else increment.state
+        if self.policy.release_rule == "paper":
+            pending = {}
+        else:
+            if stream.release > stream.ack:
+                counts = counts + stream.pending[stream.release]
+            kept = [j for j in stream.pending if j > release - MOST_PENDING]
+            pending = {**{j: stream.pending[j] for j in kept}, release: counts}
+        return StreamRecord(stream.fingerprint, release, stream.ack, nonce, pending, noise_state), counts
+
+    def _normals(self, nonce: bytes) -> NDArray[np.floating]:
+        key = row_key(self._keys.secret_key, nonce)
+        return standard_normals(key, self.num_parameters, self.policy.noise_quality)
