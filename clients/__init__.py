@@ -1,0 +1,20 @@
+"""What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
+
+from .base import PrivateClient, Request
+from .context_ledger import ContextLedger
+from .gradients import PerSampleGradients, Samples, TorchGradients
+from .mu2 import Mu2Client
+from .noisy_sgd import NoisySGDClient
+from .numpy_app import numpy_client_app
+
+__all__ = [
+    "ContextLedger",
+    "Mu2Client",
+    "NoisySGDClient",
+    "PerSampleGradients",
+    "PrivateClient",
+    "Request",
+    "Samples",
+    "TorchGradients",
+    "numpy_client_app",
+]

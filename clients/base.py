@@ -1,0 +1,222 @@
+"""What every private client shares: reading a request, making the release, answering with nothing else.
+
+A request comes from a server that is not trusted. It is checked as a whole before anything is computed, refused with a
+fixed text if it is malformed, and it decides nothing about privacy: clip, noise, cap, budget and batch are the
+machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, PrivateMachine, RefusedError, protocol
+from .gradients import PerSampleGradients, Samples
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training request that has passed every check.
+
+    Parameters
+    ----------
+    server_round : int
+        t, from 1.
+    session : str
+        The training this request belongs to.
+    ack : int
+        The last of this machine's releases that the server has aggregated.
+    query_points : tuple of lists of ndarray
+        The points to compute gradients at, each a list of the model's arrays.
+    """
+
+    server_round: int
+    session: str
+    ack: int
+    query_points: tuple[list[NDArray[Any]], ...]
+
+
+class PrivateClient(NumPyClient):
+    """A machine that answers with private releases and nothing else.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+        The model's per-sample gradients.
+    samples : Samples
+        The machine's data; used in order, each sample once.
+    policy : PrivacyPolicy
+        The machine's own decisions.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The machine's noise key.
+    name : str
+        The machine's name (its partition id, say); it is public.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy cannot hold for this model and this number of samples.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything this client returns or
+    refuses with, for replacement of one sample, against any server that does not choose the code the machine runs,
+    provided row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number
+    of releases are public. Timing is not protected.
+    """
+
+    query_points: ClassVar[int] = 1
+    """How many points of the model's shape a request carries."""
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        name: str,
+    ) -> None:
+        super().__init__()
+        if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
+            raise ConfigurationError(f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}.")
+        self.name = name
+        self._gradients = gradients
+        self._samples = samples
+        self._shapes = [tuple(shape) for shape in gradients.shapes]
+        self._sizes = [math.prod(shape) for shape in self._shapes]
+        self.machine = PrivateMachine(policy, sum(self._sizes), len(samples), ledger, keys)
+
+    @abstractmethod
+    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
+        """Per-sample contributions of a batch, shape (b, d), row i from sample i alone; unclipped."""
+
+    def fit(
+        self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
+        """Answer a training request with P_k - P_ack.
+
+        Parameters
+        ----------
+        parameters : sequence of ndarray
+            The query points' arrays, one point after the other.
+        config : mapping
+            The request's entries (:mod:`murmurfl.privacy.protocol`).
+
+        Returns
+        -------
+        tuple
+            The release in the model's shapes, the configured batch size, and the entries of the reply: none of them
+            but the release depends on data.
+
+        Raises
+        ------
+        RefusedError
+            If the request is malformed or the machine's policy forbids it; nothing was released or spent.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        request = self._read(parameters, config)
+
+        def contribution(samples: slice) -> NDArray[np.floating]:
+            # A hostile query point may overflow; what it gives is clipped or zeroed, so there is nothing to warn about.
+            with np.errstate(all="ignore"):
+                return self.contribution(request, self._samples[samples])
+
+        release = self.machine.release(request.session, request.ack, contribution)
+        metrics = {
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.RELEASE: release.release,
+            protocol.ACK: release.ack,
+            protocol.SENSITIVITY: self.machine.plan.sensitivity,
+            protocol.MACHINE: self.name,
+        }
+        return self._unflatten(release.values), self.machine.policy.batch_size, metrics
+
+    def evaluate(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """Refused: a loss or an accuracy on private data is not noised, so it does not leave the machine."""
+        raise RefusedError(protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private")
+
+    def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a query: the machine's name, or what it has spent; none of it depends on data."""
+        ask = config.get(protocol.ASK)
+        if ask == protocol.ASK_HELLO:
+            return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
+        if ask == protocol.ASK_PRIVACY:
+            statement = self.machine.statement(_session(config))
+            return {
+                protocol.MACHINES: self.name,
+                "releases": statement.releases,
+                "mu-spent": statement.mu_spent,
+                "mu-guaranteed": statement.mu_guaranteed,
+                "mu-budget": statement.mu_budget,
+                "samples-used": statement.samples_used,
+                "max-participations": statement.max_participations,
+                "delta": self.machine.policy.delta,
+                "mechanism": self.machine.policy.mechanism,
+                "trust": self.machine.policy.trust,
+                "noise-quality": self.machine.policy.noise_quality,
+                "noise-std": self.machine.plan.noise_std,
+                "sensitivity": self.machine.plan.sensitivity,
+            }
+        raise _malformed("the query is not one this machine answers")
+
+    def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
+        version = config.get(protocol.VERSION)
+        if version != protocol.PROTOCOL_VERSION:
+            raise RefusedError(
+                protocol.PROTOCOL_MISMATCH, f"this machine speaks protocol version {protocol.PROTOCOL_VERSION}"
+            )
+        if config.get(protocol.MACHINE, self.name) != self.name:
+            raise _malformed("the request names another machine")
+        server_round = _integer(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
+        ack = _integer(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
+        session = _session(config)
+        width = len(self._shapes)
+        if len(parameters) != width * self.query_points:
+            raise _malformed(f"expected {self.query_points} query points of {width} arrays")
+        points = []
+        for start in range(0, len(parameters), width):
+            point = list(parameters[start : start + width])
+            for values, shape in zip(point, self._shapes, strict=True):
+                if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
+                    raise _malformed("expected finite floating-point arrays of the model's shapes")
+            points.append(point)
+        return Request(server_round, session, ack, tuple(points))
+
+    def _unflatten(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        arrays, start = [], 0
+        for shape, size in zip(self._shapes, self._sizes, strict=True):
+            arrays.append(values[start : start + size].reshape(shape))
+            start += size
+        return arrays
+
+
+def _malformed(reason: str) -> RefusedError:
+    return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
+
+
+def _integer(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _malformed(f"expected {key} to be an integer from {low} to {high}")
+    return value
+
+
+def _session(config: Mapping[str, Any]) -> str:
+    session = config.get(protocol.SESSION)
+    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
+        raise _malformed(f"expected {protocol.SESSION} to be 1 to {protocol.LONGEST_SESSION_NAME} letters and digits")
+    return session

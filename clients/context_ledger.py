@@ -1,0 +1,114 @@
+"""The ledger on Flower's ``context.state``: for simulation.
+
+``context.state`` lives in memory: it survives rounds, not a restart of the node and not a new run. That is all a
+simulated machine needs and less than a real one does, so a real node must not use it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord
+
+_FORMAT = 1
+# Flower hands one machine's messages to one thread at a time; the lock is for whoever does not.
+_LOCK = threading.RLock()
+
+
+class ContextLedger(Ledger):
+    """One machine's ledger in a ``RecordDict``.
+
+    Parameters
+    ----------
+    state : RecordDict
+        ``context.state`` of the node.
+    machine : str
+        The machine's name: several simulated machines may share a node.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.Ledger` for as long as the state object lives and one
+    message of a node is handled at a time; nothing survives the process.
+    """
+
+    def __init__(self, state: RecordDict, machine: str) -> None:
+        self._state = state
+        self._prefix = f"murmurfl/{machine}"
+
+    @contextmanager
+    def exclusive(self) -> Iterator[LedgerPage]:
+        with _LOCK:
+            yield _ContextPage(self._state, self._prefix)
+
+
+class _ContextPage(LedgerPage):
+    def __init__(self, state: RecordDict, prefix: str) -> None:
+        self._state = state
+        self._prefix = prefix
+
+    def account(self) -> Account:
+        record = self._config(f"{self._prefix}/account")
+        if record is None:
+            return Account()
+        try:
+            if record["format"] != _FORMAT:
+                raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {record['format']!r}.")
+            reserved = dict(zip(record["sessions"], record["reserved"], strict=True))  # pyright: ignore[reportArgumentType]
+            return Account(int(record["samples-used"]), reserved)  # pyright: ignore[reportArgumentType]
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError("Expected a readable account in context.state, got a damaged one; start a new run.") from error
+
+    def stream(self, session: str) -> StreamRecord | None:
+        record = self._config(f"{self._prefix}/stream/{session}")
+        if record is None:
+            return None
+        try:
+            arrays = self._state.array_records[f"{self._prefix}/arrays/{session}"]
+            pending = {int(j): arrays[f"pending-{j}"].numpy() for j in record["pending"]}  # pyright: ignore
+            noise_state = tuple(arrays[f"state-{i}"].numpy() for i in range(int(record["num-state"])))  # pyright: ignore
+            if any(counts.dtype != np.int64 for counts in pending.values()):
+                raise ValueError("pending sums are not int64")
+            return StreamRecord(
+                fingerprint=str(record["fingerprint"]),
+                release=int(record["release"]),  # pyright: ignore[reportArgumentType]
+                ack=int(record["ack"]),  # pyright: ignore[reportArgumentType]
+                nonce=bytes(record["nonce"]),  # pyright: ignore[reportArgumentType]
+                pending=pending,
+                noise_state=noise_state,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError("Expected a readable stream in context.state, got a damaged one; start a new run.") from error
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        stream_record = ConfigRecord(
+            {
+                "fingerprint": stream.fingerprint,
+                "release": stream.release,
+                "ack": stream.ack,
+                "nonce": stream.nonce,
+                "pending": list(stream.pending),
+                "num-state": len(stream.noise_state),
+            }
+        )
+        arrays = {f"pending-{j}": Array(counts) for j, counts in stream.pending.items()}
+        arrays |= {f"state-{i}": Array(values) for i, values in enumerate(stream.noise_state)}
+        account_record = ConfigRecord(
+            {
+                "format": _FORMAT,
+                "samples-used": account.samples_used,
+                "sessions": list(account.reserved),
+                "reserved": [float(mu) for mu in account.reserved.values()],
+            }
+        )
+        array_record = ArrayRecord(arrays)
+        self._state[f"{self._prefix}/arrays/{session}"] = array_record
+        self._state[f"{self._prefix}/stream/{session}"] = stream_record
+        self._state[f"{self._prefix}/account"] = account_record
+
+    def _config(self, key: str) -> ConfigRecord | None:
+        return self._state.config_records.get(key)

@@ -1,0 +1,107 @@
+"""Per-sample gradients: what a machine needs to know of a model, and the one for PyTorch modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@runtime_checkable
+class PerSampleGradients(Protocol):
+    """Gradients of a loss, one row a sample.
+
+    Attributes
+    ----------
+    shapes : sequence of tuple of int
+        Shapes of the model's parameter arrays, in order; d is the sum of their sizes.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
+        """Gradients at ``parameters``.
+
+        Parameters
+        ----------
+        parameters : sequence of ndarray
+            One array for each of ``shapes``.
+        samples : Any
+            A batch of b samples, as the machine's data gives them for a slice.
+
+        Returns
+        -------
+        ndarray of shape (b, d)
+            Row i depends on sample i alone: the privacy guarantee rests on it (so no batch normalisation).
+        """
+        ...
+
+
+class Samples(Protocol):
+    """A machine's data: a length, and a batch for a slice."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: slice, /) -> Any: ...
+
+
+class TorchGradients:
+    """Per-sample gradients of a PyTorch module by ``torch.func``.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Without buffers: a buffer such as batch norm's running mean mixes samples, which would break the guarantee.
+    loss : callable
+        ``loss(output, target) -> scalar tensor`` for a batch of one.
+
+    Raises
+    ------
+    ConfigurationError
+        If the module has buffers or no parameters.
+
+    Notes
+    -----
+    A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis. Each sample is
+    passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other.
+    """
+
+    def __init__(self, module: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        import torch
+
+        if any(True for _ in module.buffers()):
+            raise ConfigurationError(
+                f"Expected a module without buffers, got {[name for name, _ in module.named_buffers()]}: "
+                "they carry data from sample to sample. Replace batch norm by group or layer norm."
+            )
+        self._module = module
+        self._names = [name for name, _ in module.named_parameters()]
+        if not self._names:
+            raise ConfigurationError("Expected a module with parameters, got none.")
+        self._dtypes = [parameter.dtype for parameter in module.parameters()]
+        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in module.parameters()]
+
+        def sample_loss(parameters: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
+            output = torch.func.functional_call(module, parameters, (inputs.unsqueeze(0),))
+            return loss(output, target.unsqueeze(0))
+
+        self._gradients = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(None, 0, 0))
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
+        import torch
+
+        inputs, targets = (torch.as_tensor(part) for part in samples)
+        named = {
+            name: torch.tensor(np.asarray(values), dtype=dtype)
+            for name, values, dtype in zip(self._names, parameters, self._dtypes, strict=True)
+        }
+        gradients = self._gradients(named, inputs, targets)
+        rows = [gradients[name].reshape(len(inputs), -1).double().numpy() for name in self._names]
+        return np.concatenate(rows, axis=1)

@@ -1,0 +1,40 @@
+r"""DP-mu^2-FL, the machine's half (reshef-levy-2025, algorithm 1; reshef-levy-2024, algorithm 1).
+
+A machine gets x_t, x_{t-1} and t, takes b samples it has never used before, and contributes the corrected gradient
+
+    s = mean over samples of clip_S( t grad f(x_t; z) - (t - 1) grad f(x_{t-1}; z) )
+
+released through the release rule with cancelling noise. Clipping is on the machine: the papers' bound ||s|| <= S holds
+only for query points an honest server would send.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import PrivateClient, Request
+
+
+class Mu2Client(PrivateClient):
+    """A machine of DP-mu^2-FL, for :class:`~murmurfl.strategies.Mu2` and :class:`~murmurfl.strategies.TrustedMu2`.
+
+    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.base.PrivateClient`.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`; under a policy with
+    ``trust="trusted-server"`` the contributions leave without noise and the guarantee is the server's.
+    """
+
+    query_points: ClassVar[int] = 2
+
+    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
+        current, previous = request.query_points
+        weight = request.server_round
+        corrected = weight * np.asarray(self._gradients(current, samples), dtype=np.float64)
+        if weight > 1:
+            corrected -= (weight - 1) * np.asarray(self._gradients(previous, samples), dtype=np.float64)
+        return corrected

@@ -1,0 +1,125 @@
+"""Serve a ``NumPyClient`` to Message-API strategies.
+
+Flower's own ``ClientApp(client_fn)`` speaks only the legacy record keys, so a Message-API strategy gets a ``KeyError``
+from every client. :func:`numpy_client_app` bridges that, and it decides what an error says: a refusal's fixed text, or
+one fixed sentence for anything unexpected, because Flower forwards exception strings and those can carry data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+
+from ..privacy import ConfigurationError, RefusedError, protocol
+
+logger = logging.getLogger(__name__)
+
+ClientFunction = Callable[[Context], NumPyClient | Client]
+
+_INTERNAL = "internal error; the machine's own log says more"
+
+
+def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -> ClientApp:
+    """A Message-API ``ClientApp`` from a function that makes a ``NumPyClient``.
+
+    Parameters
+    ----------
+    client_fn : callable
+        ``client_fn(context) -> NumPyClient`` (or its ``.to_client()``), as in Flower's legacy API.
+    mods : list of Mod, optional
+        Flower mods around every message.
+
+    Returns
+    -------
+    ClientApp
+        Train messages call ``fit``, evaluate messages ``evaluate`` and queries ``get_properties``, with the arrays of
+        the message and its config. A reply has one ArrayRecord ``arrays`` and one MetricRecord ``metrics`` with
+        ``num-examples``; entries that are no numbers go to a ConfigRecord ``config``.
+
+    Notes
+    -----
+    **Formal guarantees.** Adds none: what leaves is what the client returns, as it returns it. With this package's
+    clients that is private. An exception never leaves the machine: a refusal sends its fixed text, anything else one
+    fixed sentence, with the details in the machine's own log.
+    """
+    app = ClientApp(mods=mods or [])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: _train(_client(client_fn, context), message.content))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: _evaluate(_client(client_fn, context), message.content))
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return _answer(message, lambda: _query(_client(client_fn, context), message.content))
+
+    return app
+
+
+def _client(client_fn: ClientFunction, context: Context) -> NumPyClient:
+    client = client_fn(context)
+    # `NumPyClient.to_client()` keeps the client it wraps; the wrapper itself speaks the legacy messages only.
+    inner = getattr(client, "numpy_client", client)
+    if not isinstance(inner, NumPyClient):
+        raise ConfigurationError(f"Expected client_fn to return a NumPyClient, got {type(client).__name__}.")
+    return inner
+
+
+def _answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
+    try:
+        return Message(handle(), reply_to=message)
+    except RefusedError as refusal:
+        logger.info("Refused a request: %s.", refusal.reason)
+        return Message(Error(refusal.code, refusal.reason), reply_to=message)
+    except ConfigurationError:
+        logger.exception("This machine is not configured to answer.")
+        return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
+    except Exception:
+        logger.exception("This machine failed to answer.")
+        return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
+
+
+def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        keys = [key for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS) if key in content.array_records]
+        arrays = [values for key in keys for values in content.array_records[key].to_numpy_ndarrays()]
+    except Exception as error:  # NumPy raises many kinds on bytes that are no array; all mean the same here.
+        raise RefusedError(protocol.MALFORMED_REQUEST, "malformed request: the arrays cannot be read") from error
+    return arrays, dict(content.config_records.get(protocol.CONFIG, {}))
+
+
+def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
+    arrays, config = _request(content)
+    results, num_examples, metrics = client.fit(arrays, config)
+    reply = _entries({**metrics, protocol.NUM_EXAMPLES: num_examples})
+    reply[protocol.ARRAYS] = ArrayRecord(list(results))
+    return reply
+
+
+def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:
+    arrays, config = _request(content)
+    loss, num_examples, metrics = client.evaluate(arrays, config)
+    return _entries({**metrics, "loss": float(loss), protocol.NUM_EXAMPLES: num_examples})
+
+
+def _query(client: NumPyClient, content: RecordDict) -> RecordDict:
+    _, config = _request(content)
+    return RecordDict({protocol.CONFIG: ConfigRecord(dict(client.get_properties(config)))})
+
+
+def _entries(values: Mapping[str, Any]) -> RecordDict:
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    others = {k: v for k, v in values.items() if k not in numbers}
+    records = RecordDict({protocol.METRICS: MetricRecord(numbers)})
+    if others:
+        records[protocol.CONFIG] = ConfigRecord(others)
+    return records
