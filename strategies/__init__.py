@@ -1,0 +1,27 @@
+"""What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
+
+from .base import ReleaseStrategy, RoundReport
+from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .machines import MachineDirectory, NodesUnavailableError, sample_machines
+from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
+from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .trusted_mu2 import TrustedMu2
+
+__all__ = [
+    "CheckpointError",
+    "MachineDirectory",
+    "Mu2",
+    "Mu2State",
+    "NodesUnavailableError",
+    "NoisySGD",
+    "NoisySGDState",
+    "ReleaseStrategy",
+    "RoundReport",
+    "TrustedMu2",
+    "load_checkpoint",
+    "mu2_start",
+    "mu2_step",
+    "noisy_sgd_step",
+    "sample_machines",
+    "save_checkpoint",
+]

@@ -1,0 +1,507 @@
+"""What every strategy here shares: the round loop, asking machines, believing replies, counting losses, checkpoints.
+
+A subclass is an update rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
+round's releases to the next state. Everything a network can do to a round happens here.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, protocol
+from .checkpoint import load_checkpoint, save_checkpoint
+from .machines import MachineDirectory, sample_machines
+
+Vector = NDArray[np.float64]
+StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of one round's requests.
+
+    Parameters
+    ----------
+    server_round : int
+        t.
+    asked : int
+        m, machines sampled.
+    aggregated : int
+        Replies that entered the model.
+    lost : int
+        Machines that were not connected or whose reply did not come in time.
+    late : int
+        Replies dropped because another of that machine's was aggregated since they were asked for.
+    malformed : int
+        Replies dropped for their shape, values or entries.
+    refused : dict of str to int
+        Error replies by reason.
+    """
+
+    server_round: int
+    asked: int = 0
+    aggregated: int = 0
+    lost: int = 0
+    late: int = 0
+    malformed: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> int:
+        """Error replies in all."""
+        return sum(self.refused.values())
+
+
+OnRound = Callable[[RoundReport, MetricRecord | None], None]
+
+
+class ReleaseStrategy(Strategy, Generic[StateT]):
+    """A strategy whose machines answer with releases P_k - P_ack.
+
+    Parameters
+    ----------
+    num_clients : int
+        M, machines in all.
+    clients_per_round : int
+        m, machines asked in a round; a uniform sample without replacement.
+    seed : int, optional
+        Seed of the sampler; default from the operating system.
+    session : str, optional
+        Names this training to the machines, letters and digits; default a fresh random name. A machine opens a new
+        private stream, and reserves its whole budget share, for every new session.
+    node_deadline_s : float
+        Longest wait for enough machines to be connected, in seconds.
+    checkpoint : Path, optional
+        Written after every round; if the file exists at the start, the training is resumed from it.
+    on_round : callable, optional
+        Called after every round with its report and the central evaluation's metrics.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own for an untrusted server: privacy is the machines'. Each release is aggregated
+    at most once: a reply counts only if the acknowledgement it was built on is the last release aggregated for that
+    machine, so a late original beside its carry-over is dropped.
+    """
+
+    state_type: ClassVar[type[Any]]
+    _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        clients_per_round: int,
+        seed: int | None = None,
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        on_round: OnRound | None = None,
+    ) -> None:
+        if not 1 <= clients_per_round <= num_clients:
+            raise ConfigurationError(
+                f"Expected 1 <= clients_per_round <= num_clients, got {clients_per_round} of {num_clients}."
+            )
+        if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
+            raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+        self.num_clients = num_clients
+        self.clients_per_round = clients_per_round
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.session = secrets.token_hex(16) if session is None else session
+        self.machines = MachineDirectory(num_clients, node_deadline_s)
+        self.state: StateT | None = None
+        self.acks: dict[str, int] = {}
+        """The last release aggregated of each machine."""
+        self.history: list[RoundReport] = []
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._fresh_seed = seed is None
+        self._fresh_session = session is None
+        self._on_round = on_round
+        self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
+        self._asked: dict[str, int] = {}
+        self._nodes: dict[str, int] = {}
+        self._sampled = 0
+
+    # The update rule.
+
+    @abstractmethod
+    def initial_state(self, start: Vector) -> StateT:
+        """The state before the first round, from the initial model as one vector."""
+
+    @abstractmethod
+    def query_points(self, state: StateT) -> tuple[Vector, ...]:
+        """The points machines are asked to compute gradients at."""
+
+    @abstractmethod
+    def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
+        """The next state from the sum of a round's releases: pure."""
+
+    @abstractmethod
+    def model(self, state: StateT) -> Vector:
+        """The model to publish."""
+
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint must agree on; plain values."""
+        return {
+            "strategy": type(self).__name__,
+            "num_clients": self.num_clients,
+            "clients_per_round": self.clients_per_round,
+            "seed": None if self._fresh_seed else self.seed,
+            "session": None if self._fresh_session else self.session,
+        }
+
+    def check_reply(self, metrics: Mapping[str, Any], values: Vector) -> bool:
+        """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines."""
+        return True
+
+    # Flower's interface.
+
+    def summary(self) -> None:
+        """Log the strategy's settings."""
+        log(INFO, "\t├──> Machines: %d in all, %d a round", self.num_clients, self.clients_per_round)
+        for name, value in self.settings().items():
+            if name not in ("strategy", "num_clients", "clients_per_round"):
+                log(INFO, "\t├──> %s: %s", name, value)
+        log(INFO, "\t└──> Checkpoint: %s", self.checkpoint or "none")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample this round's machines and ask each of them; waits for enough of them to be connected.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If fewer than ``clients_per_round`` machines are connected when the deadline passes.
+        """
+        state = self._ensure_state(arrays)
+        self.machines.meet(grid, self.num_clients if not self.machines.names else self.clients_per_round)
+        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round)
+        nodes = self.machines.node_map()
+        self._sampled = len(names)
+        self._nodes = {name: nodes[name] for name in names if name in nodes}
+        self._asked = {name: self.acks.get(name, 0) for name in self._nodes}
+        records = {
+            key: self._record(point)
+            for key, point in zip(self._QUERY_RECORDS, self.query_points(state), strict=False)
+        }
+        return [
+            Message(
+                RecordDict({**records, protocol.CONFIG: self._request(config, server_round, name, ack)}),
+                dst_node_id=self._nodes[name],
+                message_type=MessageType.TRAIN,
+            )
+            for name, ack in self._asked.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add up the releases that can be believed and take one step of the update rule."""
+        if self.state is None:
+            raise ConfigurationError("Expected configure_train before aggregate_train.")
+        accepted, report = self._believe(server_round, replies)
+        release_sum = np.zeros(sum(math.prod(shape) for _, shape, _ in self._layout))
+        # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
+        for name in sorted(accepted, key=lambda name: (len(name), name)):
+            release, values = accepted[name]
+            release_sum += values
+            self.acks[name] = release
+        self.state = self.step(self.state, release_sum, server_round)
+        self.history.append(report)
+        return self._record(self.model(self.state)), _report_metrics(report)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: a machine's loss or accuracy is not noised, so it is not asked for. Use ``evaluate_fn``."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None: see :meth:`configure_evaluate`."""
+        return None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the training, or resume it from its checkpoint; as Flower's own ``Strategy.start``.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        initial_arrays : ArrayRecord
+            The model to start from, floating-point arrays.
+        num_rounds : int
+            T.
+        timeout : float
+            Seconds to wait for a round's replies; what has not come by then counts as lost.
+        train_config : ConfigRecord, optional
+            Sent along with every request; a private machine takes nothing from it.
+        evaluate_config : ConfigRecord, optional
+            Not used: machines do not evaluate.
+        evaluate_fn : callable, optional
+            Central evaluation of the published model, on data that is not private.
+
+        Returns
+        -------
+        Result
+            ``arrays`` is the last published model.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If too few machines are connected when the deadline passes.
+        CheckpointError
+            If a checkpoint exists and is damaged or of another training.
+        """
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        self.summary()
+        result = Result()
+        started = time.monotonic()
+        self._ensure_state(initial_arrays)
+        done = self._resume(result)
+        if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
+            result.evaluate_metrics_serverapp[0] = metrics
+        for server_round in range(done + 1, num_rounds + 1):
+            messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
+            replies = _exchange(grid, messages, timeout)
+            arrays, metrics = self.aggregate_train(server_round, replies)
+            result.arrays = arrays if arrays is not None else result.arrays
+            if metrics is not None:
+                result.train_metrics_clientapp[server_round] = metrics
+            # Before anybody sees the new model: a round that is repeated after a crash was never published.
+            self._save()
+            evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
+            if evaluation is not None:
+                result.evaluate_metrics_serverapp[server_round] = evaluation
+            if self._on_round is not None:
+                self._on_round(self.history[-1], evaluation)
+        log(INFO, "%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
+        return result
+
+    def ask_privacy(self, grid: Grid, timeout: float = 60.0) -> dict[str, dict[str, Any]]:
+        """What each connected machine says it has spent in this session, by name; independent of their data.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        timeout : float
+            Seconds to wait for the answers.
+
+        Returns
+        -------
+        dict
+            The machine's :class:`~murmurfl.privacy.PrivacyStatement` as plain values; machines that do not answer are
+            missing.
+
+        Notes
+        -----
+        **Formal guarantees.** These are the machines' own words, from their own ledgers; a server cannot check them.
+        """
+        messages = []
+        for name, node_id in self.machines.node_map().items():
+            config = ConfigRecord(
+                {
+                    protocol.VERSION: protocol.PROTOCOL_VERSION,
+                    protocol.ASK: protocol.ASK_PRIVACY,
+                    protocol.SESSION: self.session,
+                    protocol.MACHINE: name,
+                }
+            )
+            content = RecordDict({protocol.CONFIG: config})
+            messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.QUERY))
+        statements: dict[str, dict[str, Any]] = {}
+        for reply in _exchange(grid, messages, timeout):
+            if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
+                entries = dict(reply.content.config_records[protocol.CONFIG])
+                statements[str(entries.pop(protocol.MACHINES, ""))] = entries
+        return {name: statements[name] for name in self.machines.names if name in statements}
+
+    # Details.
+
+    def _ensure_state(self, arrays: ArrayRecord) -> StateT:
+        if self.state is None:
+            values = {name: array.numpy() for name, array in arrays.items()}
+            for name, value in values.items():
+                if value.dtype.kind != "f" or not np.isfinite(value).all():
+                    raise ConfigurationError(
+                        f"Expected finite floating-point initial arrays, got {value.dtype} in {name!r}"
+                        f"{'' if value.dtype.kind != 'f' else ' with values that are not finite'}."
+                    )
+            if not values:
+                raise ConfigurationError("Expected initial arrays, got an empty ArrayRecord.")
+            self._layout = [(name, value.shape, value.dtype) for name, value in values.items()]
+            start = np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values.values()])
+            self.state = self.initial_state(start)
+        return self.state
+
+    def _record(self, vector: Vector) -> ArrayRecord:
+        arrays, start = {}, 0
+        for name, shape, dtype in self._layout:
+            size = math.prod(shape)
+            arrays[name] = Array(np.asarray(vector[start : start + size].reshape(shape), dtype=dtype))
+            start += size
+        return ArrayRecord(arrays)
+
+    def _request(self, config: ConfigRecord, server_round: int, name: str, ack: int) -> ConfigRecord:
+        return ConfigRecord(
+            {
+                **config,
+                protocol.VERSION: protocol.PROTOCOL_VERSION,
+                protocol.SERVER_ROUND: server_round,
+                protocol.SESSION: self.session,
+                protocol.MACHINE: name,
+                protocol.ACK: ack,
+            }
+        )
+
+    def _believe(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[dict[str, tuple[int, Vector]], RoundReport]:
+        """The replies to aggregate, by machine, and the report of the round."""
+        accepted: dict[str, tuple[int, Vector]] = {}
+        refused: Counter[str] = Counter()
+        late = malformed = 0
+        for reply in replies:
+            if reply.has_error():
+                refused[protocol.REFUSAL_NAMES.get(reply.error.code, f"error-{reply.error.code}")] += 1
+                continue
+            parsed = self._parse(reply)
+            if parsed is None:
+                malformed += 1
+                continue
+            name, release, ack, values = parsed
+            if name in accepted or ack != self.acks.get(name, 0) or release <= ack:
+                late += 1
+                continue
+            accepted[name] = (release, values)
+        answered = len(accepted) + late + malformed + sum(refused.values())
+        report = RoundReport(
+            server_round=server_round,
+            asked=self._sampled,
+            aggregated=len(accepted),
+            lost=max(self._sampled - answered, 0),
+            late=late,
+            malformed=malformed,
+            refused=dict(sorted(refused.items())),
+        )
+        if report.aggregated < report.asked:
+            log(
+                WARNING if report.malformed else INFO,
+                "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d).",
+                *(server_round, report.aggregated, report.asked, report.lost, report.refused, late, malformed),
+            )
+        return accepted, report
+
+    def _parse(self, reply: Message) -> tuple[str, int, int, Vector] | None:
+        """Machine, release, ack and values of a reply, or None if it is malformed."""
+        records = reply.content
+        arrays = records.array_records.get(protocol.ARRAYS)
+        metrics = records.metric_records.get(protocol.METRICS)
+        config = records.config_records.get(protocol.CONFIG)
+        if arrays is None or metrics is None or config is None or len(arrays) != len(self._layout):
+            return None
+        name, release, ack = config.get(protocol.MACHINE), metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
+        if not isinstance(name, str) or self._nodes.get(name) != reply.metadata.src_node_id:
+            return None
+        if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+            return None
+        if not isinstance(release, int) or not isinstance(ack, int):
+            return None
+        parts = []
+        for array, (_, shape, _) in zip(arrays.values(), self._layout, strict=True):
+            try:
+                values = array.numpy()
+            except Exception:  # bytes of a stranger: whatever NumPy makes of them, they are no array
+                return None
+            if values.shape != shape or values.dtype.kind != "f":
+                return None
+            parts.append(np.asarray(values, dtype=np.float64).ravel())
+        vector = np.concatenate(parts)
+        # Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities.
+        if not np.abs(vector).max(initial=0.0) < 1e100 or not self.check_reply(metrics, vector):
+            return None
+        return name, release, ack, vector
+
+    def _save(self) -> None:
+        if self.checkpoint is None or self.state is None:
+            return
+        state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
+        state |= {
+            "server_round": self.history[-1].server_round,
+            "acks": self.acks,
+            "machines": self.machines.names,
+            "seed": self.seed,
+            "session": self.session,
+            "history": [asdict(report) for report in self.history],
+        }
+        save_checkpoint(self.checkpoint, self.settings(), state)
+
+    def _resume(self, result: Result) -> int:
+        """Load the checkpoint if there is one; the number of rounds done."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return 0
+        saved = load_checkpoint(self.checkpoint, self.settings())
+        names = [f.name for f in fields(self.state_type)]
+        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
+        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
+        self.machines.restore(list(saved["machines"]))
+        self.seed, self.session = int(saved["seed"]), str(saved["session"])
+        self.history = [RoundReport(**report) for report in saved["history"]]
+        for report in self.history:
+            result.train_metrics_clientapp[report.server_round] = _report_metrics(report)
+        result.arrays = self._record(self.model(self.state))  # type: ignore[arg-type]
+        log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
+        return int(saved["server_round"])
+
+
+def _exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
+    """Send and receive, never two messages at a time to one node.
+
+    Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.
+    """
+    waves: list[dict[int, Message]] = []
+    for message in messages:
+        node_id = message.metadata.dst_node_id
+        wave = next((wave for wave in waves if node_id not in wave), None)
+        if wave is None:
+            waves.append(wave := {})
+        wave[node_id] = message
+    return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
+
+
+def _report_metrics(report: RoundReport) -> MetricRecord:
+    return MetricRecord(
+        {
+            "asked": report.asked,
+            "aggregated": report.aggregated,
+            "lost": report.lost,
+            "late": report.late,
+            "malformed": report.malformed,
+            "refused": report.refusals,
+        }
+    )

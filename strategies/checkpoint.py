@@ -1,0 +1,85 @@
+"""The server's state in one file, written after every round and replaced atomically.
+
+A checkpoint of a trusted server holds the un-noised momentum, which is private data: the file is readable by its owner
+only, and belongs where the server's own data is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import MurmurflError
+
+_FORMAT = 1
+
+
+class CheckpointError(MurmurflError):
+    """A checkpoint cannot be read, or belongs to another training."""
+
+
+def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Write arrays and plain values to ``path``, whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        Replaced if it exists; its folder is made.
+    settings : mapping
+        What the training was started with; :func:`load_checkpoint` insists on the same.
+    state : mapping
+        Arrays are stored as they are, everything else as JSON.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
+    plain = {name: value for name, value in state.items() if name not in arrays}
+    header = json.dumps({"format": _FORMAT, "settings": dict(settings), "plain": plain})
+    temporary = path.with_name(path.name + ".part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        np.savez(file, **{f"array {name}": value for name, value in arrays.items()}, header=np.array(header))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, NDArray[Any] | Any]:
+    """Read what :func:`save_checkpoint` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged or was written by a training with other settings.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            state: dict[str, Any] = {
+                name.removeprefix("array "): file[name] for name in file.files if name.startswith("array ")
+            }
+    except (OSError, ValueError, KeyError, BadZipFile, EOFError) as error:
+        raise CheckpointError(f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew.") from error
+    if header.get("format") != _FORMAT:
+        raise CheckpointError(f"Expected a checkpoint of format {_FORMAT} at {path}, got {header.get('format')!r}.")
+    wanted = json.loads(json.dumps(dict(settings)))
+    found = header["settings"]
+    if found != wanted:
+        different = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
+        raise CheckpointError(
+            f"Expected a checkpoint of the same training at {path}, got other "
+            + ", ".join(f"{key} ({found.get(key)!r}, now {wanted.get(key)!r})" for key in different)
+            + "; remove it to start anew."
+        )
+    return {**state, **header["plain"]}

@@ -1,0 +1,159 @@
+"""Which machines there are: names instead of node ids, waiting for them with a deadline, and uniform sampling.
+
+Flower's node ids are random in every run and change when a node restarts. A machine is therefore known by a name it
+reports once (its partition id, say), machines are ordered by name, and the sample of a round is a function of the seed
+and the round alone: the same machines on every engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from logging import INFO
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ..privacy import ConfigurationError, MurmurflError, derived_seed, protocol
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+
+
+class NodesUnavailableError(MurmurflError):
+    """Too few machines were connected when the deadline passed."""
+
+
+def sample_machines(names: list[str], count: int, seed: int, server_round: int) -> list[str]:
+    """``count`` of ``names``, uniformly without replacement, in the order of ``names``.
+
+    Parameters
+    ----------
+    names : list of str
+        All machines, in their fixed order.
+    count : int
+        m, machines a round.
+    seed : int
+        The sampler's seed.
+    server_round : int
+        t; every round has its own stream, so resuming needs no state of a generator.
+    """
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
+    return [names[i] for i in sorted(generator.choice(len(names), size=count, replace=False))]
+
+
+class MachineDirectory:
+    """Names of the connected machines and the nodes they are on.
+
+    Parameters
+    ----------
+    num_clients : int
+        M, machines of the training.
+    deadline_s : float
+        Longest wait, in seconds, for enough machines to be connected.
+    sleep : callable
+        For tests.
+    """
+
+    def __init__(self, num_clients: int, deadline_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.num_clients = num_clients
+        self.deadline_s = deadline_s
+        self.names: list[str] = []
+        """The M machines of the training, in order; fixed by the first :meth:`meet`."""
+        self._sleep = sleep
+        self._hosted: dict[int, list[str]] = {}
+        self._failures: Counter[str] = Counter()
+
+    def node_of(self, name: str) -> int | None:
+        """The connected node a machine is on, or None."""
+        for node_id, names in self._hosted.items():
+            if name in names:
+                return node_id
+        return None
+
+    def node_map(self) -> dict[str, int]:
+        """Connected machines of the training and their nodes."""
+        members = set(self.names)
+        return {name: node_id for node_id, names in self._hosted.items() for name in names if name in members}
+
+    def restore(self, names: list[str]) -> None:
+        """Take the machines of an earlier session, from a checkpoint."""
+        self.names = list(names)
+
+    def meet(self, grid: Grid, needed: int) -> None:
+        """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If the deadline passes first.
+        ConfigurationError
+            If two connected nodes report the same name.
+        """
+        deadline = time.monotonic() + self.deadline_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            self._refresh(grid, deadline)
+            if not self.names and len(known := self._known()) >= self.num_clients:
+                self.names = known[: self.num_clients]
+            if self.names and len(self.node_map()) >= needed:
+                return
+            if time.monotonic() >= deadline:
+                raise NodesUnavailableError(self._shortage(needed))
+            log(INFO, "Waiting for machines: %d of %d connected.", len(self._known()), needed)
+            self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _refresh(self, grid: Grid, deadline: float) -> None:
+        connected = set(grid.get_node_ids())
+        self._hosted = {node_id: names for node_id, names in self._hosted.items() if node_id in connected}
+        new = sorted(connected - self._hosted.keys())
+        if not new:
+            return
+        self._failures.clear()
+        for reply in grid.send_and_receive(
+            [_hello(node_id) for node_id in new], timeout=max(deadline - time.monotonic(), 1.0)
+        ):
+            if reply.has_error():
+                self._failures[protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")] += 1
+                continue
+            names = _names_in(reply)
+            if names is None:
+                self._failures["an answer this server does not understand"] += 1
+                continue
+            self._hosted[reply.metadata.src_node_id] = names
+        repeated = [name for name, times in Counter(self._all_names()).items() if times > 1]
+        if repeated:
+            raise ConfigurationError(f"Expected every machine to have its own name, got {sorted(repeated)[:5]} twice.")
+
+    def _all_names(self) -> Iterable[str]:
+        return (name for names in self._hosted.values() for name in names)
+
+    def _known(self) -> list[str]:
+        return sorted(self._all_names(), key=lambda name: (len(name), name))
+
+    def _shortage(self, needed: int) -> str:
+        failures = "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+        return (
+            f"Expected {needed} machines within {self.deadline_s:g} s, got {len(self._known())}{failures}. Start more "
+            "nodes, lower num-clients or clients-per-round, or raise node-deadline."
+        )
+
+
+def _hello(node_id: int) -> Message:
+    config = ConfigRecord({protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION})
+    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=MessageType.QUERY)
+
+
+def _names_in(reply: Message) -> list[str] | None:
+    config = reply.content.config_records.get(protocol.CONFIG)
+    if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    names = config.get(protocol.MACHINES)
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        return None
+    return [str(name) for name in names]
