@@ -1,0 +1,1 @@
+"""The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command."""

@@ -1,0 +1,84 @@
+"""The Flower ClientApp.
+
+In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
+with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: without
+an operator's configuration it refuses, whatever the run configuration says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+
+from ..clients import PrivateClient, numpy_client_app
+from ..privacy import ConfigurationError, protocol
+from .config import RunConfig
+from .experiment import prepare
+from .inprocess import running_in_process
+
+
+def in_simulation() -> bool:
+    """Whether this process is a simulation's worker: no message can make it look like one."""
+    if running_in_process():
+        return True
+    try:
+        import ray
+    except ImportError:
+        return False
+    return bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+
+
+def client_fn(context: Context) -> PrivateClient:
+    """The machine a message is for.
+
+    Raises
+    ------
+    ConfigurationError
+        On a real node, which needs its operator's ledger and policy.
+    """
+    if not in_simulation():
+        raise ConfigurationError(
+            "Expected an operator's configuration (ledger, key, policy) on a real node, got none: this app builds "
+            "machines from the run configuration in simulation only."
+        )
+    config = RunConfig.from_mapping(context.run_config)
+    return prepare(config).client(int(context.node_config["partition-id"]), context)
+
+
+def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A Flower mod: with fewer nodes than machines, a simulated node hosts several, each with its own partition.
+
+    ``flwr run`` starts ten virtual nodes unless told otherwise, so ``-c "num-clients=20"`` alone would wait for ever.
+    A node then answers a hello with the names of all it hosts, and a request says which of them it is for.
+    """
+    if not in_simulation():
+        return call_next(message, context)
+    node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    num_clients = RunConfig.from_mapping(context.run_config).num_clients
+    hosted = list(range(node, num_clients, nodes))
+    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
+    if message.metadata.message_type == MessageType.QUERY and config.get(protocol.ASK) == protocol.ASK_HELLO:
+        answer: dict[str, Any] = {
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.MACHINES: [str(machine) for machine in hosted],
+        }
+        return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
+    wanted = config.get(protocol.MACHINE)
+    machine = next((machine for machine in hosted if str(machine) == wanted), None)
+    if machine is None:
+        error = Error(protocol.MALFORMED_REQUEST, "malformed request: this node does not host that machine")
+        return Message(error, reply_to=message)
+    own = Context(
+        run_id=context.run_id,
+        node_id=context.node_id,
+        node_config={**context.node_config, "partition-id": machine, "num-partitions": num_clients},
+        state=context.state,
+        run_config=context.run_config,
+    )
+    return call_next(message, own)
+
+
+app: ClientApp = numpy_client_app(client_fn, mods=[simulated_machines])

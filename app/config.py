@@ -1,0 +1,214 @@
+"""The run configuration: typed, validated, and refused with one clear line before the first round.
+
+The keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run . -c "mu=2 num-clients=20"`` and
+``murmurfl run --set mu=2 --set num-clients=20`` override them. A zero (or an empty text) where the table says "preset"
+or "automatic" leaves the value to the preset or to the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..privacy import NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
+
+STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd")
+PRESETS = ("practical", "paper")
+TASKS = ("digits", "mnist")
+FEATURES = ("pixels", "oriented-gradients")
+MODELS = ("softmax", "mlp")
+PARTITIONS = ("iid", "dirichlet")
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "strategy": STRATEGIES,
+    "preset": PRESETS,
+    "task": TASKS,
+    "features": FEATURES,
+    "model": MODELS,
+    "partition": PARTITIONS,
+    "schedule": ("", *SCHEDULES),
+    "noise_quality": NOISE_QUALITIES,
+    "release_rule": RELEASE_RULES,
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run is started with.
+
+    Parameters
+    ----------
+    strategy, preset, task, features, model, partition : str
+        What runs on what; see the tuples of this module.
+    dirichlet_alpha : float
+        Concentration of the label-skewed ``dirichlet`` partition; small is more skewed.
+    data_root : str
+        Folder with the data sets; empty for the environment variable MURMURFL_DATA. Digits need none.
+    download : bool
+        Whether a missing data set may be downloaded into the data root.
+    num_clients, clients_per_round : int
+        M and m.
+    num_rounds : int
+        T; 0 for one pass over the data.
+    batch_size : int
+        b, fresh samples a release.
+    max_participations : int
+        K, the cap; 0 for as many as rounds and samples allow.
+    mu, delta : float
+        The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.
+    clip_norm, learning_rate, diameter : float
+        S, eta and D; 0 for the preset's.
+    schedule : str
+        Noise schedule of the cancelling mechanism; empty for the preset's.
+    noise_quality : str
+        ``exact``, or ``fast`` for long simulations.
+    release_rule : str
+        ``acknowledged`` (P_k - P_ack) or ``paper``.
+    lost_replies : float
+        Share of replies lost at random, to see what happens.
+    seed : int
+        Of partition, sampling, simulated losses and (in simulation) noise.
+    validation_samples : int
+        Training samples held out and evaluated on in place of the test set, for tuning.
+    evaluate_every : int
+        Rounds between evaluations; the last round is always evaluated.
+    round_timeout_s, node_deadline_s : float
+        Longest waits, in seconds, for a round's replies and for enough machines.
+    checkpoint : bool
+        Whether the server saves its state after every round.
+    out_dir : str
+        Where results are written, as an absolute path; empty for ``runs/`` where the server runs.
+    run_name : str
+        Folder under out_dir; empty for one made of strategy, task and seed.
+    """
+
+    strategy: str = "mu2"
+    preset: str = "practical"
+    task: str = "digits"
+    features: str = "pixels"
+    model: str = "softmax"
+    partition: str = "iid"
+    dirichlet_alpha: float = 0.5
+    data_root: str = ""
+    download: bool = False
+    num_clients: int = 10
+    clients_per_round: int = 10
+    num_rounds: int = 0
+    batch_size: int = 8
+    max_participations: int = 0
+    mu: float = 4.0
+    delta: float = 1e-5
+    clip_norm: float = 0.0
+    learning_rate: float = 0.0
+    diameter: float = 0.0
+    schedule: str = ""
+    noise_quality: str = "exact"
+    release_rule: str = "acknowledged"
+    lost_replies: float = 0.0
+    seed: int = 1
+    validation_samples: int = 0
+    evaluate_every: int = 1
+    round_timeout_s: float = 600.0
+    node_deadline_s: float = 120.0
+    checkpoint: bool = True
+    out_dir: str = ""
+    run_name: str = ""
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise _refuse(name, f"one of {', '.join(repr(value) for value in allowed)}", getattr(self, name))
+        for name in ("num_clients", "clients_per_round", "batch_size", "evaluate_every"):
+            self._check(name, getattr(self, name) >= 1, "an integer >= 1")
+        for name in ("num_rounds", "max_participations", "validation_samples", "seed"):
+            self._check(name, getattr(self, name) >= 0, "an integer >= 0")
+        for name in ("mu", "dirichlet_alpha", "round_timeout_s", "node_deadline_s"):
+            self._check(name, getattr(self, name) > 0, "a number > 0")
+        for name in ("clip_norm", "learning_rate", "diameter"):
+            self._check(name, getattr(self, name) >= 0, "a number >= 0 (0: the preset's)")
+        self._check("delta", 0 < self.delta < 1, "a number between 0 and 1")
+        self._check("lost_replies", 0 <= self.lost_replies < 1, "a share >= 0 and < 1")
+        self._check("seed", self.seed < 2**63, "an integer below 2^63")
+        self._check(
+            "clients_per_round", self.clients_per_round <= self.num_clients, f"at most num-clients = {self.num_clients}"
+        )
+        if self.features != "pixels":
+            self._check("features", self.task == "mnist", "'pixels' unless task = 'mnist'")
+        if self.model == "mlp":
+            self._check("preset", self.preset != "paper", "'practical' with model = 'mlp': the paper's are for softmax")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
+        """A configuration from hyphenated keys, such as Flower's run configuration.
+
+        Raises
+        ------
+        ConfigurationError
+            One line that names the key, what was expected and what came.
+        """
+        known = {f.name.replace("_", "-"): f for f in fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ConfigurationError(f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}.")
+        return cls(**{known[key].name: _typed(key, value, str(known[key].type)) for key, value in values.items()})
+
+    def to_mapping(self) -> dict[str, bool | int | float | str]:
+        """The configuration with hyphenated keys."""
+        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+
+    def _check(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise _refuse(name, expected, getattr(self, name))
+
+
+def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:
+    return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
+
+
+def _typed(key: str, value: Any, kind: str) -> Any:
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "int" and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    names = {"bool": "true or false", "str": "a text", "int": "an integer", "float": "a finite number"}
+    raise _refuse(key, names[kind], value)
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, bool | int | float | str]:
+    """``key=value`` texts as a mapping, each value read as its key's type.
+
+    Raises
+    ------
+    ConfigurationError
+        If a text has no ``=``, the key is unknown or the value does not read as its type.
+    """
+    kinds = {f.name.replace("_", "-"): str(f.type) for f in fields(RunConfig)}
+    values: dict[str, bool | int | float | str] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key, text = key.strip(), text.strip()
+        if not equals:
+            raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
+        if key not in kinds:
+            raise ConfigurationError(f"Expected a known run-config key, got {key!r}; known: {', '.join(kinds)}.")
+        values[key] = _parsed(key, text, kinds[key])
+    return values
+
+
+def _parsed(key: str, text: str, kind: str) -> bool | int | float | str:
+    if kind == "bool" and text in ("true", "false"):
+        return text == "true"
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        pass
+    return _typed(key, text, kind)

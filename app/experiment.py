@@ -1,0 +1,309 @@
+"""One run, whatever carries its messages: from a run configuration to a trained model and what it cost.
+
+The same code builds the machines (in simulation an engine constructs their configurations from the run configuration),
+the strategy, and the record of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from ..clients import ContextLedger, Mu2Client, NoisySGDClient, PrivateClient
+from ..privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, gdp_epsilon
+from ..strategies import Mu2, NoisySGD, ReleaseStrategy, RoundReport, TrustedMu2
+from .config import RunConfig
+from .models import Model, make_model
+from .network import LossyGrid
+from .presets import Hyperparameters, hyperparameters
+from .tasks import Shard, Task, load_shards, load_task
+
+_SERVER_NOISE = "server"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run configuration worked out on its data: everything both sides need, before the first round.
+
+    Parameters
+    ----------
+    config : RunConfig
+    task : Task
+    shards : list of Shard
+        One a machine, in the order of their names.
+    model : Model
+    num_rounds : int
+        T.
+    values : Hyperparameters
+        Clip, step, ball and schedule.
+    """
+
+    config: RunConfig
+    task: Task
+    shards: list[Shard]
+    model: Model
+    num_rounds: int
+    values: Hyperparameters
+
+    @property
+    def session(self) -> str:
+        """The name of this run to its machines, a function of the configuration."""
+        return hashlib.sha256(repr(sorted(self.config.to_mapping().items())).encode()).hexdigest()[:32]
+
+    def policy(self, machine: int | None = None) -> PrivacyPolicy:
+        """The policy an engine gives a simulated machine; None for the machine with the most samples."""
+        config = self.config
+        samples = max(len(shard) for shard in self.shards) if machine is None else len(self.shards[machine])
+        cap = config.max_participations or min(self.num_rounds, samples // config.batch_size)
+        cancelling = config.strategy == "mu2"
+        schedule = self.values.schedule if cancelling else None
+        return PrivacyPolicy(
+            clip_norm=self.values.clip_norm,
+            batch_size=config.batch_size,
+            max_participations=cap,
+            mu=config.mu,
+            delta=config.delta,
+            mechanism="independent" if config.strategy == "noisy-sgd" else "cancelling",
+            schedule=schedule,
+            num_rounds=self.num_rounds if schedule == "paper" else None,
+            noise_quality=config.noise_quality,  # type: ignore[arg-type]
+            # Noisy SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
+            release_rule="paper" if config.strategy == "noisy-sgd" else config.release_rule,  # type: ignore[arg-type]
+            trust="trusted-server" if config.strategy == "trusted-mu2" else "untrusted-server",
+        )
+
+    def client(self, machine: int, context: Context) -> PrivateClient:
+        """A simulated machine: seeded keys and a ledger in ``context.state``. For engines only."""
+        name = str(machine)
+        kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
+        return kind(
+            self.model,
+            self.shards[machine],
+            self.policy(machine),
+            ContextLedger(context.state, name),
+            SimulatedKeys(self.config.seed, name),
+            name=name,
+        )
+
+    def strategy(self, **options: Any) -> ReleaseStrategy[Any]:
+        """The server's half."""
+        config, values = self.config, self.values
+        common: dict[str, Any] = {
+            "num_clients": config.num_clients,
+            "clients_per_round": config.clients_per_round,
+            "learning_rate": values.learning_rate,
+            "diameter": values.diameter,
+            "seed": config.seed,
+            "session": self.session,
+            "node_deadline_s": config.node_deadline_s,
+            **options,
+        }
+        if config.strategy == "noisy-sgd":
+            return NoisySGD(**common)
+        if config.strategy == "trusted-mu2":
+            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            return TrustedMu2(policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common)
+        return Mu2(**common)
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The public model training starts from, with the names of its parts."""
+        parameters = self.model.initial_parameters(self.config.seed)
+        record = ArrayRecord(parameters)
+        return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
+
+    def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
+        """Loss and accuracy on the test set, which is public."""
+        loss, accuracy = self.model.evaluate(
+            arrays.to_numpy_ndarrays(), (self.task.test_features, self.task.test_labels)
+        )
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+
+@lru_cache(maxsize=2)
+def prepare(config: RunConfig) -> Experiment:
+    """Work out a run configuration on its data; cached, so every message of a simulation pays for it once.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible for these data; one line.
+    """
+    task = load_task(config)
+    shards = load_shards(config, task)
+    model = make_model(config.model, task.num_features, task.num_classes)
+    per_round = config.clients_per_round * config.batch_size
+    num_rounds = config.num_rounds or len(task.train_labels) // per_round
+    if num_rounds < 1:
+        raise ConfigurationError(
+            f"Expected at least one round in one pass, got {len(task.train_labels)} samples for clients-per-round x "
+            f"batch-size = {per_round}."
+        )
+    if config.max_participations > num_rounds:
+        raise ConfigurationError(
+            f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
+        )
+    values = hyperparameters(config, num_rounds, task.num_features, model.num_parameters)
+    return Experiment(config, task, shards, model, num_rounds, values)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a round.
+
+    Parameters
+    ----------
+    report : RoundReport
+    num_rounds : int
+    loss, accuracy : float or None
+        Of the central evaluation, in rounds that have one.
+    mu, epsilon : float
+        The guarantee of the whole run.
+    """
+
+    report: RoundReport
+    num_rounds: int
+    loss: float | None
+    accuracy: float | None
+    mu: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came out of a run.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    strategy : ReleaseStrategy
+        After its last round.
+    parameters : list of ndarray
+        The published model.
+    progress : list of Progress
+        One a round.
+    statements : dict
+        What each machine says it has spent, by name.
+    mu, epsilon : float
+        The guarantee, at the configuration's delta.
+    seconds : float
+        Wall-clock time of the rounds.
+    """
+
+    experiment: Experiment
+    strategy: ReleaseStrategy[Any]
+    parameters: list[NDArray[Any]]
+    progress: list[Progress]
+    statements: dict[str, dict[str, Any]]
+    mu: float
+    epsilon: float
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """On the test set, after the last round."""
+        return float(next(p.accuracy for p in reversed(self.progress) if p.accuracy is not None))
+
+    @property
+    def loss(self) -> float:
+        """On the test set, after the last round."""
+        return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
+
+
+def guaranteed_mu(experiment: Experiment) -> float:
+    """mu of everything a run may release: the largest of its machines', or the trusted server's.
+
+    Notes
+    -----
+    **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow. With an
+    untrusted server it holds against the server; with a trusted one, against everybody else.
+    """
+    if experiment.config.strategy == "trusted-mu2":
+        return experiment.config.mu
+    plans = {experiment.policy(i).plan(experiment.model.num_parameters) for i in range(len(experiment.shards))}
+    return max(plan.mu for plan in plans)
+
+
+def run_experiment(
+    grid: Grid,
+    config: RunConfig,
+    *,
+    checkpoint: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunResult:
+    """Run a configuration over a grid, to the end.
+
+    Parameters
+    ----------
+    grid : Grid
+        Ray's, the in-process one, or a network's.
+    config : RunConfig
+    checkpoint : Path, optional
+        Where the server saves its state after every round.
+    on_progress : callable, optional
+        Called after every round.
+
+    Raises
+    ------
+    MurmurflError
+        If the configuration is impossible, machines are missing, or no machine's release was ever aggregated.
+    """
+    experiment = prepare(config)
+    mu = guaranteed_mu(experiment)
+    epsilon = gdp_epsilon(mu, config.delta)
+    progress: list[Progress] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round % config.evaluate_every and server_round != experiment.num_rounds:
+            return None
+        return experiment.evaluate(arrays)
+
+    def on_round(report: RoundReport, metrics: MetricRecord | None) -> None:
+        loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
+        accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
+        progress.append(Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon))
+        if on_progress is not None:
+            on_progress(progress[-1])
+
+    strategy = experiment.strategy(checkpoint=checkpoint, on_round=on_round)
+    if config.lost_replies:
+        grid = LossyGrid(grid, config.lost_replies, config.seed)
+    started = time.perf_counter()
+    result = strategy.start(
+        grid,
+        experiment.initial_arrays(),
+        num_rounds=experiment.num_rounds,
+        timeout=config.round_timeout_s,
+        evaluate_fn=evaluate,
+    )
+    seconds = time.perf_counter() - started
+    if not any(report.aggregated for report in strategy.history):
+        reasons = sorted({reason for report in strategy.history for reason in report.refused})
+        raise ConfigurationError(
+            f"Expected releases to aggregate, got none in {len(strategy.history)} rounds"
+            f"{': machines refused with ' + ', '.join(reasons) if reasons else ''}; see the machines' logs."
+        )
+    return RunResult(
+        experiment=experiment,
+        strategy=strategy,
+        parameters=result.arrays.to_numpy_ndarrays(),
+        progress=progress,
+        statements=strategy.ask_privacy(grid, timeout=config.round_timeout_s),
+        mu=mu,
+        epsilon=epsilon,
+        seconds=seconds,
+    )
+
+
+def model_arrays(result: RunResult) -> dict[str, NDArray[Any]]:
+    """The trained model's arrays by name."""
+    return {name: np.asarray(v) for name, v in zip(result.experiment.model.names, result.parameters, strict=True)}

@@ -1,0 +1,70 @@
+"""A ``Grid`` that loses replies, to see what a real network does to an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from ..privacy import derived_seed
+
+
+class LossyGrid(Grid):
+    """Another grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
+
+    Parameters
+    ----------
+    grid : Grid
+        Carries the messages.
+    lost_replies : float
+        Probability that a train reply is lost, each by itself.
+    seed : int
+        The same seed loses the same replies on every engine.
+    """
+
+    def __init__(self, grid: Grid, lost_replies: float, seed: int) -> None:
+        self._grid = grid
+        self._lost_replies = lost_replies
+        self._seed = seed
+        self._sent = 0
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        lost = set()
+        for message in messages:
+            if message.metadata.message_type == MessageType.TRAIN:
+                self._sent += 1
+                # By the order of sending, which is that of the machines' names: node ids differ between engines.
+                generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", self._seed, self._sent)))
+                if generator.random() < self._lost_replies:
+                    lost.add(message.metadata.dst_node_id)
+        replies = self._grid.send_and_receive(messages, timeout=timeout)
+        return [
+            reply
+            for reply in replies
+            if reply.metadata.message_type != MessageType.TRAIN or reply.metadata.src_node_id not in lost
+        ]

@@ -1,0 +1,155 @@
+"""What a run leaves behind: result.json, a plot, the model, and a short summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .experiment import RunResult, model_arrays
+
+
+def result_document(result: RunResult) -> dict[str, Any]:
+    """The contents of ``result.json``: plain values."""
+    config = result.experiment.config
+    history = result.strategy.history
+    evaluations = {p.report.server_round: p for p in result.progress}
+    per_round = []
+    for report in history:
+        progress = evaluations.get(report.server_round)
+        per_round.append(
+            {
+                "round": report.server_round,
+                "accuracy": None if progress is None else progress.accuracy,
+                "loss": None if progress is None else progress.loss,
+                **{k: v for k, v in asdict(report).items() if k != "server_round"},
+            }
+        )
+    return {
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "mu": result.mu,
+        "epsilon": result.epsilon,
+        "delta": config.delta,
+        "guarantee": guarantee_sentence(result),
+        "rounds": len(history),
+        "num_clients": config.num_clients,
+        "releases": sum(int(statement["releases"]) for statement in result.statements.values()),
+        "aggregated": sum(report.aggregated for report in history),
+        "refusals": sum(report.refusals for report in history),
+        "lost_replies": sum(report.lost for report in history),
+        "late_replies": sum(report.late for report in history),
+        "malformed_replies": sum(report.malformed for report in history),
+        "num_parameters": result.experiment.model.num_parameters,
+        "seconds": result.seconds,
+        "config": {
+            **config.to_mapping(),
+            "num-rounds": result.experiment.num_rounds,
+            "clip-norm": result.experiment.values.clip_norm,
+            "learning-rate": result.experiment.values.learning_rate,
+            "diameter": result.experiment.values.diameter,
+            "schedule": result.experiment.values.schedule,
+        },
+        "machines": result.statements,
+        "per_round": per_round,
+    }
+
+
+def guarantee_sentence(result: RunResult) -> str:
+    """The guarantee in one sentence: unit, relation, trust, mechanism and what it covers."""
+    config = result.experiment.config
+    if config.strategy == "trusted-mu2":
+        who = "against everybody but the trusted server"
+        noise = f"fresh server noise in each of {result.experiment.num_rounds} rounds"
+    else:
+        who = "against the server and everybody else"
+        kind = "independent" if config.strategy == "noisy-sgd" else f"cancelling ({result.experiment.values.schedule})"
+        noise = f"{kind} noise on each machine, over all releases its cap allows"
+    quality = (
+        ""
+        if config.noise_quality == "exact"
+        else " Fast simulation noise: a figure for research, no guarantee for the data used."
+    )
+    return (
+        f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for replacement "
+        f"of one sample of one machine, {who}; {noise}. Simulated with seeded keys.{quality}"
+    )
+
+
+def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
+    """Write ``result.json``, ``accuracy.png`` and ``model.npz`` into a folder; the document is returned.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    document = result_document(result)
+    np.savez(folder / "model.npz", **model_arrays(result))
+    plot_accuracy(document, folder / "accuracy.png")
+    # Last, and whole: whoever finds a result.json finds a finished run.
+    temporary = folder / "result.json.part"
+    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.replace(folder / "result.json")
+    return document
+
+
+def plot_accuracy(document: dict[str, Any], path: Path) -> None:
+    """Accuracy against rounds, with the epsilon of the run, as PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    evaluated = [entry for entry in document["per_round"] if entry["accuracy"] is not None]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(
+        [entry["round"] for entry in evaluated],
+        [100 * entry["accuracy"] for entry in evaluated],
+        marker="o" if len(evaluated) <= 40 else None,
+        color="#1f6f8b",
+        linewidth=2,
+    )
+    config = document["config"]
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy [%]")
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    axes.set_title(f"{config['strategy']} on {config['task']}: {100 * document['accuracy']:.1f} %")
+    axes.text(
+        0.98,
+        0.05,
+        f"whole run: μ = {document['mu']:.3g}, ε = {document['epsilon']:.3g} at δ = {document['delta']:g}\n"
+        f"{document['num_clients']} machines, {document['releases']} releases",
+        transform=axes.transAxes,
+        horizontalalignment="right",
+        bbox={"facecolor": "white", "edgecolor": "#cccccc"},
+    )
+    figure.savefig(path, dpi=150)
+
+
+def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
+    """A short summary for people."""
+    rows = [
+        ("test accuracy", f"{100 * document['accuracy']:.1f} %"),
+        ("mu", f"{document['mu']:.4g}"),
+        ("epsilon", f"{document['epsilon']:.4g} at delta = {document['delta']:g}"),
+        ("rounds", str(document["rounds"])),
+        ("machines", str(document["num_clients"])),
+        ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
+        ("refusals", str(document["refusals"])),
+        ("lost replies", str(document["lost_replies"])),
+        ("files", str(folder)),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
+
+
+def progress_line(server_round: int, num_rounds: int, accuracy: float | None, epsilon: float, delta: float) -> str:
+    """One round's line of progress."""
+    shown = "      " if accuracy is None else f"{100 * accuracy:5.1f} %"
+    return f"round {server_round:>{len(str(num_rounds))}}/{num_rounds}  accuracy {shown}  epsilon {epsilon:.3g} at delta {delta:g} (whole run)"

@@ -1,0 +1,204 @@
+"""Tasks: data sets, how they are split among machines, and where they are read from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, derived_seed
+from .config import RunConfig
+from .features import oriented_gradients
+
+# Who is in the digits' test set is fixed, whatever the run's seed.
+_DIGITS_TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set, split into training and evaluation.
+
+    Parameters
+    ----------
+    train_features, test_features : ndarray of shape (samples, features), float32
+    train_labels, test_labels : ndarray of shape (samples,), int64
+    num_classes : int
+    """
+
+    train_features: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test_features: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+    num_classes: int
+
+    @property
+    def num_features(self) -> int:
+        """Values of one sample."""
+        return self.train_features.shape[1]
+
+
+class Shard:
+    """One machine's samples, in the order it uses them."""
+
+    def __init__(self, task: Task, indices: NDArray[np.int64]) -> None:
+        self._task = task
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, samples: slice) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        chosen = self._indices[samples]
+        return self._task.train_features[chosen], self._task.train_labels[chosen]
+
+
+def load_task(config: RunConfig) -> Task:
+    """The task of a run configuration, cached in this process.
+
+    Raises
+    ------
+    ConfigurationError
+        If the data are not where the configuration says, or more validation samples are asked for than there are.
+    """
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
+    task = _load(config.task, config.features, root, config.download)
+    return _held_out(task, config.validation_samples) if config.validation_samples else task
+
+
+def load_shards(config: RunConfig, task: Task) -> list[Shard]:
+    """Every machine's samples under the configuration's partition, in an order of its seed.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are fewer samples than machines, or a machine would have less than one batch.
+    """
+    labels = task.train_labels
+    if config.num_clients > len(labels):
+        raise ConfigurationError(
+            f"Expected num-clients <= the {len(labels)} training samples of {config.task!r}, got {config.num_clients}."
+        )
+    parts = _partition(
+        labels.tobytes(), len(labels), config.partition, config.num_clients, config.dirichlet_alpha, config.seed
+    )
+    least = min(len(part) for part in parts)
+    if config.batch_size > least:
+        raise ConfigurationError(
+            f"Expected batch-size <= {least}, the samples of the smallest machine, got {config.batch_size}; "
+            "use fewer machines or a smaller batch."
+        )
+    if config.batch_size * config.max_participations > least:
+        raise ConfigurationError(
+            f"Expected batch-size x max-participations <= {least}, the samples of the smallest machine (each is used "
+            f"once), got {config.batch_size} x {config.max_participations}."
+        )
+    return [Shard(task, part) for part in parts]
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, features: str, root: str, download: bool) -> Task:
+    if name == "digits":
+        return _digits()
+    images, labels, test_images, test_labels = _mnist(root, download)
+    if features == "oriented-gradients":
+        train, test = oriented_gradients(images), oriented_gradients(test_images)
+    else:
+        train, test = (part.reshape(len(part), -1).astype(np.float32) / 255 for part in (images, test_images))
+    return Task(train, labels, test, test_labels, 10)
+
+
+def _digits() -> Task:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    features = (digits.data / 16).astype(np.float32)
+    labels = digits.target.astype(np.int64)
+    order = np.random.Generator(np.random.Philox(key=derived_seed("digits"))).permutation(len(labels))
+    test = order[: round(len(labels) * _DIGITS_TEST_SHARE)]
+    train = order[len(test) :]
+    return Task(features[train], labels[train], features[test], labels[test], 10)
+
+
+def _mnist(root: str, download: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+    from torchvision.datasets import MNIST
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    if not root:
+        raise ConfigurationError(
+            "Expected a data root for task 'mnist', got none: set data-root or the environment variable MURMURFL_DATA, "
+            "and download=true to fetch it there."
+        )
+    folder = Path(root).expanduser() / "MNIST" / "raw"
+    names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    if not all((folder / name).exists() or (folder / f"{name}.gz").exists() for name in names):
+        if not download:
+            raise ConfigurationError(
+                f"Expected MNIST under {folder}, got no such files: set data-root or MURMURFL_DATA to the folder that "
+                "has MNIST/raw, or set download=true."
+            )
+        MNIST(root=str(Path(root).expanduser()), download=True)
+    arrays = []
+    for name in names:
+        read = read_image_file if "images" in name else read_label_file
+        arrays.append(_read_idx(folder, name, read).numpy())
+    return arrays[0], arrays[1].astype(np.int64), arrays[2], arrays[3].astype(np.int64)
+
+
+def _read_idx(folder: Path, name: str, read):  # type: ignore[no-untyped-def]
+    """Read an idx file with torchvision; a data root may be read-only, so a packed one is unpacked elsewhere."""
+    import gzip
+    import tempfile
+
+    if (folder / name).exists():
+        return read(str(folder / name))
+    with tempfile.NamedTemporaryFile() as unpacked:
+        unpacked.write(gzip.decompress((folder / f"{name}.gz").read_bytes()))
+        unpacked.flush()
+        return read(unpacked.name)
+
+
+def _held_out(task: Task, count: int) -> Task:
+    total = len(task.train_labels)
+    if count >= total:
+        raise ConfigurationError(f"Expected validation-samples < {total}, got {count}.")
+    order = np.random.Generator(np.random.Philox(key=derived_seed("validation"))).permutation(total)
+    held, kept = order[:count], order[count:]
+    return Task(
+        task.train_features[kept],
+        task.train_labels[kept],
+        task.train_features[held],
+        task.train_labels[held],
+        task.num_classes,
+    )
+
+
+@lru_cache(maxsize=4)
+def _partition(
+    labels: bytes, count: int, kind: str, num_clients: int, alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    """Indices of each machine's samples, by flwr-datasets' partitioners over a seeded shuffle."""
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
+
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", seed)))
+    order = generator.permutation(count)
+    data = Dataset.from_dict({"index": order, "label": np.frombuffer(labels, dtype=np.int64)[order]})
+    if kind == "iid":
+        partitioner: IidPartitioner | DirichletPartitioner = IidPartitioner(num_partitions=num_clients)
+    else:
+        partitioner = DirichletPartitioner(
+            num_partitions=num_clients,
+            partition_by="label",
+            alpha=alpha,
+            min_partition_size=1,
+            self_balancing=True,
+            seed=int(generator.integers(2**31)),
+        )
+    partitioner.dataset = data
+    parts = [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(num_clients)]
+    # A partitioner may group a machine's samples by label; it uses them in order, so the order must not tell labels.
+    return [generator.permutation(part) for part in parts]
