@@ -1,8 +1,8 @@
 """The Flower ClientApp.
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
-with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: without
-an operator's configuration it refuses, whatever the run configuration says.
+with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business:
+without an operator's configuration it refuses, whatever the run configuration says.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
     node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
     num_clients = RunConfig.from_mapping(context.run_config).num_clients
     hosted = list(range(node, num_clients, nodes))
-    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
+    config = message.content.get(protocol.CONFIG, None)
+    config = config if isinstance(config, ConfigRecord) else ConfigRecord()
     if message.metadata.message_type == MessageType.QUERY and config.get(protocol.ASK) == protocol.ASK_HELLO:
         answer: dict[str, Any] = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from ..privacy import NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
@@ -148,10 +149,19 @@ class RunConfig:
         ConfigurationError
             One line that names the key, what was expected and what came.
         """
+        try:
+            return _from_items(tuple(values.items()))
+        except TypeError:  # a value that cannot be hashed is of no type a key has; say which
+            return cls._read(values)
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> RunConfig:
         known = {f.name.replace("_", "-"): f for f in fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ConfigurationError(f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}.")
+            raise ConfigurationError(
+                f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}."
+            )
         return cls(**{known[key].name: _typed(key, value, str(known[key].type)) for key, value in values.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
@@ -161,6 +171,11 @@ class RunConfig:
     def _check(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
             raise _refuse(name, expected, getattr(self, name))
+
+
+@lru_cache(maxsize=16)
+def _from_items(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+    return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 
 def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:

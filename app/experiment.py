@@ -220,7 +220,7 @@ class RunResult:
 
 
 def guaranteed_mu(experiment: Experiment) -> float:
-    """mu of everything a run may release: the largest of its machines', or the trusted server's.
+    """Mu of everything a run may release: the largest of its machines', or the trusted server's.
 
     Notes
     -----

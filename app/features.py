@@ -48,7 +48,9 @@ def oriented_gradients(
         lower = lower.astype(np.int64) % orientations
         histogram = np.zeros((len(block), rows, columns, orientations), dtype=np.float32)
         for direction in range(orientations):
-            weight = np.where(lower == direction, 1 - share, 0) + np.where((lower + 1) % orientations == direction, share, 0)
+            weight = np.where(lower == direction, 1 - share, 0) + np.where(
+                (lower + 1) % orientations == direction, share, 0
+            )
             votes = (magnitude * weight).reshape(len(block), rows, cell, columns, cell)
             histogram[..., direction] = votes.sum(axis=(2, 4))
         flat = histogram.reshape(len(block), -1)

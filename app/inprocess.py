@@ -97,7 +97,9 @@ class InProcessGrid(Grid):
 
     def _handle(self, message: Message, identifier: str) -> Message:
         # A message of its own: a strategy may hand the same records to every node, and a node may change its copy.
-        delivered = Message(RecordDict(dict(message.content)), message.metadata.dst_node_id, message.metadata.message_type)
+        delivered = Message(
+            RecordDict(dict(message.content)), message.metadata.dst_node_id, message.metadata.message_type
+        )
         delivered.metadata.__dict__["_message_id"] = identifier
         context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:

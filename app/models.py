@@ -34,7 +34,7 @@ class Model(ABC):
 
     @property
     def num_parameters(self) -> int:
-        """d."""
+        """D."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
     @abstractmethod

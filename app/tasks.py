@@ -123,7 +123,9 @@ def _digits() -> Task:
     return Task(features[train], labels[train], features[test], labels[test], 10)
 
 
-def _mnist(root: str, download: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+def _mnist(
+    root: str, download: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
     from torchvision.datasets import MNIST
     from torchvision.datasets.mnist import read_image_file, read_label_file
 

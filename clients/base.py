@@ -89,7 +89,9 @@ class PrivateClient(NumPyClient):
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
-            raise ConfigurationError(f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}.")
+            raise ConfigurationError(
+                f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
+            )
         self.name = name
         self._gradients = gradients
         self._samples = samples
@@ -145,9 +147,13 @@ class PrivateClient(NumPyClient):
         }
         return self._unflatten(release.values), self.machine.policy.batch_size, metrics
 
-    def evaluate(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(
+        self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
         """Refused: a loss or an accuracy on private data is not noised, so it does not leave the machine."""
-        raise RefusedError(protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private")
+        raise RefusedError(
+            protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
+        )
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a query: the machine's name, or what it has spent; none of it depends on data."""

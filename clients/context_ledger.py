@@ -9,11 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord
+from ..privacy.arrays import read_array
 
 _FORMAT = 1
 # Flower hands one machine's messages to one thread at a time; the lock is for whoever does not.
@@ -61,16 +64,18 @@ class _ContextPage(LedgerPage):
             reserved = dict(zip(record["sessions"], record["reserved"], strict=True))  # pyright: ignore[reportArgumentType]
             return Account(int(record["samples-used"]), reserved)  # pyright: ignore[reportArgumentType]
         except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError("Expected a readable account in context.state, got a damaged one; start a new run.") from error
+            raise LedgerError(
+                "Expected a readable account in context.state, got a damaged one; start a new run."
+            ) from error
 
     def stream(self, session: str) -> StreamRecord | None:
         record = self._config(f"{self._prefix}/stream/{session}")
         if record is None:
             return None
         try:
-            arrays = self._state.array_records[f"{self._prefix}/arrays/{session}"]
-            pending = {int(j): arrays[f"pending-{j}"].numpy() for j in record["pending"]}  # pyright: ignore
-            noise_state = tuple(arrays[f"state-{i}"].numpy() for i in range(int(record["num-state"])))  # pyright: ignore
+            arrays = {name: _read(array) for name, array in self._state[f"{self._prefix}/arrays/{session}"].items()}
+            pending = {int(j): arrays[f"pending-{j}"] for j in record["pending"]}  # pyright: ignore
+            noise_state = tuple(arrays[f"state-{i}"] for i in range(int(record["num-state"])))  # pyright: ignore
             if any(counts.dtype != np.int64 for counts in pending.values()):
                 raise ValueError("pending sums are not int64")
             return StreamRecord(
@@ -81,8 +86,10 @@ class _ContextPage(LedgerPage):
                 pending=pending,
                 noise_state=noise_state,
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError("Expected a readable stream in context.state, got a damaged one; start a new run.") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                "Expected a readable stream in context.state, got a damaged one; start a new run."
+            ) from error
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
         stream_record = ConfigRecord(
@@ -111,4 +118,9 @@ class _ContextPage(LedgerPage):
         self._state[f"{self._prefix}/account"] = account_record
 
     def _config(self, key: str) -> ConfigRecord | None:
-        return self._state.config_records.get(key)
+        record = self._state.get(key, None)
+        return record if isinstance(record, ConfigRecord) else None
+
+
+def _read(array: Any) -> NDArray[Any]:
+    return read_array(array.dtype, array.shape, array.data)

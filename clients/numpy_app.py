@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from ..privacy import ConfigurationError, RefusedError, protocol
+from ..privacy.arrays import read_array
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,18 @@ def _answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
 
 
 def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:
-    try:
-        keys = [key for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS) if key in content.array_records]
-        arrays = [values for key in keys for values in content.array_records[key].to_numpy_ndarrays()]
-    except Exception as error:  # NumPy raises many kinds on bytes that are no array; all mean the same here.
-        raise RefusedError(protocol.MALFORMED_REQUEST, "malformed request: the arrays cannot be read") from error
-    return arrays, dict(content.config_records.get(protocol.CONFIG, {}))
+    arrays: list[Any] = []
+    for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS):
+        record = content.get(key, None)
+        if isinstance(record, ArrayRecord):
+            try:
+                arrays += [read_array(array.dtype, array.shape, array.data) for array in record.values()]
+            except (TypeError, ValueError) as error:
+                raise RefusedError(
+                    protocol.MALFORMED_REQUEST, "malformed request: the arrays cannot be read"
+                ) from error
+    config = content.get(protocol.CONFIG, None)
+    return arrays, dict(config) if isinstance(config, ConfigRecord) else {}
 
 
 def _train(client: NumPyClient, content: RecordDict) -> RecordDict:

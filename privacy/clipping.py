@@ -37,8 +37,8 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
     Notes
     -----
     **Formal guarantees.** Whatever the input, each returned row has L2 norm <= S in exact arithmetic, so replacing one
-    sample changes a sum of rows by at most 2 S. A non-finite row is made zero, not dropped: the number of rows, and with
-    it any mean, does not depend on the data.
+    sample changes a sum of rows by at most 2 S. A non-finite row is made zero, not dropped: the number of rows, and
+    with it any mean, does not depend on the data.
     """
     if not (math.isfinite(clip_norm) and clip_norm > 0):
         raise ConfigurationError(f"Expected clip_norm > 0 and finite, got {clip_norm!r}.")
@@ -60,6 +60,7 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
     unit_norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     safe_norms = np.where(unit_norms > 0, unit_norms, 1.0)
     bound = clip_norm * _MARGIN
-    within = safe_norms <= bound / scale_free
+    with np.errstate(over="ignore"):  # an infinite bound is no bound, as it should be
+        within = safe_norms <= bound / scale_free
     rows *= np.where(within, scale_free, bound / safe_norms)[:, None]
     return rows

@@ -54,7 +54,9 @@ class Grid:
         np.rint(scaled, out=scaled)
         # Also false for NaN. A loud stop: a wrapped integer would be a silent wrong release.
         if scaled.size and not (scaled.max() < _EXACT_COUNT and scaled.min() > -_EXACT_COUNT):
-            raise ConfigurationError("Expected finite values below 2^53 grid spacings; clip before rounding to the grid.")
+            raise ConfigurationError(
+                "Expected finite values below 2^53 grid spacings; clip before rounding to the grid."
+            )
         return scaled.astype(np.int64)
 
     def values(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from .errors import ConfigurationError
 from .noise import KEY_BYTES, NONCE_BYTES
@@ -25,12 +26,9 @@ class NoiseKeys(ABC):
     being used for two different releases and on the key never leaving the machine.
     """
 
-    simulated: bool
-
-    @property
-    @abstractmethod
-    def secret_key(self) -> bytes:
-        """The 32-byte key, which never leaves the machine."""
+    simulated: ClassVar[bool]
+    secret_key: bytes
+    """The 32-byte key, which never leaves the machine."""
 
     @abstractmethod
     def nonce(self, session: str, release: int) -> bytes:
@@ -47,8 +45,8 @@ class SystemKeys(NoiseKeys):
         32 bytes from the operating system, kept by the operator (:meth:`generate` makes one).
     """
 
-    secret_key: bytes = field(repr=False)  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleMethodOverride]
-    simulated = False
+    secret_key: bytes = field(repr=False)
+    simulated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if len(self.secret_key) != KEY_BYTES:
@@ -77,11 +75,11 @@ class SimulatedKeys(NoiseKeys):
 
     seed: int
     machine: str
-    simulated = True
+    secret_key: bytes = field(init=False, repr=False)
+    simulated: ClassVar[bool] = True
 
-    @property
-    def secret_key(self) -> bytes:
-        return _digest(KEY_BYTES, "key", self.seed, self.machine)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "secret_key", _digest(KEY_BYTES, "key", self.seed, self.machine))
 
     def nonce(self, session: str, release: int) -> bytes:
         return _digest(NONCE_BYTES, "nonce", session, release)

@@ -170,7 +170,7 @@ class NoisePlan:
         return self.sensitivity * self.mechanism.sensitivity(n=releases) / self.noise_std
 
     def epsilon(self, delta: float) -> float:
-        """epsilon at delta of all K releases of one session."""
+        """Epsilon at delta of all K releases of one session."""
         return gdp_epsilon(self.mu, delta)
 
 
@@ -182,7 +182,9 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     releases = policy.max_participations
     fingerprint = hashlib.sha256(repr((sorted(asdict(policy).items()), num_parameters)).encode()).hexdigest()
     if policy.trust == "trusted-server":
-        grid = Grid(power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
+        grid = Grid(
+            power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
+        )
         sensitivity = policy.sensitivity + grid.charge(num_parameters)
         return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint)
     least_std, largest_std = mechanism.row_std_range()

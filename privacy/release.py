@@ -1,7 +1,7 @@
 r"""The release rule: a machine sends P_k - P_ack.
 
-A machine's private stream is the noisy prefix P_k = s_1 + ... + s_k + (row k of B Z), with s_j its contributions and B Z
-the mechanism's noise. It sends P_k - P_ack, where ack is the last of its releases that the server says it has
+A machine's private stream is the noisy prefix P_k = s_1 + ... + s_k + (row k of B Z), with s_j its contributions and
+B Z the mechanism's noise. It sends P_k - P_ack, where ack is the last of its releases that the server says it has
 aggregated. With nothing lost this is the papers' message s_k + y_k - y_{k-1} (reshef-levy-2025, algorithm 1). When a
 reply is lost the next one carries what was missing, contribution and noise, so a loss costs delay and leaves no noise
 behind (ALGORITHMS 2.4).

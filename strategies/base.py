@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
+from ..privacy.arrays import read_array
 from .checkpoint import load_checkpoint, save_checkpoint
 from .machines import MachineDirectory, sample_machines
 
@@ -197,8 +198,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self._nodes = {name: nodes[name] for name in names if name in nodes}
         self._asked = {name: self.acks.get(name, 0) for name in self._nodes}
         records = {
-            key: self._record(point)
-            for key, point in zip(self._QUERY_RECORDS, self.query_points(state), strict=False)
+            key: self._record(point) for key, point in zip(self._QUERY_RECORDS, self.query_points(state), strict=False)
         }
         return [
             Message(
@@ -419,11 +419,14 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
 
     def _parse(self, reply: Message) -> tuple[str, int, int, Vector] | None:
         """Machine, release, ack and values of a reply, or None if it is malformed."""
-        records = reply.content
-        arrays = records.array_records.get(protocol.ARRAYS)
-        metrics = records.metric_records.get(protocol.METRICS)
-        config = records.config_records.get(protocol.CONFIG)
-        if arrays is None or metrics is None or config is None or len(arrays) != len(self._layout):
+        arrays, metrics, config = (
+            reply.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
+        )
+        if not (
+            isinstance(arrays, ArrayRecord) and isinstance(metrics, MetricRecord) and isinstance(config, ConfigRecord)
+        ):
+            return None
+        if len(arrays) != len(self._layout):
             return None
         name, release, ack = config.get(protocol.MACHINE), metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
         if not isinstance(name, str) or self._nodes.get(name) != reply.metadata.src_node_id:
@@ -435,8 +438,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         parts = []
         for array, (_, shape, _) in zip(arrays.values(), self._layout, strict=True):
             try:
-                values = array.numpy()
-            except Exception:  # bytes of a stranger: whatever NumPy makes of them, they are no array
+                values = read_array(array.dtype, array.shape, array.data)
+            except (TypeError, ValueError):
                 return None
             if values.shape != shape or values.dtype.kind != "f":
                 return None

@@ -70,7 +70,9 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, NDArra
                 name.removeprefix("array "): file[name] for name in file.files if name.startswith("array ")
             }
     except (OSError, ValueError, KeyError, BadZipFile, EOFError) as error:
-        raise CheckpointError(f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew.") from error
+        raise CheckpointError(
+            f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew."
+        ) from error
     if header.get("format") != _FORMAT:
         raise CheckpointError(f"Expected a checkpoint of format {_FORMAT} at {path}, got {header.get('format')!r}.")
     wanted = json.loads(json.dumps(dict(settings)))

@@ -78,7 +78,9 @@ class TrustedMu2(Mu2):
         self.num_rounds = num_rounds
         self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
         if policy.noise_quality != "exact" and not self._keys.simulated:
-            raise ConfigurationError("Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.")
+            raise ConfigurationError(
+                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
+            )
 
     @property
     def mu(self) -> float:
@@ -86,7 +88,7 @@ class TrustedMu2(Mu2):
         return self.policy.mu
 
     def epsilon(self, delta: float | None = None) -> float:
-        """epsilon at delta (default the policy's) of all num_rounds published models together."""
+        """Epsilon at delta (default the policy's) of all num_rounds published models together."""
         return gdp_epsilon(self.mu, self.policy.delta if delta is None else delta)
 
     def noise_std(self, num_parameters: int) -> float:

@@ -102,7 +102,7 @@ class CancellingNoise(Mechanism):
         return sensitivity / mu
 
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float:
-        # Column j of C is 1/sigma_k from row j on, so <c_i, c_j> is a sum from max(i, j): the earliest pattern is worst.
+        # Column j of C is 1/sigma_k from row j on, so <c_i, c_j> is a sum from max(i, j): the earliest are worst.
         tails = np.cumsum((1.0 / self.sigmas[:n] ** 2)[::-1])[::-1]
         chosen = range(0, n, min_separation)[:num_participations]
         total = sum((2 * rank + 1) * tails[column] for rank, column in enumerate(chosen))

@@ -1,0 +1,90 @@
+"""From a machine's policy to its noise: what is charged, what is promised, what is refused."""
+
+import math
+
+import pytest
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_epsilon
+
+
+def policy(**changes):
+    return PrivacyPolicy(**{"clip_norm": 2.0, "batch_size": 4, "max_participations": 30, "mu": 1.0, **changes})
+
+
+SCHEDULES = ["uniform", "harmonic", "paper"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mu", [0.1, 1.0, 16.0])
+def test_mu_of_all_releases_follows_from_the_noise_and_never_exceeds_the_configured_one(schedule, mu):
+    plan = policy(schedule=schedule, mu=mu).plan(7850)
+    sigmas = plan.noise_std * plan.mechanism.sigmas
+    total = plan.sensitivity * math.sqrt(sum(1 / sigma**2 for sigma in sigmas))
+    assert plan.mu == pytest.approx(total)
+    assert plan.mu <= mu
+    if schedule != "paper":
+        assert plan.mu == pytest.approx(mu)
+    assert plan.epsilon(1e-5) == gdp_epsilon(plan.mu, 1e-5)
+
+
+def test_rounding_to_the_grid_is_charged():
+    plan = policy().plan(7850)
+    delta = 2 * 2.0 / 4
+    assert plan.sensitivity == pytest.approx(delta + plan.grid.spacing * math.sqrt(7850), rel=1e-12)
+    assert delta < plan.sensitivity < delta * 1.002
+    assert plan.grid.spacing <= 2.0**-20 * plan.noise_std * plan.mechanism.sigmas.min()
+
+
+def test_mu_of_some_releases_is_that_of_the_leading_block():
+    plan = policy().plan(10)
+    assert plan.spent_mu(0) == 0
+    assert plan.spent_mu(30) == pytest.approx(plan.mu)
+    assert plan.spent_mu(12) == pytest.approx(plan.mu * math.sqrt(12 / 30))
+
+
+def test_independent_noise_needs_no_composition_when_samples_are_fresh():
+    plan = policy(mechanism="independent").plan(10)
+    assert plan.noise_std == pytest.approx(plan.sensitivity / 1.0)
+    assert plan.spent_mu(30) == pytest.approx(plan.spent_mu(1)) == pytest.approx(1.0)
+
+
+def test_a_trusted_servers_machine_claims_no_guarantee_of_its_own():
+    plan = policy(trust="trusted-server").plan(10)
+    assert plan.noise_std == 0
+    assert plan.mu == math.inf
+    assert plan.spent_mu(1) == math.inf
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_norm": 0.0},
+        {"clip_norm": math.nan},
+        {"mu": -1.0},
+        {"mu": math.inf},
+        {"mu": "4"},
+        {"batch_size": 0},
+        {"batch_size": 2.0},
+        {"max_participations": True},
+        {"budget_mu": 0.0},
+        {"delta": 0.0},
+        {"mechanism": "none"},
+        {"schedule": "linear"},
+        {"noise_quality": "float16"},
+        {"release_rule": "latest"},
+        {"trust": "everybody"},
+        {"mechanism": "independent", "schedule": "uniform"},
+    ],
+)
+def test_impossible_policies_are_refused(changes):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        policy(**changes)
+
+
+def test_a_mu_beyond_exact_arithmetic_is_refused():
+    with pytest.raises(ConfigurationError, match="exact arithmetic"):
+        policy(mu=1e12).plan(10)
+
+
+def test_the_fingerprint_names_policy_and_model():
+    assert policy().plan(10).fingerprint == policy().plan(10).fingerprint
+    assert len({policy().plan(10).fingerprint, policy().plan(11).fingerprint, policy(mu=2.0).plan(10).fingerprint}) == 3

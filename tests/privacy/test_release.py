@@ -1,0 +1,287 @@
+"""The release rule: exact prefixes, no residual noise, nothing spent twice, nothing released beyond the budget."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    SimulatedKeys,
+    SystemKeys,
+    make_mechanism,
+    protocol,
+    row_key,
+    standard_normals,
+)
+
+D = 6
+DATA = np.random.Generator(np.random.Philox(key=3)).normal(size=(200, D))
+MECHANISMS = [
+    {"mechanism": "cancelling", "schedule": "uniform"},
+    {"mechanism": "cancelling", "schedule": "harmonic"},
+    {"mechanism": "cancelling", "schedule": "paper"},
+    {"mechanism": "independent"},
+]
+mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(options.values()))
+
+
+def machine(ledger=None, keys=None, num_samples=200, **changes):
+    policy = PrivacyPolicy(**{"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 2.0, **changes})
+    keys = SimulatedKeys(1, "m") if keys is None else keys
+    return PrivateMachine(policy, D, num_samples, MemoryLedger() if ledger is None else ledger, keys)
+
+
+def contribution(samples):
+    return DATA[samples]
+
+
+def zero(samples):
+    return np.zeros((samples.stop - samples.start, D))
+
+
+def dense_prefixes(subject, releases, options, data=DATA):
+    """P_1 .. P_releases from the definition: prefix sums of contributions plus dense B Z, each on the grid."""
+    policy, plan, keys = subject.policy, subject.plan, SimulatedKeys(1, "m")
+    normals = np.array(
+        [
+            standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, policy.noise_quality)
+            for k in range(1, releases + 1)
+        ]
+    )
+    names = {key: value for key, value in options.items() if key != "mechanism"}
+    mechanism = make_mechanism(options["mechanism"], policy.max_participations, **names)
+    noise = plan.noise_std * mechanism.decoder(releases) @ normals
+    rows = data[: 2 * releases].reshape(releases, 2, D)
+    norms = np.linalg.norm(rows, axis=2, keepdims=True)
+    means = (rows * np.minimum(1, 1 / norms)).mean(axis=1)
+    return np.cumsum(means, axis=0) + noise
+
+
+@mechanisms
+@pytest.mark.parametrize("quality", ["exact", "fast"])
+def test_releases_add_up_to_the_dense_noisy_prefixes(options, quality):
+    subject = machine(noise_quality=quality, **options)
+    total = np.zeros(D)
+    expected = dense_prefixes(subject, 15, options)
+    for k in range(1, 16):
+        release = subject.release("s", k - 1, contribution)
+        assert (release.release, release.ack) == (k, k - 1)
+        total += release.values
+        # Each of two contributions, and each noise row, is rounded once.
+        assert total == pytest.approx(expected[k - 1], abs=4 * k * subject.plan.grid.spacing)
+
+
+@mechanisms
+@settings(max_examples=60, deadline=None)
+@given(lost=st.lists(st.booleans(), min_size=1, max_size=20))
+def test_what_was_lost_is_carried_over_to_the_last_bit(options, lost):
+    """Whatever is lost, once the machine is heard again the sum is P_k: exactly what it is without losses."""
+    with_losses, without = machine(**options), machine(**options)
+    heard, whole, ack = np.zeros(D), np.zeros(D), 0
+    for k, is_lost in enumerate(lost, start=1):
+        release = with_losses.release("s", ack, contribution)
+        whole += without.release("s", k - 1, contribution).values
+        if not is_lost:
+            heard += release.values
+            ack = release.release
+            assert (heard == whole).all()
+
+
+def test_lost_reply_leaves_no_residual_noise_and_the_papers_rule_does():
+    """Zero data: the sum of what arrived is the noise in it."""
+    sums = {}
+    for rule in ("acknowledged", "paper"):
+        subject = machine(release_rule=rule)
+        heard, ack = np.zeros(D), 0
+        for k in range(1, 21):
+            release = subject.release("s", ack, zero)
+            if k not in (5, 11):
+                heard += release.values
+                ack = release.release
+        keys = SimulatedKeys(1, "m")
+        last = standard_normals(row_key(keys.secret_key, keys.nonce("s", 20)), D, "exact")
+        counts = subject.plan.grid.counts(last * subject.plan.noise_std * subject.plan.mechanism.sigmas[19])
+        sums[rule] = heard - subject.plan.grid.values(counts)
+    assert (sums["acknowledged"] == 0).all()
+    sigma = subject.plan.noise_std * subject.plan.mechanism.sigmas[0]
+    assert np.linalg.norm(sums["paper"]) > sigma  # four of its noises never go away
+
+
+def test_every_sample_is_used_once_and_in_order():
+    seen = []
+    subject = machine()
+
+    def record(samples):
+        seen.extend(range(samples.start, samples.stop))
+        return DATA[samples]
+
+    for k in range(20):
+        subject.release("s", k, record)
+    assert seen == list(range(40))
+
+
+def test_the_cap_the_samples_and_the_budget_end_a_machine():
+    subject = machine()
+    for k in range(20):
+        subject.release("s", k, contribution)
+    refused(protocol.CAP_REACHED, subject, "s", 20)
+    refused(protocol.BUDGET_EXHAUSTED, subject, "another", 0)
+
+    ledger = MemoryLedger()
+    subject = machine(ledger, num_samples=40, budget_mu=2.0 * math.sqrt(3))
+    for session in ("a", "b"):
+        for k in range(10):
+            subject.release(session, k, contribution)
+    refused(protocol.SAMPLES_USED_UP, subject, "a", 10)
+    refused(protocol.SAMPLES_USED_UP, subject, "c", 0)
+    with ledger.exclusive() as page:
+        assert page.account().samples_used == 40
+        assert set(page.account().reserved) == {"a", "b"}, "a refusal reserves nothing"
+
+
+def refused(code, subject, session, ack):
+    before = subject.statement(session)
+    with pytest.raises(RefusedError) as refusal:
+        subject.release(session, ack, contribution)
+    assert refusal.value.code == code
+    assert subject.statement(session) == before
+
+
+def test_mus_of_sessions_add_in_squares():
+    subject = machine(budget_mu=2.0 * math.sqrt(5))
+    for number in range(5):
+        subject.release(f"session{number}", 0, contribution)
+    refused(protocol.BUDGET_EXHAUSTED, subject, "one more", 0)
+
+
+def test_acknowledgements_only_move_forward_to_a_release_that_exists():
+    subject = machine()
+    for k in range(3):
+        subject.release("s", k, contribution)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", 1)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", 4)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", -1)
+    subject.release("s", 3, contribution)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", 2)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, machine(), "s", 1)
+
+
+def test_an_unacknowledged_release_can_be_acknowledged_later():
+    """Two replies under way: the server names the first after it has asked for the second."""
+    subject, whole = machine(), machine()
+    first = subject.release("s", 0, contribution)
+    subject.release("s", 0, contribution)
+    third = subject.release("s", first.release, contribution)
+    expected = sum(whole.release("s", k, contribution).values for k in range(3))
+    assert (first.values + third.values == expected).all()
+
+
+def test_a_server_that_never_acknowledges_costs_the_machine_bounded_memory():
+    ledger = MemoryLedger()
+    subject = machine(ledger)
+    for _ in range(20):
+        subject.release("s", 0, contribution)
+    with ledger.exclusive() as page:
+        assert len(page.stream("s").pending) <= 4
+
+
+def test_the_ledger_of_an_untrusted_servers_machine_holds_only_what_was_sent():
+    ledger = MemoryLedger()
+    subject = machine(ledger)
+    sent = {}
+    for _ in range(3):
+        release = subject.release("s", 0, contribution)
+        sent[release.release] = release.values
+    with ledger.exclusive() as page:
+        stream = page.stream("s")
+    assert stream.noise_state == ()
+    for k, counts in stream.pending.items():
+        assert (subject.plan.grid.values(counts) == sent[k]).all()
+
+
+def test_nothing_is_recorded_or_released_when_the_contribution_fails_in_simulation():
+    subject = machine()
+    before = subject.statement("s")
+    with pytest.raises(ZeroDivisionError):
+        subject.release("s", 0, lambda samples: 1 // 0)
+    assert subject.statement("s") == before
+
+
+def test_a_real_machine_does_not_show_that_its_contribution_failed():
+    """Whether a gradient can be computed may depend on the data; a failure looks like a zero under noise."""
+    failing, keys = machine(keys=SystemKeys(bytes(32))), SystemKeys(bytes(32))
+    assert not keys.simulated
+    release = failing.release("s", 0, lambda samples: 1 // 0)
+    assert release.release == 1
+    assert np.isfinite(release.values).all()
+    assert (release.values != 0).any()
+
+
+def test_nothing_is_returned_before_it_is_committed():
+    class BrokenLedger(MemoryLedger):
+        def exclusive(self):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        machine(BrokenLedger()).release("s", 0, contribution)
+
+
+def test_a_session_belongs_to_the_policy_it_was_opened_with():
+    ledger = MemoryLedger()
+    machine(ledger, budget_mu=10.0).release("s", 0, contribution)
+    refused(protocol.POLICY_CHANGED, machine(ledger, clip_norm=0.5, budget_mu=10.0), "s", 1)
+
+
+def test_a_real_machine_never_repeats_a_noise_row_even_from_a_restored_ledger():
+    keys = SystemKeys.generate()
+    first = machine(MemoryLedger(), keys).release("s", 0, zero)
+    again = machine(MemoryLedger(), keys).release("s", 0, zero)  # the ledger as it was before the first release
+    assert (first.values != again.values).all()
+
+
+def test_real_machines_accept_only_exact_noise_and_no_machine_more_releases_than_samples():
+    with pytest.raises(ConfigurationError, match="exact"):
+        machine(keys=SystemKeys.generate(), noise_quality="fast")
+    with pytest.raises(ConfigurationError, match="each is used once"):
+        machine(num_samples=39)
+    with pytest.raises(ConfigurationError, match="shape"):
+        machine().release("s", 0, lambda samples: np.zeros((2, D + 1)))
+
+
+@pytest.mark.parametrize("planted", [None, "half the noise", "no cancelling", "sensitivity of one sample"])
+def test_two_neighbouring_data_sets_are_as_far_apart_as_mu_says(planted):
+    """The likelihood ratio of P_1 .. P_K under worst-case neighbours has standard deviation mu, as N(0,1) against N(mu,1).
+
+    2,000 runs: the standard deviation of the estimate is mu / sqrt(4,000); tolerance 5 of them, false alarm 6e-7.
+    """
+    releases, runs, mu = 6, 2000, 2.0
+    direction = np.zeros(D)
+    direction[0] = 1.0
+    statistics = {}
+    for sign in (+1, -1):
+        values = []
+        for run in range(runs):
+            subject = machine(keys=SimulatedKeys(run, str(sign)), batch_size=1, max_participations=releases, mu=mu)
+            prefix, prefixes = 0.0, []
+            for k in range(releases):
+                first = sign if k == 0 else 0.0
+                release = subject.release("s", k, lambda samples, first=first: first * direction[None, :])
+                prefix = (0.0 if planted == "no cancelling" else prefix) + release.values[0]
+                prefixes.append(prefix)
+            sigma = subject.plan.noise_std * subject.plan.mechanism.sigmas[0]
+            centre = sign if planted != "sensitivity of one sample" else max(sign, 0)
+            noise = np.array(prefixes) - sign
+            noise = noise / 2 if planted == "half the noise" else noise
+            values.append(np.sum(noise + centre) * 2.0 / sigma**2)
+        statistics[sign] = np.array(values)
+    separation = statistics[+1].mean() - statistics[-1].mean()
+    spread = (statistics[+1].std() + statistics[-1].std()) / 2
+    measured = separation / spread
+    matches = abs(measured - mu) < 5 * mu / math.sqrt(2 * runs)
+    assert matches == (planted is None), f"measured mu {measured:.3f}, claimed {mu}"
