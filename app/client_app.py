@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import PrivateClient, numpy_client_app
@@ -82,4 +81,4 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
     return call_next(message, own)
 
 
-app: ClientApp = numpy_client_app(client_fn, mods=[simulated_machines])
+app = numpy_client_app(client_fn, mods=[simulated_machines])

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..privacy import NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
+from ..strategies import SAMPLINGS
 
 STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd")
 PRESETS = ("practical", "paper")
@@ -30,6 +31,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "model": MODELS,
     "partition": PARTITIONS,
     "schedule": ("", *SCHEDULES),
+    "sampling": ("", *SAMPLINGS),
     "noise_quality": NOISE_QUALITIES,
     "release_rule": RELEASE_RULES,
 }
@@ -63,6 +65,8 @@ class RunConfig:
         S, eta and D; 0 for the preset's.
     schedule : str
         Noise schedule of the cancelling mechanism; empty for the preset's.
+    sampling : str
+        How the machines of a round are drawn, ``uniform`` or ``balanced``; empty for the preset's.
     noise_quality : str
         ``exact``, or ``fast`` for long simulations.
     release_rule : str
@@ -105,6 +109,7 @@ class RunConfig:
     learning_rate: float = 0.0
     diameter: float = 0.0
     schedule: str = ""
+    sampling: str = ""
     noise_quality: str = "exact"
     release_rule: str = "acknowledged"
     lost_replies: float = 0.0

@@ -30,6 +30,18 @@ from .tasks import Shard, Task, load_shards, load_task
 
 _SERVER_NOISE = "server"
 
+# Where a run happens and how long it may wait are not part of what it is: the same run has the same noise everywhere.
+_NOT_THE_RUN = {
+    "checkpoint",
+    "data-root",
+    "download",
+    "evaluate-every",
+    "node-deadline-s",
+    "out-dir",
+    "round-timeout-s",
+    "run-name",
+}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -58,7 +70,8 @@ class Experiment:
     @property
     def session(self) -> str:
         """The name of this run to its machines, a function of the configuration."""
-        return hashlib.sha256(repr(sorted(self.config.to_mapping().items())).encode()).hexdigest()[:32]
+        told = {key: value for key, value in self.config.to_mapping().items() if key not in _NOT_THE_RUN}
+        return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:32]
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
         """The policy an engine gives a simulated machine; None for the machine with the most samples."""
@@ -104,6 +117,7 @@ class Experiment:
             "learning_rate": values.learning_rate,
             "diameter": values.diameter,
             "seed": config.seed,
+            "sampling": values.sampling,
             "session": self.session,
             "node_deadline_s": config.node_deadline_s,
             **options,
@@ -302,6 +316,18 @@ def run_experiment(
         epsilon=epsilon,
         seconds=seconds,
     )
+
+
+def run_in_process(
+    config: RunConfig, *, checkpoint: Path | None = None, on_progress: Callable[[Progress], None] | None = None
+) -> RunResult:
+    """Run a configuration on the in-process grid; parameters, result and errors as :func:`run_experiment`."""
+    from .client_app import app
+    from .inprocess import InProcessGrid
+
+    prepare(config)
+    grid = InProcessGrid(app, config.num_clients, config.to_mapping())
+    return run_experiment(grid, config, checkpoint=checkpoint, on_progress=on_progress)
 
 
 def model_arrays(result: RunResult) -> dict[str, NDArray[Any]]:

@@ -28,12 +28,15 @@ class Hyperparameters:
         D.
     schedule : str
         Noise schedule of the cancelling mechanism.
+    sampling : str
+        How the machines of a round are drawn.
     """
 
     clip_norm: float
     learning_rate: float
     diameter: float
     schedule: str
+    sampling: str
 
 
 def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_parameters: int) -> Hyperparameters:
@@ -59,6 +62,7 @@ def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_p
         learning_rate=config.learning_rate or preset.learning_rate,
         diameter=config.diameter or preset.diameter,
         schedule=config.schedule or preset.schedule,
+        sampling=config.sampling or preset.sampling,
     )
 
 
@@ -71,7 +75,7 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
         clip_norm = lipschitz
         variance = (2 * lipschitz / (config.batch_size * mu)) ** 2 * num_parameters / asked
         eta = diameter / math.sqrt(num_rounds * (lipschitz**2 + variance))
-        return Hyperparameters(clip_norm, eta, diameter, "")
+        return Hyperparameters(clip_norm, eta, diameter, "uniform", "balanced")
     full = asked == machines
     common = mu * diameter / (2 * clip_norm * num_rounds)
     if config.strategy == "trusted-mu2":
@@ -83,10 +87,10 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
     else:
         eta = common * asked / math.sqrt(2 * machines * num_parameters * (1 + math.log(num_rounds)))
         smooth = 1 / (8 * smoothness * num_rounds)
-    return Hyperparameters(clip_norm, min(eta, smooth), diameter, "uniform" if full else "paper")
+    return Hyperparameters(clip_norm, min(eta, smooth), diameter, "uniform" if full else "paper", "balanced")
 
 
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
     if config.task == "digits":
-        return Hyperparameters(2.0, 0.02, 40.0, "uniform")
-    return Hyperparameters(5.0, 1e-3, 20.0, "uniform")
+        return Hyperparameters(2.0, 0.8, 1000.0, "uniform", "uniform")
+    return Hyperparameters(5.0, 1e-3, 20.0, "uniform", "uniform")

@@ -52,6 +52,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "learning-rate": result.experiment.values.learning_rate,
             "diameter": result.experiment.values.diameter,
             "schedule": result.experiment.values.schedule,
+            "sampling": result.experiment.values.sampling,
         },
         "machines": result.statements,
         "per_round": per_round,
@@ -74,8 +75,8 @@ def guarantee_sentence(result: RunResult) -> str:
         else " Fast simulation noise: a figure for research, no guarantee for the data used."
     )
     return (
-        f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for replacement "
-        f"of one sample of one machine, {who}; {noise}. Simulated with seeded keys.{quality}"
+        f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for "
+        f"replacement of one sample of one machine, {who}; {noise}. Simulated with seeded keys.{quality}"
     )
 
 
@@ -152,4 +153,5 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
 def progress_line(server_round: int, num_rounds: int, accuracy: float | None, epsilon: float, delta: float) -> str:
     """One round's line of progress."""
     shown = "      " if accuracy is None else f"{100 * accuracy:5.1f} %"
-    return f"round {server_round:>{len(str(num_rounds))}}/{num_rounds}  accuracy {shown}  epsilon {epsilon:.3g} at delta {delta:g} (whole run)"
+    rounds = f"{server_round:>{len(str(num_rounds))}}/{num_rounds}"
+    return f"round {rounds}  accuracy {shown}  epsilon {epsilon:.3g} at delta {delta:g} (whole run)"

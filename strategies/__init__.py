@@ -2,12 +2,13 @@
 
 from .base import ReleaseStrategy, RoundReport
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .machines import MachineDirectory, NodesUnavailableError, sample_machines
+from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
+    "SAMPLINGS",
     "CheckpointError",
     "MachineDirectory",
     "Mu2",

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, protocol
 from ..privacy.arrays import read_array
 from .checkpoint import load_checkpoint, save_checkpoint
-from .machines import MachineDirectory, sample_machines
+from .machines import SAMPLINGS, MachineDirectory, Sampling, sample_machines
 
 Vector = NDArray[np.float64]
 StateT = TypeVar("StateT")
@@ -80,9 +80,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
     num_clients : int
         M, machines in all.
     clients_per_round : int
-        m, machines asked in a round; a uniform sample without replacement.
+        m, machines asked in a round, without replacement.
     seed : int, optional
         Seed of the sampler; default from the operating system.
+    sampling : {"uniform", "balanced"}
+        How the machines of a round are drawn (:func:`~murmurfl.strategies.machines.sample_machines`).
     session : str, optional
         Names this training to the machines, letters and digits; default a fresh random name. A machine opens a new
         private stream, and reserves its whole budget share, for every new session.
@@ -109,6 +111,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         num_clients: int,
         clients_per_round: int,
         seed: int | None = None,
+        sampling: Sampling = "uniform",
         session: str | None = None,
         node_deadline_s: float = 120.0,
         checkpoint: Path | str | None = None,
@@ -118,11 +121,14 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             raise ConfigurationError(
                 f"Expected 1 <= clients_per_round <= num_clients, got {clients_per_round} of {num_clients}."
             )
+        if sampling not in SAMPLINGS:
+            raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
         if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
             raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
         self.num_clients = num_clients
         self.clients_per_round = clients_per_round
         self.seed = secrets.randbits(63) if seed is None else seed
+        self.sampling: Sampling = sampling
         self.session = secrets.token_hex(16) if session is None else session
         self.machines = MachineDirectory(num_clients, node_deadline_s)
         self.state: StateT | None = None
@@ -163,6 +169,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             "num_clients": self.num_clients,
             "clients_per_round": self.clients_per_round,
             "seed": None if self._fresh_seed else self.seed,
+            "sampling": self.sampling,
             "session": None if self._fresh_session else self.session,
         }
 
@@ -192,7 +199,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         """
         state = self._ensure_state(arrays)
         self.machines.meet(grid, self.num_clients if not self.machines.names else self.clients_per_round)
-        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round)
+        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
         nodes = self.machines.node_map()
         self._sampled = len(names)
         self._nodes = {name: nodes[name] for name in names if name in nodes}

@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from logging import INFO
+from typing import Literal, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -18,6 +20,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..privacy import ConfigurationError, MurmurflError, derived_seed, protocol
+
+Sampling = Literal["uniform", "balanced"]
+SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -27,8 +32,10 @@ class NodesUnavailableError(MurmurflError):
     """Too few machines were connected when the deadline passed."""
 
 
-def sample_machines(names: list[str], count: int, seed: int, server_round: int) -> list[str]:
-    """``count`` of ``names``, uniformly without replacement, in the order of ``names``.
+def sample_machines(
+    names: list[str], count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
+) -> list[str]:
+    """``count`` of ``names`` without replacement, in the order of ``names``.
 
     Parameters
     ----------
@@ -39,10 +46,53 @@ def sample_machines(names: list[str], count: int, seed: int, server_round: int) 
     seed : int
         The sampler's seed.
     server_round : int
-        t; every round has its own stream, so resuming needs no state of a generator.
+        t; the sample is a function of the arguments, so resuming needs no state of a generator.
+    sampling : {"uniform", "balanced"}
+        ``uniform``: every round by itself, as reshef-levy-2025 has it. ``balanced``: as from a shuffled pack of cards,
+        so that all machines take part equally often and a single pass uses every sample.
+
+    Notes
+    -----
+    **Formal guarantees.** None is drawn from sampling: a machine's guarantee holds whenever it is asked.
     """
+    if sampling == "balanced":
+        return [names[i] for i in _dealer(len(names), count, seed).hand(server_round)]
     generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
     return [names[i] for i in sorted(generator.choice(len(names), size=count, replace=False))]
+
+
+class _Dealer:
+    """Deals machines as from a shuffled pack, ``count`` distinct ones a round; an empty pack is shuffled anew."""
+
+    def __init__(self, num_machines: int, count: int, seed: int) -> None:
+        self._num_machines, self._count, self._seed = num_machines, count, seed
+        self._pack: list[int] = []
+        self._packs = 0
+        self._hands: list[list[int]] = []
+
+    def hand(self, server_round: int) -> list[int]:
+        while len(self._hands) < server_round:
+            self._hands.append(self._deal())
+        return self._hands[server_round - 1]
+
+    def _deal(self) -> list[int]:
+        hand: list[int] = []
+        while len(hand) < self._count:
+            if not self._pack:
+                self._packs += 1
+                key = derived_seed("deal machines", self._seed, self._packs)
+                self._pack = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_machines).tolist()
+            # Between two packs a machine may be on top of the new one that is in this hand already: it comes next.
+            position = next((i for i, machine in enumerate(self._pack) if machine not in hand), None)
+            if position is None:
+                raise ConfigurationError("Expected no more machines a round than there are.")
+            hand.append(self._pack.pop(position))
+        return sorted(hand)
+
+
+@lru_cache(maxsize=8)
+def _dealer(num_machines: int, count: int, seed: int) -> _Dealer:
+    return _Dealer(num_machines, count, seed)
 
 
 class MachineDirectory:

@@ -1,6 +1,6 @@
 """Every mechanism against dense linear algebra: one suite, one table."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_sensitivity_is_exact_over_every_allowed_pattern(case, n):
             worst = 0.0
             for size in range(1, participations + 1):
                 for chosen in combinations(range(n), size):
-                    if all(b - a >= separation for a, b in zip(chosen, chosen[1:], strict=False)):
+                    if all(b - a >= separation for a, b in pairwise(chosen)):
                         worst = max(worst, float(np.linalg.norm(encoder[:, chosen].sum(axis=1))))
             assert mechanism.sensitivity(participations, separation) == pytest.approx(worst)
 

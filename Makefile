@@ -1,0 +1,46 @@
+# Everything a day needs: `make help`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
+ARGS ?=
+
+.PHONY: help install run test lint format types bench clean
+
+help:
+	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
+	@echo "make test     all tests, no network needed once installed"
+	@echo "make lint     ruff and the type checker"
+	@echo "make bench    benchmarks; ratios measured in one run"
+	@echo "make install  the virtual environment in $(VENV) alone"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $(STAMP)
+
+run: $(STAMP)
+	$(BIN)/murmurfl run $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.noise
+	$(BIN)/python -m benchmarks.engines
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,188 @@
+"""The ``murmurfl`` command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..privacy import MurmurflError
+from .config import RunConfig, parse_assignments
+
+cli = typer.Typer(
+    help="Private federated learning whose noise cancels itself.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="A run-config key=value; may be repeated.", show_default=False)
+]
+
+
+@cli.callback()
+def _commands() -> None:
+    """Private federated learning whose noise cancels itself."""
+
+
+@cli.command()
+def run(
+    assignments: Assignments = None,
+    engine: Annotated[str, typer.Option(help="ray (through `flwr run`) or inprocess.")] = "ray",
+    out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
+    name: Annotated[str, typer.Option(help="Name of the run's folder; default from the settings and the time.")] = "",
+    timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
+) -> None:
+    """Run one private federated training and leave its result in a folder."""
+    from .record import summary_lines
+
+    with _failing_clearly():
+        overrides = parse_assignments(assignments or [])
+        config = RunConfig.from_mapping(overrides)
+        folder_name = name or f"{config.strategy}-{config.task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = out.resolve() / folder_name
+        if (folder / "result.json").exists():
+            _fail(f"Expected a new run folder, got {folder}, which holds a finished run; choose another --name.")
+        overrides |= {"out-dir": str(out.resolve()), "run-name": folder_name}
+        if not config.data_root and os.environ.get("MURMURFL_DATA"):
+            overrides["data-root"] = str(Path(os.environ["MURMURFL_DATA"]).resolve())
+        if engine == "ray":
+            _run_on_ray(overrides, config, folder, timeout, verbose)
+        elif engine == "inprocess":
+            _run_in_process(RunConfig.from_mapping(overrides), folder)
+        else:
+            _fail(f"Expected engine 'ray' or 'inprocess', got {engine!r}.")
+        document = json.loads((folder / "result.json").read_text())
+        typer.echo("")
+        for line in summary_lines(document, folder):
+            typer.echo(line)
+
+
+def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+    from .experiment import prepare
+    from .launch import run_flower_app
+    from .reproduce import app_folder
+
+    prepare(RunConfig.from_mapping(overrides))  # an impossible configuration is refused here, before anything starts
+    typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "flower.log").open("w") as log:
+
+        def show(line: str) -> None:
+            log.write(line + "\n")
+            words = line.removeprefix("INFO :").strip()
+            if verbose:
+                typer.echo(line)
+            elif words.startswith("round "):
+                typer.echo(words)
+            elif line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line:
+                typer.echo(line, err=True)
+
+        run_flower_app(
+            app_folder(), run_config=overrides, num_supernodes=config.num_clients, timeout_s=timeout, on_line=show
+        )
+    if not (folder / "result.json").exists():
+        _fail(f"Expected the run to write {folder / 'result.json'}, but it did not; see {folder / 'flower.log'}.")
+
+
+def _run_in_process(config: RunConfig, folder: Path) -> None:
+    import logging
+
+    from .experiment import Progress as RunProgress
+    from .experiment import run_in_process
+    from .record import progress_line, write_record
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+
+    def show(progress: RunProgress) -> None:
+        if progress.accuracy is not None:
+            report = progress.report
+            rounds = progress_line(
+                report.server_round, progress.num_rounds, progress.accuracy, progress.epsilon, config.delta
+            )
+            typer.echo(f"{rounds}  replies {report.aggregated}/{report.asked}")
+
+    checkpoint = folder / "checkpoint.npz" if config.checkpoint else None
+    write_record(run_in_process(config, checkpoint=checkpoint, on_progress=show), folder)
+
+
+@cli.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="reshef-levy-2025 or reshef-levy-2024.")],
+    assignments: Assignments = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this.")] = 5,
+    engine: Annotated[str, typer.Option(help="inprocess or ray.")] = "inprocess",
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Reproduce a paper's tables, or with --set any other cell of them."""
+    from .reproduce import cells_of, run_cells, table_rows, write_reproduction
+
+    with _failing_clearly():
+        cells = cells_of(name, parse_assignments(assignments or []))
+        folder = out or Path("runs") / name
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(
+            *columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=as_json
+        ) as progress:
+            task = progress.add_task(name, total=None)
+            document = run_cells(
+                cells,
+                seeds=seeds,
+                out=folder,
+                engine=engine,
+                jobs=jobs,
+                on_run=lambda done, total: progress.update(task, completed=done, total=total),
+            )
+        document = {"reproduction": name, "engine": engine, "seeds": seeds, **document}
+        write_reproduction(document, name, folder)
+        if as_json:
+            typer.echo(json.dumps(document, indent=2))
+            return
+        Console(width=max(Console().width, 150)).print(_table(name, table_rows(document)))
+        typer.echo(f"{name}.json, .csv and .png are in {folder}")
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title)
+    formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f", "mu": ".3g"}
+    formats |= {"epsilon": ".4g", "delta": "g", "seconds": ".1f", "mu asked": "g"}
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("table", "algorithm") else "right")
+    for row in rows:
+        table.add_row(
+            *("" if value is None else format(value, formats.get(column, "")) for column, value in row.items())
+        )
+    return table
+
+
+class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
+    """Turns an error of ours into one clear message and exit code 1."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MurmurflError):
+            _fail(str(error))
+        if isinstance(error, KeyboardInterrupt):
+            _fail("Interrupted.", code=130)
+
+
+def _fail(message: str, code: int = 1) -> NoReturn:
+    typer.echo(f"murmurfl: {message}", err=True)
+    sys.exit(code)
+
+
+def main() -> None:
+    """Entry point of the ``murmurfl`` command."""
+    cli()

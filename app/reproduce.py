@@ -1,0 +1,419 @@
+"""Reproduce the papers' tables: cells times seeds, in worker processes, finished ones kept.
+
+A cell is a set of run-config overrides; an algorithm is one more. Every run is the ordinary app on an engine, so a table
+says what the code does that users run.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..privacy import ConfigurationError
+from .config import RunConfig
+
+Overrides = Mapping[str, bool | int | float | str]
+ENGINES = ("inprocess", "ray")
+
+_PAPER_MNIST: dict[str, bool | int | float | str] = {
+    "task": "mnist",
+    "batch-size": 1,
+    "noise-quality": "fast",
+    "evaluate-every": 1_000_000,
+    "checkpoint": False,
+    "node-deadline-s": 600.0,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Parameters
+    ----------
+    table : str
+        The table it belongs to.
+    settings : mapping
+        Run-config overrides, beside those of the algorithm.
+    algorithms : mapping of str to mapping
+        Overrides of each algorithm in the cell.
+    paper : mapping of str to mapping
+        What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
+    """
+
+    table: str
+    settings: Overrides
+    algorithms: Mapping[str, Overrides]
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def _mu2_and_baseline(**extra: Any) -> dict[str, Overrides]:
+    return {"mu2": {"strategy": "mu2", **extra}, "noisy-sgd": {"strategy": "noisy-sgd", **extra}}
+
+
+def _reshef_levy_2025() -> list[Cell]:
+    figures = {  # mu, m: ours, noisy SGD
+        (4, 50): (53.8, 45.1),
+        (8, 50): (63.7, 58.9),
+        (12, 50): (66.5, 63.7),
+        (8, 20): (60.8, 54.9),
+        (8, 80): (63.8, 57.0),
+    }
+    cells = [
+        Cell(
+            "paper's constants",
+            {**_PAPER_MNIST, "preset": "paper", "mu": float(mu), "num-clients": 100, "clients-per-round": m},
+            _mu2_and_baseline(),
+            {"mu2": {"accuracy": ours}, "noisy-sgd": {"accuracy": sgd}},
+        )
+        for (mu, m), (ours, sgd) in figures.items()
+    ]
+    practical: dict[str, bool | int | float | str] = {**_PAPER_MNIST, "preset": "practical", "num-clients": 100}
+    cells += [
+        Cell("practical", {**practical, "mu": mu, "clients-per-round": 50}, _mu2_and_baseline()) for mu in (1.0, 4.0)
+    ]
+    full: dict[str, bool | int | float | str] = {**practical, "clients-per-round": 100, "batch-size": 6}
+    cells.append(Cell("practical, all machines", {**full, "mu": 1.0}, _mu2_and_baseline()))
+    cells += [
+        Cell(
+            "practical, oriented gradients",
+            {**full, "features": "oriented-gradients", "mu": mu},
+            _mu2_and_baseline(),
+        )
+        for mu in (0.25, 1.0)
+    ]
+    lossy = {"mu2": {"strategy": "mu2"}, "mu2, papers' release rule": {"strategy": "mu2", "release-rule": "paper"}}
+    cells.append(Cell("20 % of replies lost", {**full, "mu": 1.0, "lost-replies": 0.2}, lossy))
+    return cells
+
+
+def _reshef_levy_2024() -> list[Cell]:
+    figures = {  # mu, M: untrusted loss and accuracy, trusted loss and accuracy
+        (4, 1): ((2.256, 69.9), (2.256, 69.9)),
+        (4, 10): ((2.267, 69.4), (2.256, 69.7)),
+        (4, 100): ((2.285, 65.4), (2.258, 69.5)),
+        (8, 1): ((2.253, 70.2), (2.253, 70.2)),
+        (8, 10): ((2.259, 70.0), (2.253, 70.1)),
+        (8, 100): ((2.274, 69.8), (2.257, 69.6)),
+        (16, 1): ((2.252, 70.4), (2.252, 70.4)),
+        (16, 10): ((2.255, 70.1), (2.252, 70.3)),
+        (16, 100): ((2.264, 70.0), (2.256, 69.7)),
+    }
+    algorithms: dict[str, Overrides] = {
+        "mu2": {"strategy": "mu2"},
+        "trusted-mu2": {"strategy": "trusted-mu2"},
+        "noisy-sgd": {"strategy": "noisy-sgd"},
+    }
+    return [
+        Cell(
+            "paper's constants",
+            {
+                **_PAPER_MNIST,
+                "preset": "paper",
+                "mu": float(mu),
+                "num-clients": machines,
+                "clients-per-round": machines,
+            },
+            algorithms,
+            {
+                name: dict(zip(("loss", "accuracy"), figure, strict=True))
+                for name, figure in zip(("mu2", "trusted-mu2"), pair, strict=True)
+            },
+        )
+        for (mu, machines), pair in figures.items()
+    ]
+
+
+REPRODUCTIONS: dict[str, Callable[[], list[Cell]]] = {
+    "reshef-levy-2025": _reshef_levy_2025,
+    "reshef-levy-2024": _reshef_levy_2024,
+}
+
+
+def cells_of(name: str, overrides: Overrides) -> list[Cell]:
+    """The cells of a reproduction; with overrides, the one cell they describe.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`REPRODUCTIONS`.
+    overrides : mapping
+        Run-config overrides. Those that name a cell's own settings (such as ``mu``) start from the reproduction's first
+        cell of the wanted preset; if the result is a cell of the paper, its figures stand beside it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name or a setting is unknown or impossible.
+    """
+    if name not in REPRODUCTIONS:
+        raise ConfigurationError(f"Expected a reproduction, one of {', '.join(REPRODUCTIONS)}, got {name!r}.")
+    cells = REPRODUCTIONS[name]()
+    if not overrides:
+        return cells
+    preset = overrides.get("preset", cells[0].settings["preset"])
+    base = next((cell for cell in cells if cell.settings["preset"] == preset), cells[0])
+    settings = {**base.settings, **overrides}
+    if "clients-per-round" not in overrides and name == "reshef-levy-2024":
+        settings["clients-per-round"] = settings["num-clients"]
+    strategy = settings.pop("strategy", None)
+    algorithms = {
+        label: options for label, options in base.algorithms.items() if strategy in (None, options["strategy"])
+    } or {str(strategy): {"strategy": str(strategy)}}
+    known = next((cell for cell in cells if dict(cell.settings) == settings), None)
+    return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {})]
+
+
+def run_cells(
+    cells: list[Cell],
+    *,
+    seeds: int,
+    out: Path,
+    engine: str = "inprocess",
+    jobs: int | None = None,
+    on_run: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Run every algorithm of every cell with seeds 1 .. seeds; finished runs found in ``out`` are not run again.
+
+    Parameters
+    ----------
+    cells : list of Cell
+    seeds : int
+        Runs of each.
+    out : Path
+        Folder for ``runs/*.json``, one a finished run.
+    engine : {"inprocess", "ray"}
+    jobs : int, optional
+        Worker processes; default as many as cores. Ray uses one, for it uses the cores itself.
+    on_run : callable, optional
+        Called with runs done and runs in all.
+
+    Returns
+    -------
+    dict
+        The document of the reproduction: its ``cells``.
+
+    Raises
+    ------
+    ConfigurationError
+        If a setting is impossible or the engine unknown.
+    """
+    if engine not in ENGINES:
+        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
+    if seeds < 1:
+        raise ConfigurationError(f"Expected seeds >= 1, got {seeds}.")
+    configs = {
+        (index, label, seed): RunConfig.from_mapping({**cell.settings, **options, "seed": seed})
+        for index, cell in enumerate(cells)
+        for label, options in cell.algorithms.items()
+        for seed in range(1, seeds + 1)
+    }
+    folder = out / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    results: dict[tuple[int, str, int], dict[str, Any]] = {}
+    waiting = []
+    for key, config in configs.items():
+        path = folder / f"{_run_name(config, engine)}.json"
+        if path.exists():
+            results[key] = json.loads(path.read_text())
+        else:
+            waiting.append((key, config, path))
+    if on_run is not None:
+        on_run(len(results), len(configs))
+    # The longest first, so that no worker is left with one at the end: a run costs its client updates.
+    waiting.sort(key=lambda item: -item[1].num_clients / max(item[1].clients_per_round, 1))
+    workers = 1 if engine == "ray" else jobs or os.cpu_count() or 1
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, max(len(waiting), 1)), mp_context=context, initializer=_one_thread) as pool:
+        futures = {pool.submit(run_once, config, engine): (key, path) for key, config, path in waiting}
+        try:
+            for future in as_completed(futures):
+                key, path = futures[future]
+                results[key] = future.result()
+                path.with_suffix(".part").write_text(json.dumps(results[key]))
+                path.with_suffix(".part").replace(path)
+                if on_run is not None:
+                    on_run(len(results), len(configs))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
+
+
+def _run_name(config: RunConfig, engine: str) -> str:
+    told = replace(config, data_root="", download=False)
+    return hashlib.sha256(repr((engine, sorted(told.to_mapping().items()))).encode()).hexdigest()[:24]
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
+    """One run; the figures a table needs, as plain values."""
+    if engine == "ray":
+        return _run_on_ray(config)
+    from .experiment import run_in_process
+
+    result = run_in_process(config)
+    return {
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "mu": result.mu,
+        "epsilon": result.epsilon,
+        "delta": config.delta,
+        "seconds": result.seconds,
+        "rounds": len(result.strategy.history),
+        "releases": sum(int(statement["releases"]) for statement in result.statements.values()),
+        "refusals": sum(report.refusals for report in result.strategy.history),
+        "lost_replies": sum(report.lost for report in result.strategy.history),
+    }
+
+
+def _run_on_ray(config: RunConfig) -> dict[str, Any]:
+    import tempfile
+
+    from .launch import run_flower_app
+
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = {
+            **config.to_mapping(),
+            "data-root": str(Path(root).resolve()) if root else "",
+            "out-dir": folder,
+            "run-name": "run",
+        }
+        run_flower_app(app_folder(), run_config=overrides, num_supernodes=config.num_clients)
+        document = json.loads((Path(folder) / "run" / "result.json").read_text())
+    names = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "rounds", "releases", "refusals", "lost_replies")
+    return {name: document[name] for name in names}
+
+
+def app_folder() -> Path:
+    """The checkout this package runs from: what ``flwr run`` needs.
+
+    Raises
+    ------
+    ConfigurationError
+        If the package is installed without its checkout.
+    """
+    folder = Path(__file__).resolve().parent.parent
+    if not (folder / "pyproject.toml").is_file():
+        raise ConfigurationError(
+            f"Expected a checkout of murmurfl around {folder}, got none: Ray runs need the app's pyproject.toml; "
+            "clone the repository, or use --engine inprocess."
+        )
+    return folder
+
+
+_MEASURED = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
+
+
+def _cell_document(
+    index: int, cell: Cell, results: Mapping[tuple[int, str, int], Mapping[str, Any]], seeds: int
+) -> dict[str, Any]:
+    algorithms = {}
+    for label in cell.algorithms:
+        runs = [results[index, label, seed] for seed in range(1, seeds + 1)]
+        entry: dict[str, Any] = {name: _statistics([run[name] for run in runs]) for name in _MEASURED}
+        entry["paper"] = dict(cell.paper.get(label, {}))
+        algorithms[label] = entry
+    return {"table": cell.table, "settings": dict(cell.settings), "algorithms": algorithms}
+
+
+def _statistics(values: list[float]) -> dict[str, Any]:
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "runs": values,
+    }
+
+
+def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One flat row for each algorithm of each cell, for the terminal and the CSV file."""
+    rows = []
+    for cell in document["cells"]:
+        settings = cell["settings"]
+        for label, entry in cell["algorithms"].items():
+            row = {
+                "table": cell["table"],
+                "machines": settings["num-clients"],
+                "asked": settings["clients-per-round"],
+                "batch": settings["batch-size"],
+                "mu asked": settings["mu"],
+                "algorithm": label,
+                "accuracy %": 100 * entry["accuracy"]["mean"],
+                "± std": 100 * entry["accuracy"]["std"],
+                "paper %": entry["paper"].get("accuracy"),
+                "loss": entry["loss"]["mean"],
+                "paper loss": entry["paper"].get("loss"),
+                "mu": entry["mu"]["mean"],
+                "epsilon": entry["epsilon"]["mean"],
+                "delta": entry["delta"]["mean"],
+                "seconds": entry["seconds"]["mean"],
+                "runs": len(entry["accuracy"]["runs"]),
+            }
+            rows.append(row)
+    return rows
+
+
+def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> None:
+    """Write ``<name>.json``, ``.csv`` and ``.png`` into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    rows = table_rows(document)
+    with (out / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    _plot(rows, name, out / f"{name}.png")
+
+
+def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = list(rows)
+    labels = [
+        f"{row['table']}: mu {row['mu asked']:g}, {row['asked']} of {row['machines']}, {row['algorithm']}"
+        for row in rows
+    ]
+    figure = Figure(figsize=(10, 1.2 + 0.32 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    positions = list(range(len(rows)))[::-1]
+    colours = {"mu2": "#1f6f8b", "trusted-mu2": "#4c9f70", "noisy-sgd": "#b0b7bc"}
+    axes.barh(
+        positions,
+        [row["accuracy %"] for row in rows],
+        xerr=[row["± std"] for row in rows],
+        color=[colours.get(row["algorithm"], "#d98e5f") for row in rows],
+        error_kw={"elinewidth": 1, "ecolor": "#444444"},
+    )
+    printed = [(p, row["paper %"]) for p, row in zip(positions, rows, strict=True) if row["paper %"] is not None]
+    if printed:
+        axes.plot([x for _, x in printed], [p for p, _ in printed], "k|", markersize=11, markeredgewidth=2)
+        axes.set_xlabel("test accuracy [%], mean and standard deviation over seeds; the bar |: the paper")
+    else:
+        axes.set_xlabel("test accuracy [%], mean and standard deviation over seeds")
+    for position, row in zip(positions, rows, strict=True):
+        axes.text(
+            1, position, f"ε = {row['epsilon']:.3g} at δ = {row['delta']:g}", va="center", fontsize=7, color="white"
+        )
+    axes.set_yticks(positions, labels, fontsize=8)
+    axes.set_xlim(0, 100)
+    axes.set_title(name)
+    figure.savefig(path, dpi=130)
