@@ -1,7 +1,7 @@
 """Reproduce the papers' tables: cells times seeds, in worker processes, finished ones kept.
 
-A cell is a set of run-config overrides; an algorithm is one more. Every run is the ordinary app on an engine, so a table
-says what the code does that users run.
+A cell is a set of run-config overrides; an algorithm is one more. Every run is the ordinary app on an engine, so a
+table says what the code does that users run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,252 @@
+"""A machine against a server that lies: whatever it is asked, it releases within its budget and says nothing else."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from murmurfl.clients import ContextLedger, Mu2Client, NoisySGDClient, TorchGradients
+from murmurfl.privacy import (
+    ConfigurationError,
+    LedgerError,
+    MemoryLedger,
+    PrivacyPolicy,
+    RefusedError,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+)
+
+SHAPES = [(3, 2), (3,)]
+CAP, BATCH, CLIP, MU = 12, 2, 1.0, 2.0
+
+
+class Gradients:
+    """Loss 1/2 (w . z)^2 for a fake model of nine parameters; counts what it is asked."""
+
+    shapes = SHAPES
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, parameters, samples):
+        self.calls += 1
+        point = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in parameters])
+        return (samples @ point)[:, None] * samples + samples
+
+
+DATA = np.random.Generator(np.random.Philox(key=11)).normal(size=(CAP * BATCH, 9))
+
+
+def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, **changes):
+    policy = {"clip_norm": CLIP, "batch_size": BATCH, "max_participations": CAP, "mu": MU, **changes}
+    if kind is NoisySGDClient:
+        policy["mechanism"] = "independent"
+    keys = SimulatedKeys(1, "7") if keys is None else keys
+    ledger = MemoryLedger() if ledger is None else ledger
+    return kind(Gradients(), data, PrivacyPolicy(**policy), ledger, keys, name="7")
+
+
+def request(t=1, ack=0, points=2, value=0.0, **changes):
+    arrays = [np.full(shape, value) for _ in range(points) for shape in SHAPES]
+    config = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: t,
+        protocol.SESSION: "s",
+        protocol.ACK: ack,
+        **changes,
+    }
+    return arrays, {key: value for key, value in config.items() if value is not None}
+
+
+def flat(arrays):
+    return np.concatenate([values.ravel() for values in arrays])
+
+
+def test_mu2_contributes_the_corrected_gradient_of_the_paper():
+    subject = client(trust="trusted-server", clip_norm=1e3)
+    current, previous = ([np.random.Generator(np.random.Philox(key=k)).normal(size=s) for s in SHAPES] for k in (1, 2))
+    _, config = request(t=5)
+    arrays, examples, _ = subject.fit([*current, *previous], config)
+    gradients = Gradients()
+    expected = (5 * gradients(current, DATA[:2]) - 4 * gradients(previous, DATA[:2])).mean(axis=0)
+    assert examples == BATCH
+    assert [values.shape for values in arrays] == SHAPES
+    assert flat(arrays) == pytest.approx(expected, abs=subject.machine.plan.grid.spacing)
+
+
+def test_the_first_round_needs_no_previous_gradient():
+    subject = client()
+    subject.fit(*request(t=1))
+    assert subject._gradients.calls == 1
+
+
+def test_a_reply_says_nothing_that_depends_on_data():
+    replies = []
+    for data in (DATA, DATA * 100):
+        arrays, examples, metrics = client(data=data).fit(*request())
+        replies.append((examples, metrics, [values.shape for values in arrays]))
+    assert replies[0] == replies[1]
+    assert set(replies[0][1]) == {
+        protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.MACHINE,
+    }  # fmt: skip
+
+
+def test_evaluation_is_refused():
+    with pytest.raises(RefusedError, match="not be private"):
+        client().evaluate(*request())
+
+
+BAD = {
+    "no version": request(**{protocol.VERSION: None}),
+    "another version": request(**{protocol.VERSION: 99}),
+    "round 0": request(t=0),
+    "huge round": request(t=2**40),
+    "round as text": request(t="1"),
+    "round as bool": request(t=True),
+    "round as float": request(t=1.5),
+    "no session": request(**{protocol.SESSION: None}),
+    "session with a slash": request(**{protocol.SESSION: "a/b"}),
+    "long session": request(**{protocol.SESSION: "a" * 65}),
+    "negative ack": request(ack=-1),
+    "ack from the future": request(ack=3),
+    "ack as list": request(ack=[1]),
+    "one point": request(points=1),
+    "three points": request(points=3),
+    "nan": request(value=np.nan),
+    "infinite": request(value=np.inf),
+    "another machine": request(**{protocol.MACHINE: "8"}),
+    "integers": ([np.zeros(s, dtype=np.int64) for _ in range(2) for s in SHAPES], request()[1]),
+    "wrong shape": ([np.zeros((3, 2)), np.zeros(4)] * 2, request()[1]),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_a_malformed_request_is_refused_and_costs_nothing(bad):
+    subject = client()
+    before = subject.machine.statement("s")
+    with pytest.raises(RefusedError):
+        subject.fit(*bad)
+    assert subject.machine.statement("s") == before
+    assert subject._gradients.calls == 0, "refused on the request alone, before any data was touched"
+
+
+def spent(ledger, subject):
+    with ledger.exclusive() as page:
+        account = page.account()
+        return account.reserved_mu, account.samples_used
+
+
+@pytest.mark.parametrize("keys", [SimulatedKeys(1, "7"), SystemKeys(bytes(32))], ids=["simulated", "real"])
+def test_ten_thousand_random_requests_never_exceed_the_budget(keys):
+    """Repeated rounds, acks backwards and from the future, absurd points, forged sessions, wrong shapes and types."""
+    generator = np.random.Generator(np.random.Philox(key=99))
+    ledger = MemoryLedger()
+    subject = client(ledger=ledger, keys=keys, budget_mu=MU * math.sqrt(2))
+    released: dict[str, list[int]] = {}
+    values = [0.0, 1.0, 1e30, 1e300, -1e308, np.nan, np.inf]
+    for _ in range(10_000):
+        pick = generator.integers
+        session = ["s", "t", "u", "v" * int(pick(1, 80)), "../x", ""][pick(6)]
+        arrays, config = request(
+            t=[1, 2, int(pick(1, 2**31)), -5, 2**60, "x", 2.0][pick(7)],
+            ack=[0, 1, int(pick(0, CAP + 2)), -1, 2**62, None, "0"][pick(7)],
+            points=[2, 2, 2, 1, 3][pick(5)],
+            value=values[pick(len(values))],
+        )
+        config[protocol.SESSION] = session
+        if pick(10) == 0:
+            arrays[0] = arrays[0].astype([np.float32, np.int32, np.complex128][pick(3)])
+        config.update({"clip-norm": 1e9, "mu": 1e9, "noise": 0.0, "batch-size": 1})  # asked for; ignored
+        try:
+            reply, _, metrics = subject.fit(arrays, config)
+        except RefusedError:
+            continue
+        released.setdefault(session, []).append(metrics[protocol.RELEASE])
+        vector = flat(reply)
+        assert np.isfinite(vector).all()
+        # Never un-noised: contributions are bounded by what was carried over, noise is there on top.
+        assert np.count_nonzero(vector) == len(vector)
+    assert sum(len(releases) for releases in released.values()) == CAP, "as many as samples allow, and no more"
+    assert len(released) <= 2
+    assert all(releases == sorted(set(releases)) for releases in released.values())
+    reserved, used = spent(ledger, subject)
+    assert reserved <= MU * math.sqrt(2) * (1 + 1e-9)
+    assert used == CAP * BATCH
+
+
+def test_a_hostile_pair_of_points_cannot_make_a_contribution_longer_than_the_clip():
+    """t grad f(x_t) - (t-1) grad f(x_{t-1}) of a lying server is unbounded; what leaves is clipped."""
+    subject = client(trust="trusted-server")
+    rng = np.random.Generator(np.random.Philox(key=4))
+    points = [rng.normal(size=s) * 1e6 for _ in range(2) for s in SHAPES]
+    arrays, _, _ = subject.fit(points, request(t=2**31 - 1)[1])
+    assert np.linalg.norm(flat(arrays)) <= CLIP + subject.machine.plan.grid.charge(9)
+
+
+def test_noisy_sgd_needs_independent_noise():
+    with pytest.raises(ConfigurationError, match="independent"):
+        NoisySGDClient(
+            Gradients(), DATA, PrivacyPolicy(1.0, 1, 1, 1.0), MemoryLedger(), SimulatedKeys(1, "7"), name="7"
+        )
+    arrays, _, _ = client(NoisySGDClient).fit(*request(points=1))
+    assert len(arrays) == len(SHAPES)
+
+
+def test_the_context_ledger_remembers_across_clients_and_agrees_with_the_one_in_memory():
+    state = RecordDict()
+    memory = client()
+    for k in range(CAP):
+        ack = k if k % 3 else max(k - 1, 0)  # some replies are not acknowledged
+        expected = memory.fit(*request(t=k + 1, ack=memory_ack(memory, ack)))
+        fresh = client(ledger=ContextLedger(state, "7"))
+        actual = fresh.fit(*request(t=k + 1, ack=expected[2][protocol.ACK]))
+        assert all((a == b).all() for a, b in zip(expected[0], actual[0], strict=True))
+    assert client(ledger=ContextLedger(state, "7")).machine.statement("s") == memory.machine.statement("s")
+    assert client(ledger=ContextLedger(state, "8")).machine.statement("s").releases == 0, "machines share a node"
+
+
+def memory_ack(subject, wanted):
+    with subject.machine._ledger.exclusive() as page:
+        stream = page.stream("s")
+    return 0 if stream is None else max(wanted, stream.ack)
+
+
+@pytest.mark.parametrize("damage", ["format", "pending", "missing arrays"])
+def test_a_damaged_context_ledger_stops_the_machine(damage):
+    state = RecordDict()
+    client(ledger=ContextLedger(state, "7")).fit(*request())
+    if damage == "format":
+        state["murmurfl/7/account"]["format"] = 99
+    elif damage == "pending":
+        state["murmurfl/7/stream/s"]["pending"] = [1, 2]
+    else:
+        del state["murmurfl/7/arrays/s"]
+    with pytest.raises(LedgerError, match="Expected"):
+        client(ledger=ContextLedger(state, "7")).fit(*request(ack=1))
+
+
+def test_torch_gradients_are_those_of_each_sample_alone():
+    import torch
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    gradients = TorchGradients(module, torch.nn.functional.cross_entropy)
+    parameters = [p.detach().numpy() for p in module.parameters()]
+    inputs, targets = torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    rows = gradients(parameters, (inputs, targets))
+    for i in range(5):
+        module.zero_grad()
+        torch.nn.functional.cross_entropy(module(inputs[i : i + 1]), targets[i : i + 1]).backward()
+        assert rows[i] == pytest.approx(flat([p.grad.numpy() for p in module.parameters()]), abs=1e-6)
+
+
+def test_a_module_that_mixes_samples_is_refused():
+    import torch
+
+    with pytest.raises(ConfigurationError, match="batch norm"):
+        TorchGradients(torch.nn.BatchNorm1d(3), torch.nn.functional.cross_entropy)
+
+
+def test_context_is_importable_where_users_expect_it():
+    assert Context is not None

@@ -1,0 +1,69 @@
+"""Who may import whom, held by a test: privacy nothing of ours, strategies and clients not each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {
+    "privacy": {"privacy"},
+    "strategies": {"strategies", "privacy"},
+    "clients": {"clients", "privacy"},
+    "app": {"app", "clients", "strategies", "privacy"},
+}
+FORBIDDEN_OUTSIDE = {"privacy": {"flwr", "torch", "torchvision", "ray"}}
+
+
+def imports(path):
+    """Top-level packages imported, and our own folders imported, absolutely or relatively."""
+    relative = path.relative_to(ROOT)
+    outside, ours = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            outside |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            outside.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            base = relative.parts[: len(relative.parts) - node.level]
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            ours |= {module[0]} if module else {alias.name for alias in node.names}
+    return outside, ours
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_import_only_what_they_may(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        outside, ours = imports(path)
+        assert ours <= FOLDERS[folder], f"{path} imports {ours - FOLDERS[folder]}"
+        assert not outside & FORBIDDEN_OUTSIDE.get(folder, set()), f"{path} imports {outside}"
+        assert not outside & {"murmurfl", *FOLDERS}, f"{path}: import ours relatively"
+
+
+def test_the_check_sees_an_import_that_is_not_allowed(tmp_path, monkeypatch):
+    (tmp_path / "privacy").mkdir()
+    bad = tmp_path / "privacy" / "bad.py"
+    bad.write_text("import torch\nfrom ..clients import Mu2Client\nfrom .. import strategies\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert imports(bad) == ({"torch"}, {"clients", "strategies"})
+
+
+def test_the_import_root_makes_a_checkout_a_package():
+    import murmurfl
+
+    assert str(ROOT) in list(murmurfl.__path__)
+
+
+def test_the_packages_of_the_wheel_are_the_folders_of_the_tree():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packaged = set(project["tool"]["setuptools"]["packages"])
+    folders = {
+        f"murmurfl.{'.'.join(path.parent.relative_to(ROOT).parts)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert packaged == folders
