@@ -1,0 +1,354 @@
+"""Whole trainings over a grid: lemma 4.1, losses, liars, stragglers, checkpoints."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.network import LossyGrid
+from murmurfl.clients import ContextLedger, Mu2Client, NoisySGDClient, numpy_client_app
+from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, protocol, row_key, standard_normals
+from murmurfl.strategies import CheckpointError, Mu2, NodesUnavailableError, NoisySGD, TrustedMu2
+
+SHAPES = [(2, 3), (4,)]
+D = 10
+START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
+
+
+class Linear:
+    """Gradient of sample z is z at every point: contributions are the data, so sums can be written down."""
+
+    shapes = SHAPES
+
+    def __call__(self, parameters, samples):
+        return samples
+
+
+def app(data, *, kind=Mu2Client, **changes):
+    """``data(name)`` gives a machine's samples."""
+
+    def client_fn(context):
+        name = str(context.node_config["partition-id"])
+        samples = data(name)
+        policy = {"clip_norm": 1.0, "batch_size": 1, "max_participations": len(samples), "mu": 2.0, **changes}
+        return kind(
+            Linear(), samples, PrivacyPolicy(**policy), ContextLedger(context.state, name), SimulatedKeys(3, name),
+            name=name,
+        )  # fmt: skip
+
+    return numpy_client_app(client_fn)
+
+
+def zeros(name, samples=30):
+    return np.zeros((samples, D))
+
+
+def some(name, samples=30):
+    return np.random.Generator(np.random.Philox(key=int(name))).normal(size=(samples, D)) / 4
+
+
+def mu2(num_clients=6, clients_per_round=3, **options):
+    options = {"learning_rate": 0.05, "diameter": 4.0, "seed": 1, "session": "s", "node_deadline_s": 1.0, **options}
+    return Mu2(num_clients=num_clients, clients_per_round=clients_per_round, **options)
+
+
+def last_noise(name, strategy, num_releases=30):
+    """y_k of a machine's last aggregated release, from its key alone."""
+    k = strategy.acks.get(name, 0)
+    if k == 0:
+        return np.zeros(D)
+    policy = PrivacyPolicy(1.0, 1, num_releases, 2.0)
+    plan, keys = policy.plan(D), SimulatedKeys(3, name)
+    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, "exact")
+    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
+
+
+@pytest.mark.parametrize("m", [2, 3, 6])
+@pytest.mark.parametrize("lost", [0.0, 0.3])
+def test_noise_on_q_is_the_sum_of_the_machines_last_noises_over_m(m, lost):
+    """Lemma 4.1 of reshef-levy-2025, on a real run with constant-zero data; with losses, of what was acknowledged."""
+    strategy = mu2(clients_per_round=m)
+    strategy.start(LossyGrid(InProcessGrid(app(zeros), 6, {}), lost, seed=2), START, num_rounds=12)
+    expected = sum(last_noise(str(i), strategy) for i in range(6))
+    assert (strategy.state.release_sum == expected).all(), "to the last bit"
+    assert np.linalg.norm(expected) > 0
+    if lost:
+        assert sum(report.lost for report in strategy.history) > 0
+
+
+def test_with_the_papers_release_rule_a_loss_leaves_noise_for_ever():
+    strategy = mu2(clients_per_round=6)
+    grid = LossyGrid(InProcessGrid(app(zeros, release_rule="paper"), 6, {}), 0.3, seed=2)
+    strategy.start(grid, START, num_rounds=12)
+    residue = strategy.state.release_sum - sum(last_noise(str(i), strategy) for i in range(6))
+    assert np.linalg.norm(residue) > PrivacyPolicy(1.0, 1, 30, 2.0).plan(D).noise_std
+
+
+def test_carried_over_contributions_make_q_what_it_would_have_been():
+    """Losses cost delay: once every machine is heard again, the sum of releases is exactly the lossless one."""
+
+    class LoseUntil(LossyGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            self._lost_replies = 0.4 if self._sent < 60 else 0.0
+            return super().send_and_receive(messages, timeout=timeout)
+
+    runs = []
+    for wrap in (lambda grid: grid, lambda grid: LoseUntil(grid, 0.4, 5)):
+        # Contributions must not depend on the query points for the two runs to be comparable: `Linear` sees to it.
+        strategy = mu2(clients_per_round=6)
+        strategy.start(wrap(InProcessGrid(app(some), 6, {})), START, num_rounds=12)
+        runs.append(strategy)
+    assert (runs[0].state.release_sum == runs[1].state.release_sum).all()
+    assert sum(report.lost for report in runs[1].history) > 5
+
+
+def test_mu_computed_from_a_runs_releases_is_the_configured_mu():
+    strategy = mu2(num_clients=4, clients_per_round=4)
+    grid = InProcessGrid(app(lambda name: some(name, 10)), 4, {})
+    strategy.start(grid, START, num_rounds=10)
+    statements = strategy.ask_privacy(grid)
+    assert list(statements) == ["0", "1", "2", "3"]
+    for statement in statements.values():
+        assert statement["releases"] == 10
+        assert statement["mu-spent"] == pytest.approx(2.0, rel=1e-9)
+        assert statement["mu-guaranteed"] == pytest.approx(2.0, rel=1e-9)
+        # From first principles: the noise this machine says it used, ten releases, one sample in the first.
+        assert statement["sensitivity"] * math.sqrt(10) / (statement["noise-std"] * math.sqrt(10)) == pytest.approx(
+            2.0, rel=1e-9
+        )
+
+
+def test_refusals_are_counted_and_harmless():
+    strategy = mu2(num_clients=4, clients_per_round=4)
+    strategy.start(InProcessGrid(app(lambda name: some(name, 3 + int(name))), 4, {}), START, num_rounds=8)
+    assert [report.aggregated for report in strategy.history] == [4, 4, 4, 3, 2, 1, 0, 0]
+    assert [report.refusals for report in strategy.history] == [0, 0, 0, 1, 2, 3, 4, 4]
+    assert strategy.history[-1].refused == {"cap-reached": 4}
+
+
+class Tampering(InProcessGrid):
+    """A grid that lets a test change or add replies."""
+
+    def __init__(self, *arguments, tamper):
+        super().__init__(*arguments)
+        self.tamper = tamper
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        return self.tamper(replies) if replies and replies[0].metadata.message_type == "train" else replies
+
+
+def replace_first(change):
+    def tamper(replies):
+        change(replies[0].content)
+        return replies
+
+    return tamper
+
+
+def first_array(values):
+    def change(content):
+        name = next(iter(content["arrays"]))
+        content["arrays"][name] = Array(values)
+
+    return change
+
+
+def raw_bytes(content):
+    next(iter(content["arrays"].values())).data = b"no array"
+
+
+def without(key):
+    def change(content):
+        del content[key]
+
+    return change
+
+
+def entry(record, key, value):
+    def change(content):
+        content[record][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        first_array(np.full((2, 3), np.nan)),
+        first_array(np.full((2, 3), np.inf)),
+        first_array(np.full((2, 3), 1e200)),
+        first_array(np.zeros((3, 2))),
+        first_array(np.zeros((2, 3), dtype=np.int64)),
+        raw_bytes,
+        without("arrays"),
+        without("metrics"),
+        without("config"),
+        entry("config", protocol.MACHINE, "5"),
+        entry("config", protocol.MACHINE, "nobody"),
+        entry("metrics", protocol.VERSION, 77),
+        entry("metrics", protocol.RELEASE, 1.5),
+    ],
+)
+def test_a_malformed_reply_is_dropped_and_the_round_goes_on(change):
+    strategy = mu2(clients_per_round=6)
+    grid = Tampering(app(zeros), 6, {}, tamper=replace_first(change))
+    strategy.start(grid, START, num_rounds=3)
+    assert [report.malformed for report in strategy.history] == [1, 1, 1]
+    assert [report.aggregated for report in strategy.history] == [5, 5, 5]
+    assert "0" not in strategy.acks
+    assert (strategy.state.release_sum == sum(last_noise(str(i), strategy) for i in range(6))).all()
+
+
+def test_a_late_original_beside_its_carry_over_counts_once():
+    """Round t's reply comes in round t + 1 beside the carry-over that contains it; the trusted server needs this."""
+    held = []
+
+    def delay(replies):
+        late, held[:] = list(held), [replies[0]]
+        return [*replies[1:], *late]
+
+    def duplicate(replies):
+        return [*replies, *replies]
+
+    for tamper in (delay, duplicate):
+        held.clear()
+        strategy = mu2(clients_per_round=6)
+        strategy.start(Tampering(app(zeros), 6, {}, tamper=tamper), START, num_rounds=5)
+        assert sum(report.late for report in strategy.history) > 0 or tamper is delay
+        total = sum(last_noise(str(i), strategy) for i in range(6))
+        assert (strategy.state.release_sum == total).all()
+        assert all(report.aggregated <= 6 for report in strategy.history)
+
+
+def test_error_replies_of_strangers_are_counted():
+    def fail(replies):
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        return [*replies[1:], Message(Error(5, "node unavailable"), reply_to=message)]
+
+    strategy = mu2(clients_per_round=6)
+    strategy.start(Tampering(app(zeros), 6, {}, tamper=fail), START, num_rounds=2)
+    assert strategy.history[0].refused == {"error-5": 1}
+    assert strategy.history[0].lost == 0
+
+
+def test_too_few_nodes_end_in_a_clear_error_and_not_in_waiting():
+    with pytest.raises(NodesUnavailableError, match=r"Expected 6 machines within 0\.3 s, got 4"):
+        mu2(node_deadline_s=0.3).start(InProcessGrid(app(zeros), 4, {}), START, num_rounds=2)
+
+
+def test_nodes_that_refuse_to_say_hello_are_named_in_the_error():
+    def not_configured(context):
+        raise ValueError("secret")
+
+    with pytest.raises(NodesUnavailableError, match="6 answered with internal-error"):
+        mu2(node_deadline_s=0.3).start(InProcessGrid(numpy_client_app(not_configured), 6, {}), START, num_rounds=2)
+
+
+def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
+    grid = InProcessGrid(app(zeros), 6, {})
+    strategy = mu2(clients_per_round=4, num_clients=6)
+
+    def leave_and_return(report, metrics):
+        if report.server_round == 2:
+            gone.update({k: grid._contexts.pop(k) for k in list(grid._contexts)[:2]})
+        if report.server_round == 6:
+            # As after a restart: the same machines on other node ids.
+            for k, context in gone.items():
+                context.node_id = k + 500
+                grid._contexts[k + 500] = context
+
+    gone = {}
+    strategy._on_round = leave_and_return
+    strategy.start(grid, START, num_rounds=12)
+    away = strategy.history[2:6]
+    assert sum(report.lost for report in away) > 0
+    assert sum(report.lost for report in strategy.history[6:]) == 0
+    assert (strategy.state.release_sum == sum(last_noise(str(i), strategy) for i in range(6))).all()
+
+
+class Interrupted(Exception):
+    pass
+
+
+def make(kind, checkpoint, on_round=None):
+    options = {"checkpoint": checkpoint, "on_round": on_round}
+    if kind == "trusted":
+        policy = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
+        return TrustedMu2(
+            num_clients=6, clients_per_round=3, learning_rate=0.05, policy=policy, num_rounds=12, seed=1, session="s",
+            noise_keys=SimulatedKeys(9, "server"), **options,
+        )  # fmt: skip
+    if kind == "sgd":
+        return NoisySGD(num_clients=6, clients_per_round=3, learning_rate=0.05, seed=1, session="s", **options)
+    return mu2(**options)
+
+
+@pytest.mark.parametrize("kind", ["mu2", "trusted", "sgd"])
+@pytest.mark.parametrize("sampling", ["uniform", "balanced"])
+def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling, tmp_path):
+    changes = {"trusted": {"trust": "trusted-server"}, "sgd": {"kind": NoisySGDClient, "mechanism": "independent"}}
+    client_app = app(some, **changes.get(kind, {}))
+
+    def build(checkpoint, on_round=None):
+        strategy = make(kind, checkpoint, on_round)
+        strategy.sampling = sampling
+        return strategy
+
+    def interrupt(report, metrics):
+        if report.server_round in (4, 7):
+            raise Interrupted
+
+    whole = build(None)
+    expected = whole.start(InProcessGrid(client_app, 6, {}), START, num_rounds=12)
+
+    grid, checkpoint = InProcessGrid(client_app, 6, {}), tmp_path / "state" / "checkpoint.npz"
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            build(checkpoint, interrupt).start(grid, START, num_rounds=12)
+    resumed = build(checkpoint)
+    result = resumed.start(grid, START, num_rounds=12)
+    assert [report.server_round for report in resumed.history] == list(range(1, 13))
+    assert resumed.history == whole.history
+    assert resumed.acks == whole.acks
+    for mine, theirs in zip(result.arrays.to_numpy_ndarrays(), expected.arrays.to_numpy_ndarrays(), strict=True):
+        assert mine.tobytes() == theirs.tobytes()
+    for name, value in vars(whole.state).items():
+        assert value.tobytes() == getattr(resumed.state, name).tobytes(), name
+
+
+def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path):
+    checkpoint = tmp_path / "checkpoint.npz"
+    mu2(checkpoint=checkpoint).start(InProcessGrid(app(some), 6, {}), START, num_rounds=2)
+    assert checkpoint.stat().st_mode & 0o077 == 0, "a trusted server's checkpoint is private data"
+    with pytest.raises(CheckpointError, match="learning_rate"):
+        mu2(checkpoint=checkpoint, learning_rate=0.1).start(InProcessGrid(app(some), 6, {}), START, num_rounds=4)
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="readable"):
+        mu2(checkpoint=checkpoint).start(InProcessGrid(app(some), 6, {}), START, num_rounds=4)
+
+
+def test_the_result_behaves_as_flowers_does():
+    seen = []
+
+    def evaluate(server_round, arrays):
+        seen.append(server_round)
+        return MetricRecord({"norm": float(np.linalg.norm(arrays["0"].numpy()))})
+
+    result = mu2().start(InProcessGrid(app(some), 6, {}), START, num_rounds=4, evaluate_fn=evaluate)
+    assert seen == [0, 1, 2, 3, 4]
+    assert list(result.evaluate_metrics_serverapp) == seen
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
+    assert result.train_metrics_clientapp[1]["asked"] == 3
+    assert [array.numpy().shape for array in result.arrays.values()] == SHAPES
+
+
+def test_a_trusted_server_drops_machines_that_state_another_sensitivity():
+    policy = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
+    strategy = TrustedMu2(
+        num_clients=6, clients_per_round=6, learning_rate=0.05, policy=policy, num_rounds=5, seed=1, node_deadline_s=1.0
+    )
+    strategy.start(InProcessGrid(app(some, trust="trusted-server", clip_norm=2.0), 6, {}), START, num_rounds=2)
+    assert strategy.history[0].malformed == 6
+    assert strategy.history[0].aggregated == 0

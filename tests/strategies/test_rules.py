@@ -1,0 +1,154 @@
+"""The update rules beside the papers' equations."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
+from murmurfl.strategies import Mu2, NoisySGD, TrustedMu2, mu2_start, mu2_step, noisy_sgd_step, sample_machines
+from murmurfl.strategies.mu2 import project_to_ball
+from murmurfl.strategies.noisy_sgd import NoisySGDState
+
+rng = np.random.Generator(np.random.Philox(key=21))
+
+
+def test_mu2_is_anytime_averaging_of_projected_steps_along_the_momentum():
+    """x_t is the alpha-weighted mean of w_1 .. w_t with alpha_t = t, and q the running sum of s (ALGORITHMS 2)."""
+    start, m, eta, diameter = rng.normal(size=5), 4, 0.3, 2.0
+    state, w, q = mu2_start(start), [start], np.zeros(5)
+    for t in range(1, 30):
+        releases = rng.normal(size=5)
+        state = mu2_step(state, releases, t, clients_per_round=m, learning_rate=eta, diameter=diameter)
+        q = q + releases / m
+        step = w[-1] - eta * q
+        offset = step - start
+        w.append(start + offset * min(1.0, (diameter / 2) / np.linalg.norm(offset)))
+        weights = np.arange(1, t + 2)
+        assert state.x == pytest.approx(weights @ np.array(w) / weights.sum())
+        assert state.w == pytest.approx(w[-1])
+        assert state.release_sum / m == pytest.approx(q)
+
+
+def test_the_previous_query_point_is_the_one_asked_for_before():
+    state = mu2_start(np.zeros(2))
+    for t in range(1, 5):
+        asked = state.x
+        state = mu2_step(state, np.ones(2), t, clients_per_round=1, learning_rate=0.1, diameter=math.inf)
+        assert state.x_previous is asked
+
+
+def test_noise_of_a_trusted_server_is_used_once_and_not_accumulated():
+    plain = noisy = mu2_start(np.zeros(3))
+    options = {"clients_per_round": 2, "learning_rate": 0.1, "diameter": math.inf}
+    noisy = mu2_step(noisy, np.ones(3), 1, noise=np.full(3, 100.0), **options)
+    plain = mu2_step(plain, np.ones(3), 1, **options)
+    assert (noisy.release_sum == plain.release_sum).all()
+    assert noisy.w == pytest.approx(plain.w - 0.1 * 100 / 2)
+
+
+def test_noisy_sgd_is_a_projected_step():
+    state = NoisySGDState(np.zeros(2), np.array([1.0, 0.0]))
+    state = noisy_sgd_step(state, np.array([-8.0, 0.0]), clients_per_round=4, learning_rate=0.5, diameter=3.0)
+    assert state.w == pytest.approx([1.5, 0.0])
+
+
+def test_projection_leaves_inner_points_alone():
+    assert (project_to_ball(np.array([0.3, 0.4]), np.zeros(2), 0.5) == [0.3, 0.4]).all()
+    assert project_to_ball(np.array([3.0, 4.0]), np.zeros(2), 1.0) == pytest.approx([0.6, 0.8])
+    assert (project_to_ball(np.array([3.0, 4.0]), np.zeros(2), math.inf) == [3.0, 4.0]).all()
+
+
+NAMES = [str(i) for i in range(12)]
+
+
+def test_uniform_samples_are_distinct_and_uniform():
+    """6,000 rounds: each machine's share is 5/12 within 5 standard errors (false alarm 12 x 6e-7)."""
+    counts = dict.fromkeys(NAMES, 0)
+    for t in range(1, 6001):
+        sample = sample_machines(NAMES, 5, 3, t)
+        assert len(set(sample)) == 5
+        assert sample == sorted(sample, key=NAMES.index)
+        for name in sample:
+            counts[name] += 1
+    error = math.sqrt(6000 * 5 / 12 * 7 / 12)
+    assert all(abs(count - 2500) < 5 * error for count in counts.values())
+
+
+@pytest.mark.parametrize("m", [1, 5, 7, 12])
+def test_balanced_samples_ask_every_machine_equally_often(m):
+    counts = dict.fromkeys(NAMES, 0)
+    for t in range(1, 12 * 4 + 1):
+        sample = sample_machines(NAMES, m, 3, t, "balanced")
+        assert len(set(sample)) == m
+        for name in sample:
+            counts[name] += 1
+        assert max(counts.values()) - min(counts.values()) <= 2
+    assert set(counts.values()) == {4 * m}
+
+
+def test_samples_are_functions_of_seed_and_round():
+    for sampling in ("uniform", "balanced"):
+        assert sample_machines(NAMES, 5, 3, 8, sampling) == sample_machines(NAMES, 5, 3, 8, sampling)
+        different = {tuple(sample_machines(NAMES, 5, seed, t, sampling)) for seed in (1, 2) for t in range(1, 20)}
+        assert len(different) > 30
+
+
+def policy(**changes):
+    return PrivacyPolicy(
+        **{"clip_norm": 1.0, "batch_size": 2, "max_participations": 9, "mu": 2.0, "trust": "trusted-server", **changes}
+    )
+
+
+def trusted(**changes):
+    options = {"num_clients": 8, "clients_per_round": 4, "learning_rate": 0.1, "policy": policy(), "num_rounds": 9}
+    return TrustedMu2(**{**options, **changes})
+
+
+def test_trusted_noise_is_that_of_the_papers():
+    """sigma^2 = (Delta / m)^2 T / mu^2 (ALGORITHMS 2.2)."""
+    strategy = trusted()
+    delta = strategy.policy.plan(50).sensitivity
+    assert strategy.noise_std(50) == pytest.approx(delta / 4 * 3 / 2.0)
+    assert delta == pytest.approx(1.0, rel=1e-4)
+
+
+def test_trusted_noise_measured_over_rounds_has_that_size_and_is_fresh():
+    """9 x 4,000 values: the standard deviation within 5 standard errors, 1.9 % (false alarm 6e-7)."""
+    strategy = trusted(noise_keys=SimulatedKeys(5, "server"), seed=1, session="s")
+    state = strategy.initial_state(np.zeros(4000))
+    steps = []
+    for t in range(1, 10):
+        after = strategy.step(state, np.zeros(4000), t)
+        steps.append((state.w - after.w) / 0.1)
+        assert (after.release_sum == 0).all()
+        state = after
+    steps = np.array(steps)
+    assert steps.std() == pytest.approx(strategy.noise_std(4000), rel=0.019)
+    correlation = np.corrcoef(steps)
+    assert np.abs(correlation - np.eye(9)).max() < 5.5 / math.sqrt(4000)
+
+
+def test_a_trusted_server_stops_at_the_rounds_it_was_calibrated_for():
+    strategy = trusted()
+    with pytest.raises(ConfigurationError, match="calibrated"):
+        strategy.step(strategy.initial_state(np.zeros(2)), np.zeros(2), 10)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Mu2(num_clients=3, clients_per_round=4, learning_rate=1.0),
+        lambda: Mu2(num_clients=3, clients_per_round=0, learning_rate=1.0),
+        lambda: Mu2(num_clients=3, clients_per_round=3, learning_rate=0.0),
+        lambda: Mu2(num_clients=3, clients_per_round=3, learning_rate=1.0, diameter=-1.0),
+        lambda: Mu2(num_clients=3, clients_per_round=3, learning_rate=1.0, sampling="random"),
+        lambda: Mu2(num_clients=3, clients_per_round=3, learning_rate=1.0, session="a b"),
+        lambda: NoisySGD(num_clients=3, clients_per_round=3, learning_rate=math.nan),
+        lambda: trusted(policy=policy(trust="untrusted-server")),
+        lambda: trusted(num_rounds=0),
+        lambda: trusted(policy=policy(noise_quality="fast"), noise_keys=SystemKeys.generate()),
+    ],
+)
+def test_impossible_strategies_are_refused(make):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        make()
