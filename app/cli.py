@@ -124,10 +124,11 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set any other cell of them."""
-    from .reproduce import cells_of, run_cells, table_rows, write_reproduction
+    from .reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
 
     with _failing_clearly():
         cells = cells_of(name, parse_assignments(assignments or []))
+        plan_runs(cells, seeds, engine)  # refuses before the progress bar shows
         folder = out or Path("runs") / name
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -121,8 +121,11 @@ def run_flower_app(
                 f"num-supernodes={num_supernodes} client-resources-num-cpus=1 "
                 f"init-args-num-cpus={total_cpus or os.cpu_count() or 1}",
             ]
-            for key, value in (run_config or {}).items():
-                command += ["--run-config", f"{key}={_toml(value)}"]
+            if run_config:
+                # As a file: on the command line flwr splits values at quotes and spaces.
+                overrides = home / "run-config.toml"
+                overrides.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in run_config.items()))
+                command += ["--run-config", str(overrides)]
             (home / "config.toml").write_text(
                 f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
                 f'address = "{address}"\ninsecure = true\n'
@@ -307,8 +310,9 @@ def _failure(status: str, details: str, code: int, tail: list[str]) -> str:
     if raised:
         reason = raised[-1]
     elif status == "never started":
-        words = [line.strip(" │") for line in tail if line.strip(" │╭╮╰╯─") and not line.startswith("╭")]
-        reason = " ".join(words) or f"exit code {code}"
+        boxed = [line.strip("│ ") for line in tail if line.startswith("│")]
+        words = boxed or [line.strip() for line in tail]
+        reason = " ".join(filter(None, words)) or f"exit code {code}"
     else:
         reason = details or f"status {status}"
     return "\n".join([f"The run did not complete ({status}): {reason}", "", "The end of its log:", *tail])

@@ -90,7 +90,33 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
     return Hyperparameters(clip_norm, min(eta, smooth), diameter, "uniform" if full else "paper", "balanced")
 
 
+@dataclass(frozen=True)
+class _Tuned:
+    """Constants chosen on held-out training samples (docs/tuning.md), and the rules that carry them to other sizes.
+
+    mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, for w moves by eta times a momentum that grows with t.
+    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds.
+    """
+
+    mu2_clip_norm: float
+    mu2_rate: float
+    mu2_power: float
+    sgd_clip_norm: float
+    sgd_rate: float
+    diameter: float
+
+
+_TUNED = {
+    ("digits", "pixels"): _Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0),
+    ("mnist", "pixels"): _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0),
+    ("mnist", "oriented-gradients"): _Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0),
+}
+
+
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
-    if config.task == "digits":
-        return Hyperparameters(2.0, 0.8, 1000.0, "uniform", "uniform")
-    return Hyperparameters(5.0, 1e-3, 20.0, "uniform", "uniform")
+    tuned = _TUNED[config.task, config.features]
+    if config.strategy == "noisy-sgd":
+        eta = tuned.sgd_rate * config.mu * config.batch_size * math.sqrt(config.clients_per_round / num_rounds)
+        return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")
+    eta = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2
+    return Hyperparameters(tuned.mu2_clip_norm, eta, tuned.diameter, "uniform", "uniform")

@@ -82,7 +82,7 @@ def _reshef_levy_2025() -> list[Cell]:
     cells += [
         Cell("practical", {**practical, "mu": mu, "clients-per-round": 50}, _mu2_and_baseline()) for mu in (1.0, 4.0)
     ]
-    full: dict[str, bool | int | float | str] = {**practical, "clients-per-round": 100, "batch-size": 6}
+    full: dict[str, bool | int | float | str] = {**practical, "clients-per-round": 100, "batch-size": 12}
     cells.append(Cell("practical, all machines", {**full, "mu": 1.0}, _mu2_and_baseline()))
     cells += [
         Cell(
@@ -174,6 +174,26 @@ def cells_of(name: str, overrides: Overrides) -> list[Cell]:
     return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {})]
 
 
+def plan_runs(cells: list[Cell], seeds: int, engine: str) -> dict[tuple[int, str, int], RunConfig]:
+    """The configuration of every run, by cell, algorithm and seed.
+
+    Raises
+    ------
+    ConfigurationError
+        If a setting is impossible or the engine unknown: before anything runs.
+    """
+    if engine not in ENGINES:
+        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
+    if seeds < 1:
+        raise ConfigurationError(f"Expected seeds >= 1, got {seeds}.")
+    return {
+        (index, label, seed): RunConfig.from_mapping({**cell.settings, **options, "seed": seed})
+        for index, cell in enumerate(cells)
+        for label, options in cell.algorithms.items()
+        for seed in range(1, seeds + 1)
+    }
+
+
 def run_cells(
     cells: list[Cell],
     *,
@@ -208,16 +228,7 @@ def run_cells(
     ConfigurationError
         If a setting is impossible or the engine unknown.
     """
-    if engine not in ENGINES:
-        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
-    if seeds < 1:
-        raise ConfigurationError(f"Expected seeds >= 1, got {seeds}.")
-    configs = {
-        (index, label, seed): RunConfig.from_mapping({**cell.settings, **options, "seed": seed})
-        for index, cell in enumerate(cells)
-        for label, options in cell.algorithms.items()
-        for seed in range(1, seeds + 1)
-    }
+    configs = plan_runs(cells, seeds, engine)
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[tuple[int, str, int], dict[str, Any]] = {}

@@ -1,0 +1,196 @@
+"""Whole runs on the in-process engine: accuracy one can believe, losses, presets, records."""
+
+import json
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.app import client_app
+from murmurfl.app.config import RunConfig
+from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment, run_in_process
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
+
+needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
+
+
+@pytest.fixture(scope="module")
+def default_run():
+    return run_in_process(RunConfig())
+
+
+def test_the_default_run_learns_privately():
+    """Five seeds, as the README says: at least 85 % at mu <= 4."""
+    results = [run_in_process(RunConfig(seed=seed)) for seed in range(1, 6)]
+    assert np.mean([result.accuracy for result in results]) >= 0.85
+    assert all(result.mu <= 4.0 for result in results)
+
+
+def test_mu_spent_by_every_machine_is_computed_from_what_it_released(default_run):
+    assert len(default_run.statements) == 10
+    for statement in default_run.statements.values():
+        assert statement["releases"] == 17
+        noise = statement["noise-std"] * math.sqrt(17)
+        assert statement["mu-spent"] == pytest.approx(statement["sensitivity"] * math.sqrt(17) / noise)
+        assert statement["mu-spent"] <= statement["mu-guaranteed"] <= 4.0
+        assert statement["samples-used"] == 17 * 8
+
+
+def test_the_record_is_complete_and_plain(default_run, tmp_path):
+    document = write_record(default_run, tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text()) == document
+    for key in ("accuracy", "mu", "epsilon", "delta", "rounds", "num_clients", "releases", "refusals", "lost_replies"):
+        assert isinstance(document[key], int | float)
+    assert document["epsilon"] == pytest.approx(gdp_epsilon(document["mu"], document["delta"]))
+    assert document["releases"] == 170
+    assert [entry["round"] for entry in document["per_round"]] == list(range(1, 18))
+    assert document["config"]["clip-norm"] > 0
+    with np.load(tmp_path / "model.npz") as model:
+        assert {name: model[name].shape for name in model.files} == {"weight": (10, 64), "bias": (10,)}
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    summary = "\n".join(summary_lines(document, tmp_path))
+    for expected in ("test accuracy", "mu", "epsilon", "at delta = 1e-05", "170 made", "refusals", str(tmp_path)):
+        assert expected in summary
+
+
+def test_the_guarantee_says_what_it_covers(default_run):
+    sentence = result_document(default_run)["guarantee"]
+    for word in ("replacement of one sample", "against the server", "cancelling", "seeded keys"):
+        assert word in sentence
+    fast = run_in_process(RunConfig(noise_quality="fast", num_rounds=2, strategy="trusted-mu2"))
+    sentence = result_document(fast)["guarantee"]
+    assert "no guarantee" in sentence
+    assert "trusted server" in sentence
+
+
+@pytest.mark.parametrize("strategy", ["mu2", "trusted-mu2", "noisy-sgd"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_every_strategy_runs_on_every_partition(strategy, partition):
+    config = RunConfig(strategy=strategy, partition=partition, num_rounds=6, batch_size=2, clients_per_round=4)
+    result = run_in_process(config)
+    assert len(result.strategy.history) == 6
+    assert result.mu <= 4.0 + 1e-9
+    assert result.epsilon == gdp_epsilon(result.mu, 1e-5)
+
+
+def test_an_mlp_trains():
+    result = run_in_process(RunConfig(model="mlp", num_rounds=4))
+    assert len(result.parameters) == 4
+    assert np.isfinite(result.loss)
+
+
+def test_losses_are_carried_over_and_the_papers_rule_collapses():
+    """20 % of replies lost at random; mean of three seeds."""
+
+    def accuracy(**changes):
+        return np.mean([run_in_process(RunConfig(seed=seed, **changes)).accuracy for seed in (1, 2, 3)])
+
+    without = accuracy()
+    carried = accuracy(lost_replies=0.2)
+    assert without - carried < 0.06
+    assert carried - accuracy(lost_replies=0.2, release_rule="paper") > 0.1
+
+
+@needs_mnist
+def test_on_mnist_losing_a_fifth_of_the_replies_costs_little_and_the_papers_rule_collapses():
+    config = RunConfig(
+        task="mnist", mu=1.0, num_clients=100, clients_per_round=100, batch_size=6, noise_quality="fast",
+        evaluate_every=1000, checkpoint=False,
+    )  # fmt: skip
+    without = run_in_process(config).accuracy
+    carried = run_in_process(replace(config, lost_replies=0.2)).accuracy
+    papers = run_in_process(replace(config, lost_replies=0.2, release_rule="paper")).accuracy
+    assert without - carried <= 0.02
+    assert papers < without - 0.3
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another():
+    first, again, other = (run_in_process(RunConfig(num_rounds=3, seed=seed)) for seed in (1, 1, 2))
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(first.parameters, again.parameters, strict=True))
+    assert any(a.tobytes() != b.tobytes() for a, b in zip(first.parameters, other.parameters, strict=True))
+
+
+def test_machines_share_nodes_when_there_are_fewer_nodes_and_the_model_is_the_same():
+    config = RunConfig(num_clients=20, clients_per_round=15, batch_size=4, num_rounds=5)
+    parameters = []
+    for nodes in (20, 10, 3):
+        grid = InProcessGrid(client_app.app, nodes, config.to_mapping())
+        parameters.append(run_experiment(grid, config).parameters)
+    for other in parameters[1:]:
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(parameters[0], other, strict=True))
+
+
+def test_two_messages_are_never_under_way_to_one_node():
+    config = RunConfig(num_clients=7, clients_per_round=7, num_rounds=2)
+
+    class Watching(InProcessGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            nodes = [message.metadata.dst_node_id for message in messages]
+            assert len(nodes) == len(set(nodes))
+            return super().send_and_receive(messages, timeout=timeout)
+
+    run_experiment(Watching(client_app.app, 3, config.to_mapping()), config)
+
+
+def test_a_real_node_without_an_operators_configuration_refuses():
+    """The simulated ledger and seeded keys exist only where an engine constructs them."""
+    assert isinstance(client_app.app, ClientApp)
+    context = Context(1, 5, {"partition-id": 0, "num-partitions": 1}, RecordDict(), RunConfig().to_mapping())
+    grid = InProcessGrid(client_app.app, 1, {})  # gives this process an identity to write messages with
+    assert list(grid.get_node_ids())
+    config = ConfigRecord({protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: 1, "simulation": True})
+    message = Message(RecordDict({"config": config}), dst_node_id=5, message_type="query")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = client_app.app(message, context)
+    assert reply.error.code == protocol.NOT_CONFIGURED
+    with pytest.raises(ConfigurationError, match="operator"):
+        client_app.client_fn(context)
+
+
+def test_the_papers_constants_are_those_of_the_papers():
+    """ALGORITHMS 2.3, for MNIST: d = 7850, G = 39.6, L = 392.5, D = 0.1, S = 118.1."""
+    from murmurfl.app.presets import hyperparameters
+
+    base = RunConfig(preset="paper", task="mnist", num_clients=100, clients_per_round=50, batch_size=1, mu=8.0)
+    values = hyperparameters(base, 1200, 784, 7850)
+    assert values.clip_norm == pytest.approx(118.1, abs=0.05)
+    assert values.diameter == 0.1
+    assert values.schedule == "paper"
+    expected = 8 * 0.1 * 50 / (2 * values.clip_norm * 1200 * math.sqrt(2 * 100 * 7850 * (1 + math.log(1200))))
+    assert values.learning_rate == pytest.approx(expected)
+    full = hyperparameters(replace(base, clients_per_round=100), 600, 784, 7850)
+    assert full.learning_rate == pytest.approx(8 * 0.1 * 10 / (2 * full.clip_norm * 600 * math.sqrt(7850)))
+    assert full.schedule == "uniform"
+    trusted = hyperparameters(replace(base, clients_per_round=100, strategy="trusted-mu2"), 600, 784, 7850)
+    assert trusted.learning_rate == pytest.approx(
+        min(8 * 0.1 * 100 / (2 * trusted.clip_norm * 600 * math.sqrt(7850)), 1 / (4 * 392.5 * 600))
+    )
+
+
+def test_what_a_run_sets_wins_over_its_preset():
+    experiment = prepare(RunConfig(clip_norm=3.0, learning_rate=0.1, diameter=7.0, schedule="harmonic"))
+    assert (experiment.values.clip_norm, experiment.values.learning_rate) == (3.0, 0.1)
+    assert (experiment.values.diameter, experiment.values.schedule) == (7.0, "harmonic")
+    assert guaranteed_mu(experiment) == pytest.approx(4.0)
+
+
+def test_mu_of_the_papers_schedule_is_the_true_one():
+    config = RunConfig(preset="paper", clients_per_round=5, batch_size=1, num_rounds=40)
+    mu = guaranteed_mu(prepare(config))
+    cap = 40
+    harmonic = sum(1 / k for k in range(1, cap + 1))
+    assert mu == pytest.approx(4.0 * math.sqrt(harmonic / (1 + math.log(40))))
+    assert mu < 4.0
+
+
+def test_where_a_run_happens_does_not_change_its_noise():
+    one = prepare(RunConfig(out_dir="/a", run_name="x", checkpoint=False))
+    two = prepare(RunConfig(out_dir="/b", evaluate_every=5))
+    assert one.session == two.session
+    assert one.session != prepare(RunConfig(mu=3.0)).session

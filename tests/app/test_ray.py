@@ -1,0 +1,110 @@
+"""The real thing: `flwr run` on Ray, compared with the in-process engine, and what is left behind."""
+
+import os
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app import launch
+from murmurfl.app.config import RunConfig
+from murmurfl.app.experiment import run_in_process
+from murmurfl.app.launch import LaunchError, run_flower_app
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def ours():
+    """Processes that carry any launch's marker."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if launch._MARKER.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def listening(ports):
+    for port in ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                yield port
+
+
+@pytest.fixture
+def ports(monkeypatch):
+    """The ports handed out to launches."""
+    handed = []
+    free_port = launch._free_port
+    monkeypatch.setattr(launch, "_free_port", lambda: handed.append(free_port()) or handed[-1])
+    return handed
+
+
+def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, ports):
+    """More machines than nodes, partial participation, losses: everything that could tell engines apart."""
+    config = RunConfig(
+        num_clients=6, clients_per_round=4, num_rounds=4, lost_replies=0.2, out_dir=str(tmp_path), run_name="a b'\"c"
+    )
+    project = (ROOT / "pyproject.toml").read_bytes()
+    lines = []
+    run_flower_app(ROOT, run_config=config.to_mapping(), num_supernodes=4, on_line=lines.append, timeout_s=300)
+    expected = run_in_process(replace(config, checkpoint=False))
+    with np.load(tmp_path / config.run_name / "model.npz") as model:
+        for name, values in zip(expected.experiment.model.names, expected.parameters, strict=True):
+            assert model[name].tobytes() == np.asarray(values).tobytes()
+    assert sum("round " in line and "accuracy" in line for line in lines) == 4
+    assert (ROOT / "pyproject.toml").read_bytes() == project
+    assert not ours()
+    assert not list(listening(ports))
+
+
+def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, ports):
+    """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a machine's samples."""
+    with pytest.raises(LaunchError, match="Expected batch-size <= 143"):
+        run_flower_app(ROOT, run_config={"batch-size": 200, "out-dir": str(tmp_path)}, num_supernodes=2, timeout_s=300)
+    assert not list(tmp_path.iterdir())
+    assert not ours()
+    assert not list(listening(ports))
+
+
+def test_an_unknown_key_and_a_folder_without_an_app_are_refused(tmp_path, ports):
+    with pytest.raises(LaunchError, match="Invalid run configuration"):
+        run_flower_app(ROOT, run_config={"speed": 3}, num_supernodes=2, timeout_s=120)
+    with pytest.raises(LaunchError, match=r"pyproject\.toml"):
+        run_flower_app(tmp_path, num_supernodes=2)
+    assert not ours()
+    assert not list(listening(ports))
+
+
+def test_a_run_that_does_not_end_is_stopped(ports):
+    with pytest.raises(LaunchError, match="within 6 s"):
+        run_flower_app(ROOT, run_config={"num-rounds": 100_000, "batch-size": 1}, num_supernodes=2, timeout_s=6)
+    assert not ours()
+    assert not list(listening(ports))
+
+
+def test_the_bundle_is_small_and_whole(tmp_path):
+    """What `flwr build` ships runs by itself: all four folders and the import root, and no data."""
+    import subprocess
+    import sys
+    import zipfile
+
+    copy = tmp_path / "murmurfl-app"
+    ignore = shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=ignore)
+    subprocess.run(
+        [Path(sys.executable).parent / "flwr", "build", "--app", str(copy)],
+        cwd=tmp_path,
+        env={**os.environ, "FLWR_HOME": str(tmp_path / "home")},
+        check=True,
+        capture_output=True,
+    )
+    (bundle,) = tmp_path.glob("*.fab")
+    assert bundle.stat().st_size < 2**20
+    names = zipfile.ZipFile(bundle).namelist()
+    for needed in ("murmurfl.py", "app/server_app.py", "clients/mu2.py", "privacy/release.py", "strategies/mu2.py"):
+        assert needed in names
