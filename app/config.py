@@ -18,7 +18,7 @@ from ..strategies import SAMPLINGS
 
 STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd")
 PRESETS = ("practical", "paper")
-TASKS = ("digits", "mnist")
+TASKS = ("digits", "mnist", "synthetic")
 FEATURES = ("pixels", "oriented-gradients")
 MODELS = ("softmax", "mlp")
 PARTITIONS = ("iid", "dirichlet")

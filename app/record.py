@@ -90,7 +90,8 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     document = result_document(result)
-    np.savez(folder / "model.npz", **model_arrays(result))
+    arrays: dict[str, Any] = model_arrays(result)
+    np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
     # Last, and whole: whoever finds a result.json finds a finished run.
     temporary = folder / "result.json.part"

@@ -59,10 +59,11 @@ class _ContextPage(LedgerPage):
         if record is None:
             return Account()
         try:
-            if record["format"] != _FORMAT:
-                raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {record['format']!r}.")
-            reserved = dict(zip(record["sessions"], record["reserved"], strict=True))  # pyright: ignore[reportArgumentType]
-            return Account(int(record["samples-used"]), reserved)  # pyright: ignore[reportArgumentType]
+            entries: dict[str, Any] = dict(record)
+            if entries["format"] != _FORMAT:
+                raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {entries['format']!r}.")
+            reserved = dict(zip(entries["sessions"], entries["reserved"], strict=True))
+            return Account(int(entries["samples-used"]), reserved)
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 "Expected a readable account in context.state, got a damaged one; start a new run."
@@ -73,18 +74,18 @@ class _ContextPage(LedgerPage):
         if record is None:
             return None
         try:
+            entries: dict[str, Any] = dict(record)
             arrays = {name: _read(array) for name, array in self._state[f"{self._prefix}/arrays/{session}"].items()}
-            pending = {int(j): arrays[f"pending-{j}"] for j in record["pending"]}  # pyright: ignore
-            noise_state = tuple(arrays[f"state-{i}"] for i in range(int(record["num-state"])))  # pyright: ignore
+            pending = {int(j): arrays[f"pending-{j}"] for j in entries["pending"]}
             if any(counts.dtype != np.int64 for counts in pending.values()):
                 raise ValueError("pending sums are not int64")
             return StreamRecord(
-                fingerprint=str(record["fingerprint"]),
-                release=int(record["release"]),  # pyright: ignore[reportArgumentType]
-                ack=int(record["ack"]),  # pyright: ignore[reportArgumentType]
-                nonce=bytes(record["nonce"]),  # pyright: ignore[reportArgumentType]
+                fingerprint=str(entries["fingerprint"]),
+                release=int(entries["release"]),
+                ack=int(entries["ack"]),
+                nonce=bytes(entries["nonce"]),
                 pending=pending,
-                noise_state=noise_state,
+                noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(

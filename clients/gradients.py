@@ -24,7 +24,8 @@ class PerSampleGradients(Protocol):
         Shapes of the model's parameter arrays, in order; d is the sum of their sizes.
     """
 
-    shapes: Sequence[tuple[int, ...]]
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]: ...
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Gradients at ``parameters``.

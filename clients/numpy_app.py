@@ -124,7 +124,9 @@ def _query(client: NumPyClient, content: RecordDict) -> RecordDict:
 
 
 def _entries(values: Mapping[str, Any]) -> RecordDict:
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    numbers: dict[str, Any] = {
+        k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
     others = {k: v for k, v in values.items() if k not in numbers}
     records = RecordDict({protocol.METRICS: MetricRecord(numbers)})
     if others:

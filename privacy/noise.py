@@ -72,7 +72,7 @@ def row_key(secret_key: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret_key, b"murmurfl noise row\x00" + nonce, hashlib.sha256)
 
 
-def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np.float64] | NDArray[np.float32]:
+def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np.floating]:
     """A row of independent standard normals, a pure function of its arguments.
 
     Parameters

@@ -14,7 +14,6 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..privacy import MurmurflError
 
@@ -44,7 +43,8 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
     temporary = path.with_name(path.name + ".part")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        np.savez(file, **{f"array {name}": value for name, value in arrays.items()}, header=np.array(header))
+        entries: dict[str, Any] = {f"array {name}": value for name, value in arrays.items()}
+        np.savez(file, **entries, header=np.array(header))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -55,7 +55,7 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
         os.close(folder)
 
 
-def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, NDArray[Any] | Any]:
+def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Read what :func:`save_checkpoint` wrote.
 
     Raises
