@@ -134,7 +134,7 @@ def _synthetic() -> Task:
     centres = generator.random((10, 784), dtype=np.float32)
     labels = generator.integers(10, size=7000)
     noise = generator.standard_normal((7000, 784), dtype=np.float32)
-    features = np.clip(centres[labels] + np.float32(0.5) * noise, 0, 1)
+    features = np.asarray(np.clip(centres[labels] + np.float32(0.5) * noise, 0, 1), dtype=np.float32)
     return Task(features[:6000], labels[:6000], features[6000:], labels[6000:], 10)
 
 

@@ -16,16 +16,9 @@ from murmurfl.app.launch import LaunchError, run_flower_app
 ROOT = Path(__file__).parent.parent.parent
 
 
-def ours():
-    """Processes that carry any launch's marker."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if launch._MARKER.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes())
-        except OSError:
-            continue
-    return found
+def left_behind(markers):
+    """Processes of the launches with these markers that still run."""
+    return [process for marker in markers for process in launch._marked(marker)]
 
 
 def listening(ports):
@@ -36,15 +29,21 @@ def listening(ports):
 
 
 @pytest.fixture
-def ports(monkeypatch):
-    """The ports handed out to launches."""
-    handed = []
-    free_port = launch._free_port
+def nothing_left(monkeypatch):
+    """After the test, no process and no port of its launches is left."""
+    handed, markers = [], []
+    free_port, environment = launch._free_port, launch._environment
     monkeypatch.setattr(launch, "_free_port", lambda: handed.append(free_port()) or handed[-1])
-    return handed
+    monkeypatch.setattr(
+        launch, "_environment", lambda home, marker: markers.append(marker) or environment(home, marker)
+    )
+    yield
+    assert markers
+    assert not left_behind(markers)
+    assert not list(listening(handed))
 
 
-def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, ports):
+def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, nothing_left):
     """More machines than nodes, partial participation, losses: everything that could tell engines apart."""
     config = RunConfig(
         num_clients=6, clients_per_round=4, num_rounds=4, lost_replies=0.2, out_dir=str(tmp_path), run_name="a b'\"c"
@@ -58,33 +57,25 @@ def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_p
             assert model[name].tobytes() == np.asarray(values).tobytes()
     assert sum("round " in line and "accuracy" in line for line in lines) == 4
     assert (ROOT / "pyproject.toml").read_bytes() == project
-    assert not ours()
-    assert not list(listening(ports))
 
 
-def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, ports):
+def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_left):
     """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a machine's samples."""
     with pytest.raises(LaunchError, match="Expected batch-size <= 143"):
         run_flower_app(ROOT, run_config={"batch-size": 200, "out-dir": str(tmp_path)}, num_supernodes=2, timeout_s=300)
     assert not list(tmp_path.iterdir())
-    assert not ours()
-    assert not list(listening(ports))
 
 
-def test_an_unknown_key_and_a_folder_without_an_app_are_refused(tmp_path, ports):
+def test_an_unknown_key_and_a_folder_without_an_app_are_refused(tmp_path, nothing_left):
     with pytest.raises(LaunchError, match="Invalid run configuration"):
         run_flower_app(ROOT, run_config={"speed": 3}, num_supernodes=2, timeout_s=120)
     with pytest.raises(LaunchError, match=r"pyproject\.toml"):
         run_flower_app(tmp_path, num_supernodes=2)
-    assert not ours()
-    assert not list(listening(ports))
 
 
-def test_a_run_that_does_not_end_is_stopped(ports):
+def test_a_run_that_does_not_end_is_stopped(nothing_left):
     with pytest.raises(LaunchError, match="within 6 s"):
         run_flower_app(ROOT, run_config={"num-rounds": 100_000, "batch-size": 1}, num_supernodes=2, timeout_s=6)
-    assert not ours()
-    assert not list(listening(ports))
 
 
 def test_the_bundle_is_small_and_whole(tmp_path):
