@@ -1,0 +1,99 @@
+"""Every command of the README is run: here, or (make run, make test) by CI."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from murmurfl.app import launch
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+def commands(document):
+    return [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
+        for line in block.strip().replace("\\\n", " ").splitlines()
+    ]
+
+
+MAKE_RUN, FLWR_RUN, REPRODUCE = commands("README.md")[2:]
+
+
+def test_ci_runs_the_two_commands():
+    assert commands("README.md")[:2] == ["make run", "make test"]
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert "make run" in script
+    assert "make test" in script
+
+
+def test_make_run_with_settings(tmp_path):
+    """The command line `make` would run; make itself is CI's."""
+    settings = re.fullmatch(r'make run ARGS="(.*)"', MAKE_RUN).group(1)
+    recipe = (ROOT / "Makefile").read_text()
+    assert "$(BIN)/murmurfl run $(ARGS)" in recipe
+    subprocess.run(
+        [BIN / "murmurfl", "run", *shlex.split(settings), "--out", tmp_path, "--name", "x"],
+        cwd=ROOT, check=True, timeout=200, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    document = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert (document["mu"], document["num_clients"], document["rounds"]) == (2.0, 20, 17)
+    assert {path.name for path in (tmp_path / "x").iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
+
+
+def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
+    """With Flower's own daemon and its two virtual nodes; stopped by its marker afterwards."""
+    marker = "readme" + os.urandom(6).hex()
+    ports = {name: str(launch._free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")}
+    environment = {
+        **launch._environment(tmp_path / "home", marker),
+        **{f"FLWR_LOCAL_{name}_PORT": port for name, port in ports.items()},
+        "RAY_TMPDIR": os.environ.get("RAY_TMPDIR", "/tmp"),
+    }
+    command = shlex.split(FLWR_RUN)
+    assert command[0] == ".venv/bin/flwr"
+    assert command[-2] == "-c"
+    # The README's command, its results written where this test may.
+    command = [str(BIN / "flwr"), *command[1:-1], f'{command[-1]} out-dir="{tmp_path}" run-name="x"']
+    try:
+        project = (ROOT / "pyproject.toml").read_bytes()
+        log = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=True
+        )
+        assert (ROOT / "pyproject.toml").read_bytes() == project
+        result = tmp_path / "x" / "result.json"
+        assert result.exists(), log.stdout[-3000:]
+        document = json.loads(result.read_text())
+    finally:
+        for process in launch._marked(marker):
+            os.kill(process, signal.SIGKILL)
+    assert (document["mu"], document["num_clients"]) == (2.0, 20)
+    assert "round  1/17" in log.stdout
+    assert "epsilon" in log.stdout
+
+
+@pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
+def test_reproduce_a_cell(tmp_path):
+    command = shlex.split(REPRODUCE)
+    assert command[0] == ".venv/bin/murmurfl"
+    output = subprocess.run(
+        [BIN / "murmurfl", *command[1:], "--out", tmp_path, "--json"],
+        cwd=ROOT, check=True, timeout=250, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    (cell,) = json.loads(output)["cells"]
+    assert cell["algorithms"]["mu2"]["accuracy"]["mean"] > 0.82
+    assert cell["algorithms"]["mu2"]["mu"]["mean"] == pytest.approx(1.0)
+
+
+def test_links_of_the_documents_lead_somewhere():
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
