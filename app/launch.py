@@ -1,7 +1,7 @@
 """Run the Flower App through the real ``flwr run``, and leave nothing behind.
 
 ``flwr run`` alone leaves a daemon, returns 0 when the run failed, writes into the user's home and may install packages
-(docs/flower.md). Here a SuperLink of our own is started on a free loopback port with a scratch home, the run is
+(docs/running.md). Here a SuperLink of our own is started on a free loopback port with a scratch home, the run is
 submitted to it, and success is what the SuperLink says of the run. Whatever happens, every process started is stopped.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from logging import INFO
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
+from ..privacy import MurmurflError
 from .config import RunConfig
 from .experiment import Progress, run_experiment
 from .record import progress_line, summary_lines, write_record
@@ -25,7 +27,15 @@ def run_folder(config: RunConfig) -> Path:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration, write its record, log its summary."""
-    config = RunConfig.from_mapping(context.run_config)
+    try:
+        _run(grid, RunConfig.from_mapping(context.run_config))
+    except MurmurflError:
+        # Flower prints the traceback of whatever ends a run; ours say in one line what was expected and what came.
+        sys.tracebacklimit = 0
+        raise
+
+
+def _run(grid: Grid, config: RunConfig) -> None:
     folder = run_folder(config)
 
     def show(progress: Progress) -> None:

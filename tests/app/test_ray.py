@@ -61,8 +61,16 @@ def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_p
 
 def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_left):
     """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a machine's samples."""
+    lines = []
     with pytest.raises(LaunchError, match="Expected batch-size <= 143"):
-        run_flower_app(ROOT, run_config={"batch-size": 200, "out-dir": str(tmp_path)}, num_supernodes=2, timeout_s=300)
+        run_flower_app(
+            ROOT,
+            run_config={"batch-size": 200, "out-dir": str(tmp_path)},
+            num_supernodes=2,
+            timeout_s=300,
+            on_line=lines.append,
+        )
+    assert not any(line.startswith('  File "') for line in lines), "one clear line, no traceback"
     assert not list(tmp_path.iterdir())
 
 
