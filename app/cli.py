@@ -41,15 +41,15 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:
     """Run one private federated training and leave its result in a folder."""
-    from .record import summary_lines
+    from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines
 
     with _failing_clearly():
         overrides = parse_assignments(assignments or [])
         config = RunConfig.from_mapping(overrides)
         folder_name = name or f"{config.strategy}-{config.task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = out.resolve() / folder_name
-        if (folder / "result.json").exists():
-            _fail(f"Expected a new run folder, got {folder}, which holds a finished run; choose another --name.")
+        if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
+            _fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
         overrides |= {"out-dir": str(out.resolve()), "run-name": folder_name}
         if not config.data_root and os.environ.get("MURMURFL_DATA"):
             overrides["data-root"] = str(Path(os.environ["MURMURFL_DATA"]).resolve())
@@ -59,7 +59,7 @@ def run(
             _run_in_process(RunConfig.from_mapping(overrides), folder)
         else:
             _fail(f"Expected engine 'ray' or 'inprocess', got {engine!r}.")
-        document = json.loads((folder / "result.json").read_text())
+        document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
         for line in summary_lines(document, folder):
             typer.echo(line)
@@ -68,6 +68,7 @@ def run(
 def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
     from .experiment import prepare
     from .launch import run_flower_app
+    from .record import RESULT_NAME
     from .reproduce import app_folder
 
     prepare(RunConfig.from_mapping(overrides))  # an impossible configuration is refused here, before anything starts
@@ -88,8 +89,8 @@ def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, time
         run_flower_app(
             app_folder(), run_config=overrides, num_supernodes=config.num_clients, timeout_s=timeout, on_line=show
         )
-    if not (folder / "result.json").exists():
-        _fail(f"Expected the run to write {folder / 'result.json'}, but it did not; see {folder / 'flower.log'}.")
+    if not (folder / RESULT_NAME).exists():
+        _fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
 def _run_in_process(config: RunConfig, folder: Path) -> None:
@@ -97,7 +98,7 @@ def _run_in_process(config: RunConfig, folder: Path) -> None:
 
     from .experiment import Progress as RunProgress
     from .experiment import run_in_process
-    from .record import progress_line, write_record
+    from .record import CHECKPOINT_NAME, progress_line, write_record
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
 
@@ -109,7 +110,7 @@ def _run_in_process(config: RunConfig, folder: Path) -> None:
             )
             typer.echo(f"{rounds}  replies {report.aggregated}/{report.asked}")
 
-    checkpoint = folder / "checkpoint.npz" if config.checkpoint else None
+    checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     write_record(run_in_process(config, checkpoint=checkpoint, on_progress=show), folder)
 
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from .experiment import RunResult, model_arrays
 
+RESULT_NAME = "result.json"
+CHECKPOINT_NAME = "checkpoint.npz"
+
 
 def result_document(result: RunResult) -> dict[str, Any]:
     """The contents of ``result.json``: plain values."""
@@ -94,9 +97,9 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
     # Last, and whole: whoever finds a result.json finds a finished run.
-    temporary = folder / "result.json.part"
+    temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(document, indent=2) + "\n")
-    temporary.replace(folder / "result.json")
+    temporary.replace(folder / RESULT_NAME)
     return document
 
 

@@ -10,34 +10,46 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from ..privacy import MurmurflError
+from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
 from .experiment import Progress, run_experiment
-from .record import progress_line, summary_lines, write_record
+from .record import CHECKPOINT_NAME, RESULT_NAME, progress_line, summary_lines, write_record
 
 app = ServerApp()
 
 
-def run_folder(config: RunConfig) -> Path:
-    """Where a run writes its files."""
-    name = config.run_name or f"{config.strategy}-{config.task}-seed{config.seed}"
-    return (Path(config.out_dir) if config.out_dir else Path.cwd() / "runs") / name
+def run_folder(config: RunConfig, run_id: int) -> Path:
+    """Where a run writes its files: a folder of its own.
+
+    Raises
+    ------
+    ConfigurationError
+        If the folder holds another run. Its checkpoint is no use either: the ledgers of simulated machines end with
+        their run, so a simulation cannot be taken up again in a new one.
+    """
+    name = config.run_name or f"{config.strategy}-{config.task}-seed{config.seed}-{run_id}"
+    folder = (Path(config.out_dir) if config.out_dir else Path.cwd() / "runs") / name
+    taken = [name for name in (RESULT_NAME, CHECKPOINT_NAME) if (folder / name).exists()]
+    if taken:
+        raise ConfigurationError(
+            f"Expected a new run folder, got {folder}, which holds a {taken[0]} of another run; choose another run-name."
+        )
+    return folder
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration, write its record, log its summary."""
     try:
-        _run(grid, RunConfig.from_mapping(context.run_config))
+        config = RunConfig.from_mapping(context.run_config)
+        _run(grid, config, run_folder(config, context.run_id))
     except MurmurflError:
         # Flower prints the traceback of whatever ends a run; ours say in one line what was expected and what came.
         sys.tracebacklimit = 0
         raise
 
 
-def _run(grid: Grid, config: RunConfig) -> None:
-    folder = run_folder(config)
-
+def _run(grid: Grid, config: RunConfig, folder: Path) -> None:
     def show(progress: Progress) -> None:
         report = progress.report
         if progress.accuracy is not None:
@@ -46,7 +58,7 @@ def _run(grid: Grid, config: RunConfig) -> None:
             )
             log(INFO, "%s  replies %d/%d", line, report.aggregated, report.asked)
 
-    checkpoint = folder / "checkpoint.npz" if config.checkpoint else None
+    checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show)
     document = write_record(result, folder)
     log(INFO, "")

@@ -194,3 +194,16 @@ def test_where_a_run_happens_does_not_change_its_noise():
     two = prepare(RunConfig(out_dir="/b", evaluate_every=5))
     assert one.session == two.session
     assert one.session != prepare(RunConfig(mu=3.0)).session
+
+
+def test_a_folder_that_holds_another_run_is_refused(tmp_path):
+    from murmurfl.app.server_app import run_folder
+
+    config = RunConfig(out_dir=str(tmp_path), run_name="x")
+    folder = run_folder(config, 7)
+    folder.mkdir()
+    (folder / "checkpoint.npz").touch()
+    with pytest.raises(ConfigurationError, match="another run"):
+        run_folder(config, 8)
+    unnamed = RunConfig(out_dir=str(tmp_path))
+    assert run_folder(unnamed, 7) != run_folder(unnamed, 8)
