@@ -87,7 +87,12 @@ def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, time
                 typer.echo(line, err=True)
 
         run_flower_app(
-            app_folder(), run_config=overrides, num_supernodes=config.num_clients, timeout_s=timeout, on_line=show
+            app_folder(),
+            run_config=overrides,
+            num_supernodes=config.num_clients,
+            timeout_s=timeout,
+            environment={"HF_HUB_OFFLINE": "1"},  # partitions are made here; nothing is asked of the hub
+            on_line=show,
         )
     if not (folder / RESULT_NAME).exists():
         _fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
@@ -151,7 +156,7 @@ def reproduce(
             typer.echo(json.dumps(document, indent=2))
             return
         Console(width=max(Console().width, 150)).print(_table(name, table_rows(document)))
-        typer.echo(f"{name}.json, .csv and .png are in {folder}")
+        typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:

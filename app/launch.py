@@ -1,14 +1,21 @@
-"""Run the Flower App through the real ``flwr run``, and leave nothing behind.
+"""Run a Flower App through the real ``flwr run`` on the Ray engine, and leave nothing behind.
 
-``flwr run`` alone leaves a daemon, returns 0 when the run failed, writes into the user's home and may install packages
-(docs/running.md). Here a SuperLink of our own is started on a free loopback port with a scratch home, the run is
-submitted to it, and success is what the SuperLink says of the run. Whatever happens, every process started is stopped.
+``flwr run`` alone starts a daemon that stays, writes into the user's Flower home, returns 0 when the run failed, and
+may edit the app's pyproject.toml. Here every run gets its own SuperLink, on a free loopback port, with a scratch home;
+``flwr run`` submits to it and streams its log, ``flwr ls`` says whether it succeeded; and whatever happens, every
+process is stopped, the port closed and the scratch home removed before the call returns.
+
+The SuperLink is started here rather than by ``flwr run``: then it is our child, its start may take as long as a busy
+machine needs (``flwr run`` gives it 15 s), and its own log can explain a refusal.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
 import os
+import queue
 import re
 import secrets
 import shutil
@@ -17,73 +24,115 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
 
-from ..privacy import MurmurflError
+from ..privacy import ConfigurationError, MurmurflError
+from .processes import Processes, interrupts_as_keyboard_interrupt
 
-_CONNECTION = "murmurfl-run"
-_MARKER = "MURMURFL_LAUNCH"
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 15.0
-_LOG_TAIL = 30
+Scalar = bool | int | float | str
+
+_SUPERLINK = "murmurfl-launch"  # the connection's name in the scratch home's config.toml
+_MARKER = "MURMURFL_LAUNCH"  # an environment variable that tells a launch's processes from all others
+_START_TIMEOUT_S = 90.0
+_STATUS_TIMEOUT_S = 60.0
+_PORT_ATTEMPTS = 3
+_PORT_TIMEOUT_S = 3.0
+# Politely to what was started here, which takes its own children along; to every process; without asking.
+_STOP_STEPS = (
+    (3.0, signal.SIGTERM, False),
+    (2.0, signal.SIGTERM, True),
+    (10.0, getattr(signal, "SIGKILL", signal.SIGTERM), True),
+)
+_TAIL_LINES = 30
+# Ray puts sockets at HOME/ray/session_<date>_<pid>/sockets/plasma_store, and a socket's path has 103 bytes on macOS.
+_LONGEST_SCRATCH_PARENT = 16
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# These would join another Ray cluster, or open Flower's legacy APIs on fixed ports.
+_DROPPED_VARIABLES = ("RAY_ADDRESS", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
+_NO_DETAILS = ("", "N/A")
 
 
-class LaunchError(MurmurflError):
-    """The run could not be started, failed, or did not end in time."""
+class LaunchError(MurmurflError, RuntimeError):
+    """The run was refused, failed, was interrupted, or did not end in time.
+
+    Parameters
+    ----------
+    reason : str
+        One line.
+    log : str
+        The log as far as it was streamed; its last lines follow the reason in the message.
+    """
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        tail = log.rstrip().splitlines()[-_TAIL_LINES:]
+        super().__init__("\n".join([reason, *(["", "The end of its log:", *tail] if tail else [])]))
+        self.reason = reason
+        self.log = log
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """A run that ended well.
+    """A run that completed.
 
     Parameters
     ----------
-    run_id : str
+    run_id : int
         Flower's id of the run.
     status : str
         ``finished:completed``.
     seconds : float
-        From the first process to the last.
+        From the call to the last process stopped.
+    log : str
+        The streamed log.
     """
 
-    run_id: str
+    run_id: int
     status: str
     seconds: float
+    log: str
 
 
 def run_flower_app(
     app_dir: Path,
     *,
-    run_config: Mapping[str, bool | int | float | str] | None = None,
+    run_config: Mapping[str, Scalar] | None = None,
     num_supernodes: int,
+    client_cpus: float = 1,
     total_cpus: int | None = None,
     timeout_s: float = 3600.0,
+    environment: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> LaunchResult:
-    """Run a Flower App directory on the Ray simulation engine.
+    """Run a Flower App directory on the Ray simulation engine, to its end.
+
+    The ServerApp's working directory is the caller's. Several calls may run at once, in threads or processes.
 
     Parameters
     ----------
     app_dir : Path
-        Folder with the app's pyproject.toml, which is left as it is.
+        Folder with the app's pyproject.toml, which is left byte for byte as it is.
     run_config : mapping, optional
-        Overrides of ``[tool.flwr.app.config]``.
+        Overrides of ``[tool.flwr.app.config]``; Flower refuses keys that are not there.
     num_supernodes : int
         Virtual nodes.
+    client_cpus : float
+        Cores a virtual node occupies while it works, hence how many work at once. Flower takes whole numbers only.
     total_cpus : int, optional
-        Cores Ray may use; default all of this machine's. A node needs one.
+        Cores Ray may use; default all this process may run on.
     timeout_s : float
-        Longest time the run may take, in seconds.
+        Longest time for the whole call but the stopping, in seconds.
+    environment : mapping, optional
+        Further environment variables for the run's processes, ServerApp and ClientApps included.
     on_line : callable, optional
-        Gets every line of the log, without colours.
+        Gets every line of the log as it comes, without Flower's colour codes and otherwise as it is, in the calling
+        thread; default writes it to standard output.
 
     Returns
     -------
@@ -92,126 +141,371 @@ def run_flower_app(
     Raises
     ------
     LaunchError
-        With the reason in its first line and the end of the log below, if anything but a completed run came of it.
+        If anything but a completed run came of it: the exception that ended the ServerApp, Flower's refusal, a
+        timeout, an interrupt (SIGINT, or SIGTERM and SIGHUP where nobody else handles them). Raised after everything
+        is stopped.
+    ConfigurationError
+        If an argument is impossible; nothing was started.
     """
     started = time.monotonic()
-    project = app_dir.resolve() / "pyproject.toml"
-    if not project.is_file():
-        raise LaunchError(f"Expected a Flower App with a pyproject.toml, got none in {app_dir}.")
-    before = project.read_bytes()
-    home = Path(tempfile.mkdtemp(prefix="murmurfl-"))
-    marker = secrets.token_hex(8)
-    environment = _environment(home, marker)
-    tail: deque[str] = deque(maxlen=_LOG_TAIL)
-
-    def line_seen(line: str) -> None:
-        tail.append(line)
-        if on_line is not None:
-            on_line(line)
-
-    try:
-        with _superlink(home, environment) as address:
-            command = [
-                _executable("flwr"),
-                "run",
-                str(app_dir.resolve()),
-                _CONNECTION,
-                "--stream",
-                "--federation-config",
-                f"num-supernodes={num_supernodes} client-resources-num-cpus=1 "
-                f"init-args-num-cpus={total_cpus or os.cpu_count() or 1}",
-            ]
-            if run_config:
-                # As a file: on the command line flwr splits values at quotes and spaces.
-                overrides = home / "run-config.toml"
-                overrides.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in run_config.items()))
-                command += ["--run-config", str(overrides)]
-            (home / "config.toml").write_text(
-                f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-                f'address = "{address}"\ninsecure = true\n'
-            )
-            code = _follow(command, home, environment, timeout_s, line_seen)
-            run_id, status, details = _status(home, environment)
-    finally:
-        _stop_all(marker)
-        shutil.rmtree(home, ignore_errors=True)
-        changed = project.read_bytes() != before
-        if changed:
-            project.write_bytes(before)
-    if status != "finished:completed":
-        raise LaunchError(_failure(status, details, code, list(tail)))
+    app_dir = Path(app_dir).expanduser().resolve()
+    federation = _federation_config(num_supernodes, client_cpus, total_cpus)
+    overrides = _toml_document(run_config or {})
+    project = app_dir / "pyproject.toml"
+    before = _project_bytes(project)
+    launch = _Launch(app_dir, started + timeout_s, timeout_s, on_line or _write_line)
+    failure: LaunchError | None = None
+    run_id, status = 0, ""
+    with interrupts_as_keyboard_interrupt() as protect:
+        try:
+            launch.prepare(overrides, environment or {})
+            launch.start_superlink()
+            run_id, status = launch.run(federation, has_overrides=bool(run_config))
+        except LaunchError as error:
+            failure = error
+        except KeyboardInterrupt as interrupt:
+            failure = LaunchError(f"The run was interrupted ({str(interrupt) or 'SIGINT'}).", launch.log)
+            failure.__cause__ = interrupt
+        finally:
+            protect()  # a second Ctrl-C must not stop the stopping
+            left = launch.stop()
+            changed = not project.is_file() or project.read_bytes() != before
+            if changed:
+                project.write_bytes(before)
+    if failure is not None:
+        raise failure
+    if left:
+        raise LaunchError(f"The run ended, but these processes of it could not be stopped: {left}.", launch.log)
     if changed:
-        raise LaunchError(f"Expected {project} to be left as it was, but the run changed it; it was restored.")
-    return LaunchResult(run_id, status, time.monotonic() - started)
+        raise LaunchError(f"Expected {project} to stay as it was, but the run changed it; it is restored.", launch.log)
+    return LaunchResult(run_id, status, time.monotonic() - started, launch.log)
 
 
-def _environment(home: Path, marker: str) -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.update(
-        {
-            _MARKER: marker,
-            "FLWR_HOME": str(home),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": str(home),
-            "PYTHONUNBUFFERED": "1",
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_CACHE": str(home / "datasets"),
-            # Flower starts its other executables by name.
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")]),
-        }
+class _Launch:
+    """One call's processes, scratch home and log."""
+
+    def __init__(self, app_dir: Path, deadline: float, timeout_s: float, on_line: Callable[[str], None]) -> None:
+        self.app_dir = app_dir
+        self.deadline = deadline
+        self.timeout_s = timeout_s
+        self.on_line = on_line
+        self.lines: list[str] = []
+        self.home: Path | None = None
+        self.environment: dict[str, str] = {}
+        self.port: int | None = None
+        self.processes: list[subprocess.Popen[Any]] = []
+        self.superlink: subprocess.Popen[Any] | None = None
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="murmurfl-", dir=_scratch_parent())).resolve()
+        self.environment = _environment(self.home, environment)
+        (self.home / "run-config.toml").write_text(overrides, encoding="utf-8")
+
+    def start_superlink(self) -> None:
+        """Start a simulation SuperLink and wait until it answers."""
+        home = self._home()
+        for _ in range(_PORT_ATTEMPTS):
+            self.port = port = _free_port()
+            log = home / "superlink.log"
+            with log.open("wb") as output:
+                self.superlink = process = self._start(
+                    [
+                        _executable("flower-superlink"),
+                        "--insecure",  # plain HTTP, on the loopback address only
+                        "--simulation",
+                        "--isolation",
+                        "subprocess",
+                        "--host",
+                        "127.0.0.1",
+                        "--port",
+                        str(port),
+                        "--disable-runtime-dependency-installation",
+                    ],
+                    stdout=output,
+                )
+            limit = min(self.deadline, time.monotonic() + _START_TIMEOUT_S)
+            while process.poll() is None and not _healthy(port):
+                if time.monotonic() > limit:
+                    raise LaunchError("The SuperLink did not answer in time.", self._superlink_log())
+                time.sleep(0.05)
+            if process.poll() is None:
+                (home / "config.toml").write_text(
+                    f'[superlink]\ndefault = "{_SUPERLINK}"\n\n'
+                    f'[superlink.{_SUPERLINK}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+                    encoding="utf-8",
+                )
+                return
+            if "address already in use" not in self._superlink_log().lower():
+                break
+        raise LaunchError("The SuperLink ended while it started.", self._superlink_log())
+
+    def run(self, federation: str, *, has_overrides: bool) -> tuple[int, str]:
+        """Submit the app, follow its log to the end, and return its id and status if it completed."""
+        home = self._home()
+        command = [_executable("flwr"), "run", str(self.app_dir), _SUPERLINK, "--stream"]
+        command += ["--federation-config", federation]
+        if has_overrides:
+            # A file, because flwr's parser of key="value" arguments has no escapes.
+            command += ["--run-config", str(home / "run-config.toml")]
+        code = self._follow(command)
+        while True:
+            runs = self._runs()
+            if not runs:
+                raise LaunchError(self._refusal(code), self.log)
+            status = str(runs[0].get("status", ""))
+            if status.startswith("finished"):
+                break
+            # The stream broke, the run goes on.
+            self._check_time()
+            time.sleep(1.0)
+        if status != "finished:completed":
+            raise LaunchError(self._reason(status, str(runs[0].get("status-details", ""))), self.log)
+        return int(runs[0]["run-id"]), status
+
+    def stop(self) -> list[int]:
+        """Stop every process of this launch, then remove its home; returns the processes that would not stop."""
+        if self.home is None:
+            return []
+        processes = Processes(f"{_MARKER}={self.environment.get(_MARKER)}")
+        left: list[int] = []
+        for grace_s, sign, everyone in _STOP_STEPS:
+            limit = time.monotonic() + grace_s
+            asked: set[int] = set()
+            while True:
+                # poll() reaps; what it has reaped is not ours any more, and its number may be somebody else's.
+                own = {process.pid for process in self.processes if process.poll() is None}
+                left = processes.living(own)
+                for pid in left:
+                    if pid not in asked and (everyone or pid in own):
+                        asked.add(pid)
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.kill(pid, sign)
+                if not left or time.monotonic() > limit:
+                    break
+                time.sleep(0.05)
+            if not left:
+                break
+        limit = time.monotonic() + _PORT_TIMEOUT_S
+        while self.port is not None and _listening(self.port) and time.monotonic() < limit:
+            time.sleep(0.05)
+        shutil.rmtree(self.home, ignore_errors=True)
+        return left
+
+    def _start(
+        self, command: list[str], *, stdout: int | IO[bytes], stderr: int = subprocess.STDOUT, **options: Any
+    ) -> subprocess.Popen[Any]:
+        # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the rest in order.
+        process = subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            **options,
+        )
+        self.processes.append(process)
+        return process
+
+    def _follow(self, command: list[str]) -> int:
+        """Run ``flwr run --stream`` and hand on its lines; the exit code says only whether the run was accepted."""
+        # In the scratch home, because flwr looks for legacy settings where it stands; unbuffered, to see lines live.
+        process = self._start(
+            command, stdout=subprocess.PIPE, cwd=self._home(), text=True, encoding="utf-8", errors="replace"
+        )
+        stream = cast(IO[str], process.stdout)
+        arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+        def read() -> None:
+            with suppress(ValueError, OSError), stream:
+                for line in stream:
+                    arrived.put(_ANSI.sub("", line.rstrip("\n")))
+            arrived.put(None)
+
+        # A thread, because reading blocks for as long as the run says nothing, and a silent run must time out too.
+        threading.Thread(target=read, daemon=True, name="murmurfl-launch-log").start()
+        while True:
+            self._check_time()
+            try:
+                line = arrived.get(timeout=0.5)
+            except queue.Empty:
+                if self._superlink_ended():
+                    raise LaunchError("The SuperLink ended during the run.", self._superlink_log()) from None
+                continue
+            if line is None:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(_STATUS_TIMEOUT_S)
+                return 1
+            self.lines.append(line)
+            self.on_line(line)
+
+    def _runs(self) -> list[dict]:
+        """The runs of this launch's SuperLink: one, or none if it was refused."""
+        limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
+        while True:
+            process = self._start(
+                [_executable("flwr"), "ls", _SUPERLINK, "--format", "json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=self._home(),
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+            )
+            answer = ""
+            with suppress(subprocess.TimeoutExpired):
+                answer, _ = process.communicate(timeout=max(1.0, limit - time.monotonic()))
+            with suppress(ValueError):
+                listing = json.loads(answer)
+                if listing.get("success"):
+                    return list(listing.get("runs", []))
+            if time.monotonic() > limit or self._superlink_ended():
+                self._check_time()
+                raise LaunchError("The SuperLink did not say how the run ended.", self.log + "\n" + answer)
+            time.sleep(0.5)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise LaunchError(f"The run did not end within {self.timeout_s:g} s and was stopped.", self.log)
+
+    def _home(self) -> Path:
+        if self.home is None:
+            raise LaunchError("Expected prepare() first.")
+        return self.home
+
+    def _superlink_ended(self) -> bool:
+        return self.superlink is None or self.superlink.poll() is not None
+
+    def _superlink_log(self) -> str:
+        with suppress(OSError):
+            return (self._home() / "superlink.log").read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def _refusal(self, code: int) -> str:
+        """Flower's message, taken out of its box, and the detail that only the SuperLink's log has."""
+        lines = [line.strip() for line in self.lines]
+        boxed = [line.strip("│ ") for line in lines if line.startswith("│")]
+        words = boxed or [line for line in lines if line][-1:] or [f"exit code {code}"]
+        details = re.findall(r"Could not start run: (.*)", _ANSI.sub("", self._superlink_log()))
+        return f"Flower refused the run: {' '.join([*words, *details[-1:]])}"
+
+    def _reason(self, status: str, details: str) -> str:
+        """The last line of the exception that ended the run, where there was one."""
+        details = "" if details in _NO_DETAILS else details
+        prefix, _, message = details.partition("failed with exception: ")
+        if not message and not details.startswith("Simulation failed with exception"):
+            return f"The run did not complete ({status}): {details or 'Flower gives no details'}"
+        first = (message.splitlines() or [""])[0].rstrip()
+        # Flower's details lack the exception's type; its traceback is the last thing the run logs.
+        for line in reversed(self.lines):
+            text = line.rstrip()
+            if re.match(r"(?:\w+\.)*[A-Za-z_]\w*(?:: |$)", text) and text.endswith(first):
+                return f"The run failed: {text}"
+        return f"The run failed: {first or prefix}"
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _project_bytes(project: Path) -> bytes:
+    """The app's pyproject.toml, unless ``flwr run`` would rewrite it."""
+    try:
+        content = project.read_bytes()
+    except OSError:
+        raise LaunchError(f"Expected a Flower App, got no pyproject.toml in {project.parent}.") from None
+    try:
+        flower = tomllib.loads(content.decode("utf-8")).get("tool", {}).get("flwr", {})
+    except ValueError as error:
+        raise LaunchError(f"Expected valid TOML in {project}, got: {error}") from error
+    if "federations" in flower:
+        raise LaunchError(
+            f"Expected no [tool.flwr.federations] in {project}: it is obsolete, and Flower would comment it out."
+        )
+    return content
+
+
+def _federation_config(num_supernodes: int, client_cpus: float, total_cpus: int | None) -> str:
+    """The ``--federation-config`` argument. Flower itself keeps Ray's dashboard off (include_dashboard=False)."""
+    if num_supernodes < 1:
+        raise ConfigurationError(f"Expected num_supernodes >= 1, got {num_supernodes}.")
+    if not client_cpus >= 1 or client_cpus % 1:
+        raise ConfigurationError(f"Expected a whole client_cpus >= 1 (Flower takes no fractions), got {client_cpus}.")
+    if total_cpus is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        total_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+        total_cpus = max(total_cpus, int(client_cpus))
+    if total_cpus < client_cpus:
+        raise ConfigurationError(f"Expected total_cpus >= client_cpus = {client_cpus:g}, got {total_cpus}.")
+    return (
+        f"num-supernodes={num_supernodes} client-resources-num-cpus={int(client_cpus)} init-args-num-cpus={total_cpus}"
     )
-    return environment
+
+
+def _toml_document(run_config: Mapping[str, Scalar]) -> str:
+    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in run_config.items())
+
+
+def _toml(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        # Through float: a NumPy scalar's repr names its type.
+        return repr(float(value)) if math.isfinite(value) else str(float(value))
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    raise ConfigurationError(f"Expected a bool, int, float or str in the run config, got {value!r}.")
+
+
+def _scratch_parent() -> str | None:
+    """A folder whose name is short enough for Ray's sockets."""
+    default = tempfile.gettempdir()
+    return "/tmp" if len(default) > _LONGEST_SCRATCH_PARENT and os.access("/tmp", os.W_OK) else default
+
+
+def _environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """The caller's own environment with these additions, bent so that the run stays in its scratch home."""
+    merged = {**os.environ, **extra}
+    for name in _DROPPED_VARIABLES:
+        merged.pop(name, None)
+    # The loopback address must not go through a proxy, and Flower's HTTP clients read these.
+    for name in ("NO_PROXY", "no_proxy"):
+        merged[name] = ",".join(filter(None, [merged.get(name, ""), "127.0.0.1", "localhost"]))
+    merged.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
+    return {
+        **merged,
+        _MARKER: secrets.token_hex(8),
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        # Ray: its files in the scratch home, no report home, and since it listens on every interface, a password.
+        "RAY_TMPDIR": str(home),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "SPT_NOENV": "1",  # keeps Ray's process titles off the environment that stop() looks for
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+        # Flower starts its other executables by name.
+        "PATH": os.pathsep.join(filter(None, [str(Path(sys.executable).parent), merged.get("PATH", "")])),
+    }
 
 
 def _executable(name: str) -> str:
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise LaunchError(f"Expected {name} beside {sys.executable}, got none: install murmurfl into this environment.")
-    return str(path)
-
-
-@contextmanager
-def _superlink(home: Path, environment: dict[str, str]) -> Iterator[str]:
-    """A simulation SuperLink on a free loopback port, until the block ends."""
-    port = _free_port()
-    log = home / "superlink.log"
-    command = [
-        _executable("flower-superlink"),
-        "--insecure",
-        "--simulation",
-        "--isolation",
-        "subprocess",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--disable-runtime-dependency-installation",
-        "--database",
-        str(home / "state.db"),
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=home, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _healthy(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                end = log.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
-                state = "ended" if process.poll() is not None else f"did not answer within {_START_TIMEOUT_S:g} s"
-                raise LaunchError("\n".join([f"Expected a SuperLink on port {port}, but it {state}.", *end]))
-            time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    folder = Path(sys.executable).parent
+    found = shutil.which(name, path=str(folder))
+    if found is None:
+        raise LaunchError(f"Expected {name} in {folder}, beside this interpreter: install flwr[simulation] there.")
+    return found
 
 
 def _free_port() -> int:
@@ -220,139 +514,18 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
-
-
-def _follow(
-    command: list[str], home: Path, environment: dict[str, str], timeout_s: float, line_seen: Callable[[str], None]
-) -> int:
-    """Run ``flwr run --stream`` and hand on its lines; its exit code says only whether it was accepted."""
-    process = subprocess.Popen(
-        command,
-        cwd=home,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + timeout_s
-
-    def expire(*_: object) -> None:
-        raise LaunchError(f"Expected the run to end within {timeout_s:g} s; it was stopped.")
-
-    # An alarm, because reading a line blocks for as long as the run says nothing.
-    usable = hasattr(signal, "SIGALRM") and _in_main_thread()
-    previous = signal.signal(signal.SIGALRM, expire) if usable else None
-    if usable:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        if process.stdout is not None:
-            for line in process.stdout:
-                line_seen(_ANSI.sub("", line.rstrip("\n")))
-                if time.monotonic() > deadline:
-                    expire()
-        return process.wait()
     finally:
-        if usable:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def _in_main_thread() -> bool:
-    import threading
-
-    return threading.current_thread() is threading.main_thread()
-
-
-def _status(home: Path, environment: dict[str, str]) -> tuple[str, str, str]:
-    """Id, status and details of the only run of this SuperLink, once it has ended."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    run: dict[str, str] = {}
-    while True:
-        listing = subprocess.run(
-            [_executable("flwr"), "ls", _CONNECTION, "--format", "json"],
-            cwd=home,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        try:
-            runs = json.loads(listing.stdout).get("runs", [])
-        except (json.JSONDecodeError, AttributeError):
-            runs = []
-        run = runs[0] if runs else {}
-        status = str(run.get("status", "never started"))
-        if status.startswith("finished") or not runs or time.monotonic() > deadline:
-            return (
-                str(run.get("run-id", "")),
-                status,
-                str(run.get("details", "") or run.get("status-details", "") or ""),
-            )
-        time.sleep(0.3)
-
-
-def _failure(status: str, details: str, code: int, tail: list[str]) -> str:
-    raised = [
-        line.strip() for line in tail if re.match(r"^\s*([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception|Exit)\b.*:", line)
-    ]
-    if raised:
-        reason = raised[-1]
-    elif status == "never started":
-        boxed = [line.strip("│ ") for line in tail if line.startswith("│")]
-        words = boxed or [line.strip() for line in tail]
-        reason = " ".join(filter(None, words)) or f"exit code {code}"
-    else:
-        reason = details or f"status {status}"
-    return "\n".join([f"The run did not complete ({status}): {reason}", "", "The end of its log:", *tail])
-
-
-def _stop_all(marker: str) -> None:
-    """Stop every process that carries the marker in its environment: what was started, and what that started."""
-    for sign, wait_s in ((signal.SIGTERM, _STOP_TIMEOUT_S), (signal.SIGKILL, _STOP_TIMEOUT_S)):
-        deadline = time.monotonic() + wait_s
-        processes = _marked(marker)
-        for process in processes:
-            try:
-                os.kill(process, sign)
-            except ProcessLookupError:
-                continue
-        while processes and time.monotonic() < deadline:
-            time.sleep(0.1)
-            processes = _marked(marker)
-        if not processes:
-            return
-
-
-def _marked(marker: str) -> list[int]:
-    """Processes with the marker; none where there is no /proc, and the sessions' own ends must do."""
-    wanted = f"{_MARKER}={marker}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            entries = (folder / "environ").read_bytes().split(b"\0")
-            state = (folder / "stat").read_text().rsplit(")", 1)[-1].split()[0]
-        except OSError:
-            continue
-        if wanted in entries and state != "Z" and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
-
-
-def _toml(value: bool | int | float | str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # a JSON string is a TOML basic string
-    return repr(value)
+        connection.close()

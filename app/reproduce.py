@@ -382,7 +382,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> None:
-    """Write ``<name>.json``, ``.csv`` and ``.png`` into a folder."""
+    """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
     rows = table_rows(document)
@@ -390,7 +390,34 @@ def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> Non
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+    (out / f"{name}.md").write_text(markdown_table(rows))
     _plot(rows, name, out / f"{name}.png")
+
+
+def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table for people: figures with their spread, the paper's beside them."""
+    lines = [
+        "| table | asked of machines | batch | mu asked | algorithm | accuracy % | paper "
+        "| loss | paper | epsilon | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        paper, paper_loss = row["paper %"], row["paper loss"]
+        cells = (
+            row["table"],
+            f"{row['asked']} of {row['machines']}",
+            row["batch"],
+            f"{row['mu asked']:g}",
+            row["algorithm"],
+            f"{row['accuracy %']:.1f} ± {row['± std']:.1f}",
+            "" if paper is None else f"{paper:.1f}",
+            f"{row['loss']:.4f}",
+            "" if paper_loss is None else f"{paper_loss:.3f}",
+            f"{row['epsilon']:.2f}",
+            f"{row['seconds']:.0f}",
+        )
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:

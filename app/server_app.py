@@ -32,7 +32,8 @@ def run_folder(config: RunConfig, run_id: int) -> Path:
     taken = [name for name in (RESULT_NAME, CHECKPOINT_NAME) if (folder / name).exists()]
     if taken:
         raise ConfigurationError(
-            f"Expected a new run folder, got {folder}, which holds a {taken[0]} of another run; choose another run-name."
+            f"Expected a new run folder, got {folder}, which holds a {taken[0]} of another run; "
+            "choose another run-name."
         )
     return folder
 

@@ -4,13 +4,16 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from murmurfl.app import launch
+from murmurfl.app.processes import Processes
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -50,13 +53,13 @@ def test_make_run_with_settings(tmp_path):
 
 def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     """With Flower's own daemon and its two virtual nodes; stopped by its marker afterwards."""
-    marker = "readme" + os.urandom(6).hex()
-    ports = {name: str(launch._free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")}
-    environment = {
-        **launch._environment(tmp_path / "home", marker),
-        **{f"FLWR_LOCAL_{name}_PORT": port for name, port in ports.items()},
-        "RAY_TMPDIR": os.environ.get("RAY_TMPDIR", "/tmp"),
+    environment = launch._environment(tmp_path / "home", {})
+    marker = environment[launch._MARKER]
+    environment |= {
+        f"FLWR_LOCAL_{name}_PORT": str(launch._free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")
     }
+    # Sockets in Ray's folder want a short path; the daemon is Flower's own and knows nothing of ours.
+    environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="murmurfl-", dir="/tmp")
     command = shlex.split(FLWR_RUN)
     assert command[0] == ".venv/bin/flwr"
     assert command[-2] == "-c"
@@ -72,8 +75,9 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
         assert result.exists(), log.stdout[-3000:]
         document = json.loads(result.read_text())
     finally:
-        for process in launch._marked(marker):
+        for process in Processes(f"{launch._MARKER}={marker}").living(set()):
             os.kill(process, signal.SIGKILL)
+        shutil.rmtree(environment["RAY_TMPDIR"], ignore_errors=True)
     assert (document["mu"], document["num_clients"]) == (2.0, 20)
     assert "round  1/17" in log.stdout
     assert "epsilon" in log.stdout

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,35 +11,32 @@ from murmurfl.app import launch
 from murmurfl.app.config import RunConfig
 from murmurfl.app.experiment import run_in_process
 from murmurfl.app.launch import LaunchError, run_flower_app
+from murmurfl.app.processes import Processes
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def left_behind(markers):
-    """Processes of the launches with these markers that still run."""
-    return [process for marker in markers for process in launch._marked(marker)]
-
-
-def listening(ports):
-    for port in ports:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                yield port
 
 
 @pytest.fixture
 def nothing_left(monkeypatch):
     """After the test, no process and no port of its launches is left."""
-    handed, markers = [], []
-    free_port, environment = launch._free_port, launch._environment
-    monkeypatch.setattr(launch, "_free_port", lambda: handed.append(free_port()) or handed[-1])
-    monkeypatch.setattr(
-        launch, "_environment", lambda home, marker: markers.append(marker) or environment(home, marker)
-    )
+    markers, ports = [], []
+    environment, free_port = launch._environment, launch._free_port
+
+    def remember_marker(*arguments):
+        variables = environment(*arguments)
+        markers.append(variables[launch._MARKER])
+        return variables
+
+    def remember_port():
+        ports.append(free_port())
+        return ports[-1]
+
+    monkeypatch.setattr(launch, "_environment", remember_marker)
+    monkeypatch.setattr(launch, "_free_port", remember_port)
     yield
     assert markers
-    assert not left_behind(markers)
-    assert not list(listening(handed))
+    assert not [pid for marker in markers for pid in Processes(f"{launch._MARKER}={marker}").living(set())]
+    assert not [port for port in ports if launch._listening(port)]
 
 
 def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, nothing_left):
@@ -75,7 +71,7 @@ def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_l
 
 
 def test_an_unknown_key_and_a_folder_without_an_app_are_refused(tmp_path, nothing_left):
-    with pytest.raises(LaunchError, match="Invalid run configuration"):
+    with pytest.raises(LaunchError, match="speed"):
         run_flower_app(ROOT, run_config={"speed": 3}, num_supernodes=2, timeout_s=120)
     with pytest.raises(LaunchError, match=r"pyproject\.toml"):
         run_flower_app(tmp_path, num_supernodes=2)
