@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -51,10 +50,8 @@ def run(
         if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
             _fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
         overrides |= {"out-dir": str(out.resolve()), "run-name": folder_name}
-        if not config.data_root and os.environ.get("MURMURFL_DATA"):
-            overrides["data-root"] = str(Path(os.environ["MURMURFL_DATA"]).resolve())
         if engine == "ray":
-            _run_on_ray(overrides, config, folder, timeout, verbose)
+            _run_on_ray(RunConfig.from_mapping(overrides), folder, timeout, verbose)
         elif engine == "inprocess":
             _run_in_process(RunConfig.from_mapping(overrides), folder)
         else:
@@ -65,13 +62,13 @@ def run(
             typer.echo(line)
 
 
-def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+    from .engines import RAY_ENVIRONMENT, app_folder, ray_overrides
     from .experiment import prepare
     from .launch import run_flower_app
     from .record import RESULT_NAME
-    from .reproduce import app_folder
 
-    prepare(RunConfig.from_mapping(overrides))  # an impossible configuration is refused here, before anything starts
+    prepare(config)  # an impossible configuration is refused here, before anything starts
     typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log:
@@ -88,10 +85,10 @@ def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, time
 
         run_flower_app(
             app_folder(),
-            run_config=overrides,
+            run_config=ray_overrides(config),
             num_supernodes=config.num_clients,
             timeout_s=timeout,
-            environment={"HF_HUB_OFFLINE": "1"},  # partitions are made here; nothing is asked of the hub
+            environment=RAY_ENVIRONMENT,
             on_line=show,
         )
     if not (folder / RESULT_NAME).exists():
@@ -101,8 +98,8 @@ def _run_on_ray(overrides: dict[str, Any], config: RunConfig, folder: Path, time
 def _run_in_process(config: RunConfig, folder: Path) -> None:
     import logging
 
+    from .engines import run_in_process
     from .experiment import Progress as RunProgress
-    from .experiment import run_in_process
     from .record import CHECKPOINT_NAME, progress_line, write_record
 
     logging.getLogger("flwr").setLevel(logging.WARNING)

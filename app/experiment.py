@@ -318,18 +318,6 @@ def run_experiment(
     )
 
 
-def run_in_process(
-    config: RunConfig, *, checkpoint: Path | None = None, on_progress: Callable[[Progress], None] | None = None
-) -> RunResult:
-    """Run a configuration on the in-process grid; parameters, result and errors as :func:`run_experiment`."""
-    from .client_app import app
-    from .inprocess import InProcessGrid
-
-    prepare(config)
-    grid = InProcessGrid(app, config.num_clients, config.to_mapping())
-    return run_experiment(grid, config, checkpoint=checkpoint, on_progress=on_progress)
-
-
 def model_arrays(result: RunResult) -> dict[str, NDArray[Any]]:
     """The trained model's arrays by name."""
     return {name: np.asarray(v) for name, v in zip(result.experiment.model.names, result.parameters, strict=True)}

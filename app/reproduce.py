@@ -21,9 +21,9 @@ from typing import Any
 
 from ..privacy import ConfigurationError
 from .config import RunConfig
+from .engines import ENGINES, FIGURES, run_once
 
 Overrides = Mapping[str, bool | int | float | str]
-ENGINES = ("inprocess", "ray")
 
 _PAPER_MNIST: dict[str, bool | int | float | str] = {
     "task": "mnist",
@@ -273,73 +273,13 @@ def _one_thread() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
-    """One run; the figures a table needs, as plain values."""
-    if engine == "ray":
-        return _run_on_ray(config)
-    from .experiment import run_in_process
-
-    result = run_in_process(config)
-    return {
-        "accuracy": result.accuracy,
-        "loss": result.loss,
-        "mu": result.mu,
-        "epsilon": result.epsilon,
-        "delta": config.delta,
-        "seconds": result.seconds,
-        "rounds": len(result.strategy.history),
-        "releases": sum(int(statement["releases"]) for statement in result.statements.values()),
-        "refusals": sum(report.refusals for report in result.strategy.history),
-        "lost_replies": sum(report.lost for report in result.strategy.history),
-    }
-
-
-def _run_on_ray(config: RunConfig) -> dict[str, Any]:
-    import tempfile
-
-    from .launch import run_flower_app
-
-    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = {
-            **config.to_mapping(),
-            "data-root": str(Path(root).resolve()) if root else "",
-            "out-dir": folder,
-            "run-name": "run",
-        }
-        run_flower_app(app_folder(), run_config=overrides, num_supernodes=config.num_clients)
-        document = json.loads((Path(folder) / "run" / "result.json").read_text())
-    names = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "rounds", "releases", "refusals", "lost_replies")
-    return {name: document[name] for name in names}
-
-
-def app_folder() -> Path:
-    """The checkout this package runs from: what ``flwr run`` needs.
-
-    Raises
-    ------
-    ConfigurationError
-        If the package is installed without its checkout.
-    """
-    folder = Path(__file__).resolve().parent.parent
-    if not (folder / "pyproject.toml").is_file():
-        raise ConfigurationError(
-            f"Expected a checkout of murmurfl around {folder}, got none: Ray runs need the app's pyproject.toml; "
-            "clone the repository, or use --engine inprocess."
-        )
-    return folder
-
-
-_MEASURED = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
-
-
 def _cell_document(
     index: int, cell: Cell, results: Mapping[tuple[int, str, int], Mapping[str, Any]], seeds: int
 ) -> dict[str, Any]:
     algorithms = {}
     for label in cell.algorithms:
         runs = [results[index, label, seed] for seed in range(1, seeds + 1)]
-        entry: dict[str, Any] = {name: _statistics([run[name] for run in runs]) for name in _MEASURED}
+        entry: dict[str, Any] = {name: _statistics([run[name] for run in runs]) for name in FIGURES}
         entry["paper"] = dict(cell.paper.get(label, {}))
         algorithms[label] = entry
     return {"table": cell.table, "settings": dict(cell.settings), "algorithms": algorithms}

@@ -10,32 +10,26 @@ import argparse
 import json
 import logging
 import statistics
-import tempfile
 from pathlib import Path
 
 from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import run_in_process
-from murmurfl.app.launch import run_flower_app
-from murmurfl.app.reproduce import app_folder
+from murmurfl.app.engines import run_in_process, run_on_ray
 
 NODES, PER_ROUND, ROUNDS = 100, 50, 60
 
 
-def configuration(folder: str) -> RunConfig:
-    """100 machines of 60 samples each; every round asks 50 of them for one."""
-    return RunConfig(
-        task="synthetic",
-        num_clients=NODES,
-        clients_per_round=PER_ROUND,
-        batch_size=1,
-        num_rounds=ROUNDS,
-        sampling="balanced",
-        evaluate_every=ROUNDS,
-        noise_quality="fast",
-        checkpoint=False,
-        out_dir=folder,
-        run_name="run",
-    )
+# 100 machines of 60 samples each; every round asks 50 of them for one.
+CONFIGURATION = RunConfig(
+    task="synthetic",
+    num_clients=NODES,
+    clients_per_round=PER_ROUND,
+    batch_size=1,
+    num_rounds=ROUNDS,
+    sampling="balanced",
+    evaluate_every=ROUNDS,
+    noise_quality="fast",
+    checkpoint=False,
+)
 
 
 def main() -> None:
@@ -48,14 +42,11 @@ def main() -> None:
     rates: dict[str, list[float]] = {"ray": [], "inprocess": []}
     parameters = 0
     for _ in range(arguments.repeats):
-        with tempfile.TemporaryDirectory() as folder:
-            config = configuration(folder)
-            run_flower_app(app_folder(), run_config=config.to_mapping(), num_supernodes=NODES)
-            document = json.loads((Path(folder) / "run" / "result.json").read_text())
-            rates["ray"].append(document["aggregated"] / document["seconds"])
-            result = run_in_process(config)
-            rates["inprocess"].append(sum(r.aggregated for r in result.strategy.history) / result.seconds)
-            parameters = result.experiment.model.num_parameters
+        document = run_on_ray(CONFIGURATION)
+        rates["ray"].append(document["aggregated"] / document["seconds"])
+        result = run_in_process(CONFIGURATION)
+        rates["inprocess"].append(sum(r.aggregated for r in result.strategy.history) / result.seconds)
+        parameters = result.experiment.model.num_parameters
     medians = {name: statistics.median(values) for name, values in rates.items()}
     ratio = medians["inprocess"] / medians["ray"]
     print(f"{NODES} nodes, {PER_ROUND} a round, {ROUNDS} rounds, d = {parameters}, medians of {arguments.repeats}")

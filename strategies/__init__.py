@@ -1,10 +1,11 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
-from .base import ReleaseStrategy, RoundReport
+from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .replies import RoundReport
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [

@@ -11,8 +11,8 @@ import secrets
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -22,51 +22,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
-from ..privacy.arrays import read_array
 from .checkpoint import load_checkpoint, save_checkpoint
 from .machines import SAMPLINGS, MachineDirectory, Sampling, sample_machines
+from .replies import Reply, RoundReport, Vector, exchange, read_reply, vector_size
 
-Vector = NDArray[np.float64]
 StateT = TypeVar("StateT")
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What became of one round's requests.
-
-    Parameters
-    ----------
-    server_round : int
-        t.
-    asked : int
-        m, machines sampled.
-    aggregated : int
-        Replies that entered the model.
-    lost : int
-        Machines that were not connected or whose reply did not come in time.
-    late : int
-        Replies dropped because another of that machine's was aggregated since they were asked for.
-    malformed : int
-        Replies dropped for their shape, values or entries.
-    refused : dict of str to int
-        Error replies by reason.
-    """
-
-    server_round: int
-    asked: int = 0
-    aggregated: int = 0
-    lost: int = 0
-    late: int = 0
-    malformed: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def refusals(self) -> int:
-        """Error replies in all."""
-        return sum(self.refused.values())
 
 
 OnRound = Callable[[RoundReport, MetricRecord | None], None]
@@ -173,7 +135,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             "session": None if self._fresh_session else self.session,
         }
 
-    def check_reply(self, metrics: Mapping[str, Any], values: Vector) -> bool:
+    def check_reply(self, reply: Reply) -> bool:
         """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines."""
         return True
 
@@ -223,15 +185,14 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         if self.state is None:
             raise ConfigurationError("Expected configure_train before aggregate_train.")
         accepted, report = self._believe(server_round, replies)
-        release_sum = np.zeros(sum(math.prod(shape) for _, shape, _ in self._layout))
+        release_sum = np.zeros(vector_size(self._layout))
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         for name in sorted(accepted, key=lambda name: (len(name), name)):
-            release, values = accepted[name]
-            release_sum += values
-            self.acks[name] = release
+            release_sum += accepted[name].values
+            self.acks[name] = accepted[name].release
         self.state = self.step(self.state, release_sum, server_round)
         self.history.append(report)
-        return self._record(self.model(self.state)), _report_metrics(report)
+        return self._record(self.model(self.state)), report.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -294,7 +255,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             result.evaluate_metrics_serverapp[0] = metrics
         for server_round in range(done + 1, num_rounds + 1):
             messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
-            replies = _exchange(grid, messages, timeout)
+            replies = exchange(grid, messages, timeout)
             arrays, metrics = self.aggregate_train(server_round, replies)
             result.arrays = arrays if arrays is not None else result.arrays
             if metrics is not None:
@@ -342,7 +303,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             content = RecordDict({protocol.CONFIG: config})
             messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.QUERY))
         statements: dict[str, dict[str, Any]] = {}
-        for reply in _exchange(grid, messages, timeout):
+        for reply in exchange(grid, messages, timeout):
             if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
                 entries = dict(reply.content.config_records[protocol.CONFIG])
                 statements[str(entries.pop(protocol.MACHINES, ""))] = entries
@@ -386,26 +347,26 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             }
         )
 
-    def _believe(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[dict[str, tuple[int, Vector]], RoundReport]:
+    def _believe(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Reply], RoundReport]:
         """The replies to aggregate, by machine, and the report of the round."""
-        accepted: dict[str, tuple[int, Vector]] = {}
+        accepted: dict[str, Reply] = {}
         refused: Counter[str] = Counter()
         late = malformed = 0
         for reply in replies:
             if reply.has_error():
                 refused[protocol.REFUSAL_NAMES.get(reply.error.code, f"error-{reply.error.code}")] += 1
                 continue
-            parsed = self._parse(reply)
-            if parsed is None:
+            parsed = read_reply(reply, self._layout, self._nodes)
+            if parsed is None or not self.check_reply(parsed):
                 malformed += 1
-                continue
-            name, release, ack, values = parsed
-            if name in accepted or ack != self.acks.get(name, 0) or release <= ack:
+            elif (
+                parsed.machine in accepted
+                or parsed.ack != self.acks.get(parsed.machine, 0)
+                or parsed.release <= parsed.ack
+            ):
                 late += 1
-                continue
-            accepted[name] = (release, values)
+            else:
+                accepted[parsed.machine] = parsed
         answered = len(accepted) + late + malformed + sum(refused.values())
         report = RoundReport(
             server_round=server_round,
@@ -423,39 +384,6 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 *(server_round, report.aggregated, report.asked, report.lost, report.refused, late, malformed),
             )
         return accepted, report
-
-    def _parse(self, reply: Message) -> tuple[str, int, int, Vector] | None:
-        """Machine, release, ack and values of a reply, or None if it is malformed."""
-        arrays, metrics, config = (
-            reply.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
-        )
-        if not (
-            isinstance(arrays, ArrayRecord) and isinstance(metrics, MetricRecord) and isinstance(config, ConfigRecord)
-        ):
-            return None
-        if len(arrays) != len(self._layout):
-            return None
-        name, release, ack = config.get(protocol.MACHINE), metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
-        if not isinstance(name, str) or self._nodes.get(name) != reply.metadata.src_node_id:
-            return None
-        if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
-            return None
-        if not isinstance(release, int) or not isinstance(ack, int):
-            return None
-        parts = []
-        for array, (_, shape, _) in zip(arrays.values(), self._layout, strict=True):
-            try:
-                values = read_array(array.dtype, array.shape, array.data)
-            except (TypeError, ValueError):
-                return None
-            if values.shape != shape or values.dtype.kind != "f":
-                return None
-            parts.append(np.asarray(values, dtype=np.float64).ravel())
-        vector = np.concatenate(parts)
-        # Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities.
-        if not np.abs(vector).max(initial=0.0) < 1e100 or not self.check_reply(metrics, vector):
-            return None
-        return name, release, ack, vector
 
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None:
@@ -483,35 +411,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.seed, self.session = int(saved["seed"]), str(saved["session"])
         self.history = [RoundReport(**report) for report in saved["history"]]
         for report in self.history:
-            result.train_metrics_clientapp[report.server_round] = _report_metrics(report)
+            result.train_metrics_clientapp[report.server_round] = report.metrics
         result.arrays = self._record(self.model(self.state))  # type: ignore[arg-type]
         log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
         return int(saved["server_round"])
-
-
-def _exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
-    """Send and receive, never two messages at a time to one node.
-
-    Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.
-    """
-    waves: list[dict[int, Message]] = []
-    for message in messages:
-        node_id = message.metadata.dst_node_id
-        wave = next((wave for wave in waves if node_id not in wave), None)
-        if wave is None:
-            waves.append(wave := {})
-        wave[node_id] = message
-    return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
-
-
-def _report_metrics(report: RoundReport) -> MetricRecord:
-    return MetricRecord(
-        {
-            "asked": report.asked,
-            "aggregated": report.aggregated,
-            "lost": report.lost,
-            "late": report.late,
-            "malformed": report.malformed,
-            "refused": report.refusals,
-        }
-    )

@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..privacy import ConfigurationError
-from .base import ReleaseStrategy, Vector
+from .base import ReleaseStrategy
+from .replies import Vector
 
 
 @dataclass(frozen=True)

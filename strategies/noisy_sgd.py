@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .base import ReleaseStrategy, Vector
+from .base import ReleaseStrategy
 from .mu2 import check_step, project_to_ball
+from .replies import Vector
 
 
 @dataclass(frozen=True)

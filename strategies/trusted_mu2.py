@@ -8,7 +8,6 @@ the end, so with T rounds sigma^2 = (Delta / m)^2 T / mu^2 makes the whole run m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from ..privacy import (
     row_key,
     standard_normals,
 )
-from .base import Vector
 from .mu2 import Mu2, Mu2State, mu2_step
+from .replies import Reply, Vector
 
 
 class TrustedMu2(Mu2):
@@ -105,12 +104,12 @@ class TrustedMu2(Mu2):
             "batch_size": self.policy.batch_size,
         }
 
-    def check_reply(self, metrics: Mapping[str, Any], values: Vector) -> bool:
-        plan = self.policy.plan(len(values))
-        stated = metrics.get(protocol.SENSITIVITY)
+    def check_reply(self, reply: Reply) -> bool:
+        plan = self.policy.plan(len(reply.values))
+        stated = reply.metrics.get(protocol.SENSITIVITY)
         if not isinstance(stated, float) or stated > plan.sensitivity * (1 + 1e-9):
             return False
-        counts = values / plan.grid.spacing
+        counts = reply.values / plan.grid.spacing
         return bool((counts == np.rint(counts)).all())
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:

@@ -11,7 +11,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment, run_in_process
+from murmurfl.app.engines import run_in_process
+from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.record import result_document, summary_lines, write_record
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol

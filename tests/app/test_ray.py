@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from murmurfl.app import launch
 from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import run_in_process
+from murmurfl.app.engines import run_in_process
 from murmurfl.app.launch import LaunchError, run_flower_app
 from murmurfl.app.processes import Processes
 

@@ -1,0 +1,99 @@
+"""The engines a configuration can be run on, each to the same model for the same seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..privacy import ConfigurationError
+from .client_app import app
+from .config import RunConfig
+from .experiment import Progress, RunResult, prepare, run_experiment
+from .inprocess import InProcessGrid
+from .launch import run_flower_app
+from .record import RESULT_NAME, result_document
+
+ENGINES = ("inprocess", "ray")
+FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
+"""What a table needs of a run."""
+
+
+def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
+    """One run on an engine; the figures a table needs, as plain values.
+
+    Raises
+    ------
+    MurmurflError
+        If the engine is unknown, the configuration impossible, or the run failed.
+    """
+    if engine == "inprocess":
+        document = result_document(run_in_process(config))
+    elif engine == "ray":
+        document = run_on_ray(config)
+    else:
+        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
+    return {name: document[name] for name in FIGURES}
+
+
+def run_in_process(
+    config: RunConfig, *, checkpoint: Path | None = None, on_progress: Callable[[Progress], None] | None = None
+) -> RunResult:
+    """Run a configuration on the in-process grid.
+
+    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`.
+    """
+    prepare(config)
+    grid = InProcessGrid(app, config.num_clients, config.to_mapping())
+    return run_experiment(grid, config, checkpoint=checkpoint, on_progress=on_progress)
+
+
+def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:
+    """Run a configuration through ``flwr run`` on Ray, files and all in a scratch folder; its result document.
+
+    Raises
+    ------
+    LaunchError
+        If the run did not complete.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_config = {**ray_overrides(config), "out-dir": folder, "run-name": "run"}
+        run_flower_app(
+            app_folder(),
+            run_config=run_config,
+            num_supernodes=config.num_clients,
+            timeout_s=timeout_s,
+            environment=RAY_ENVIRONMENT,
+            on_line=lambda line: None,  # noqa: ARG005 - nobody reads along
+        )
+        return json.loads((Path(folder) / "run" / RESULT_NAME).read_text())
+
+
+# Partitions are made here; nothing is asked of the hub.
+RAY_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+
+
+def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
+    """The configuration as overrides, with the data root as an absolute path: Ray's workers stand elsewhere."""
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
+    return {**config.to_mapping(), "data-root": str(Path(root).expanduser().resolve()) if root else ""}
+
+
+def app_folder() -> Path:
+    """The checkout this package runs from: what ``flwr run`` needs.
+
+    Raises
+    ------
+    ConfigurationError
+        If the package is installed without its checkout.
+    """
+    folder = Path(__file__).resolve().parent.parent
+    if not (folder / "pyproject.toml").is_file():
+        raise ConfigurationError(
+            f"Expected a checkout of murmurfl around {folder}, got none: Ray runs need the app's pyproject.toml; "
+            "clone the repository, or use --engine inprocess."
+        )
+    return folder

@@ -1,0 +1,160 @@
+"""Sending a round's requests, and which of the replies to believe.
+
+A reply comes from a machine that may be broken, a node that may be somebody else's, and a network that may duplicate or
+delay: it is read as a whole, or dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from ..privacy import protocol
+from ..privacy.arrays import read_array
+
+Vector = NDArray[np.float64]
+Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
+"""Name, shape and dtype of each of the model's arrays."""
+
+# Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities.
+_LARGEST_VALUE = 1e100
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of one round's requests.
+
+    Parameters
+    ----------
+    server_round : int
+        t.
+    asked : int
+        m, machines sampled.
+    aggregated : int
+        Replies that entered the model.
+    lost : int
+        Machines that were not connected or whose reply did not come in time.
+    late : int
+        Replies dropped because another of that machine's was aggregated since they were asked for.
+    malformed : int
+        Replies dropped for their shape, values or entries.
+    refused : dict of str to int
+        Error replies by reason.
+    """
+
+    server_round: int
+    asked: int = 0
+    aggregated: int = 0
+    lost: int = 0
+    late: int = 0
+    malformed: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> int:
+        """Error replies in all."""
+        return sum(self.refused.values())
+
+    @property
+    def metrics(self) -> MetricRecord:
+        """The counts, as Flower's results hold them."""
+        return MetricRecord(
+            {
+                "asked": self.asked,
+                "aggregated": self.aggregated,
+                "lost": self.lost,
+                "late": self.late,
+                "malformed": self.malformed,
+                "refused": self.refusals,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that could be read.
+
+    Parameters
+    ----------
+    machine : str
+        Its name, on the node it came from.
+    release, ack : int
+        k, and the acknowledgement the release was built on.
+    values : ndarray of shape (d,)
+        P_k - P_ack.
+    metrics : mapping
+        The other entries.
+    """
+
+    machine: str
+    release: int
+    ack: int
+    values: Vector
+    metrics: Mapping[str, Any]
+
+
+def read_reply(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Reply | None:
+    """A reply's contents, or None if it is malformed.
+
+    Parameters
+    ----------
+    message : Message
+        Without an error.
+    layout : sequence
+        The model's arrays.
+    nodes : mapping of str to int
+        The machines asked in this round, and the nodes they are on: a machine answers for itself only.
+    """
+    arrays, metrics, config = (
+        message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
+    )
+    if not (isinstance(arrays, ArrayRecord) and isinstance(metrics, MetricRecord) and isinstance(config, ConfigRecord)):
+        return None
+    name, release, ack = config.get(protocol.MACHINE), metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
+    if not isinstance(name, str) or nodes.get(name) != message.metadata.src_node_id:
+        return None
+    if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    if not isinstance(release, int) or not isinstance(ack, int) or len(arrays) != len(layout):
+        return None
+    parts = []
+    for array, (_, shape, _) in zip(arrays.values(), layout, strict=True):
+        try:
+            values = read_array(array.dtype, array.shape, array.data)
+        except (TypeError, ValueError):
+            return None
+        if values.shape != shape or values.dtype.kind != "f":
+            return None
+        parts.append(np.asarray(values, dtype=np.float64).ravel())
+    vector = np.concatenate(parts)
+    # Also false for NaN.
+    if not np.abs(vector).max(initial=0.0) < _LARGEST_VALUE:
+        return None
+    return Reply(name, release, ack, vector, dict(metrics))
+
+
+def vector_size(layout: Layout) -> int:
+    """d: values in all of the model's arrays."""
+    return sum(math.prod(shape) for _, shape, _ in layout)
+
+
+def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
+    """Send and receive, never two messages at a time to one node.
+
+    Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.
+    """
+    waves: list[dict[int, Message]] = []
+    for message in messages:
+        node_id = message.metadata.dst_node_id
+        wave = next((wave for wave in waves if node_id not in wave), None)
+        if wave is None:
+            waves.append(wave := {})
+        wave[node_id] = message
+    return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
