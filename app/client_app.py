@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from ..clients import PrivateClient, numpy_client_app
+from ..clients import ContextLedger, PrivateClient, numpy_client_app
 from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
@@ -44,7 +44,8 @@ def client_fn(context: Context) -> PrivateClient:
             "machines from the run configuration in simulation only."
         )
     config = RunConfig.from_mapping(context.run_config)
-    return prepare(config).client(int(context.node_config["partition-id"]), context)
+    machine = int(context.node_config["partition-id"])
+    return prepare(config).client(machine, ContextLedger(context.state, str(machine)))
 
 
 def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -11,13 +11,14 @@ from typing import Any
 
 from ..privacy import ConfigurationError
 from .client_app import app
+from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .config import RunConfig
 from .experiment import Progress, RunResult, prepare, run_experiment
 from .inprocess import InProcessGrid
 from .launch import run_flower_app
 from .record import RESULT_NAME, result_document
 
-ENGINES = ("inprocess", "ray")
+ENGINES = ("cohort", "inprocess", "ray")
 FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
 """What a table needs of a run."""
 
@@ -30,7 +31,9 @@ def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
     MurmurflError
         If the engine is unknown, the configuration impossible, or the run failed.
     """
-    if engine == "inprocess":
+    if engine == "cohort":
+        document = result_document(run_cohort(config))
+    elif engine == "inprocess":
         document = result_document(run_in_process(config))
     elif engine == "ray":
         document = run_on_ray(config)
@@ -49,6 +52,22 @@ def run_in_process(
     prepare(config)
     grid = InProcessGrid(app, config.num_clients, config.to_mapping())
     return run_experiment(grid, config, checkpoint=checkpoint, on_progress=on_progress)
+
+
+def run_cohort(
+    config: RunConfig,
+    *,
+    checkpoint: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
+) -> RunResult:
+    """Run a configuration on the cohort engine.
+
+    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`; row_cache_mib is
+    :class:`~murmurfl.app.cohort.CohortMachines`'s.
+    """
+    machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)
+    return run_experiment(machines, config, checkpoint=checkpoint, on_progress=on_progress)
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:

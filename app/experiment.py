@@ -10,18 +10,18 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ..clients import ContextLedger, Mu2Client, NoisySGDClient, PrivateClient
-from ..privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, gdp_epsilon
-from ..strategies import Mu2, NoisySGD, ReleaseStrategy, RoundReport, TrustedMu2
+from ..clients import Mu2Client, NoisySGDClient, PrivateClient
+from ..privacy import ConfigurationError, Ledger, PrivacyPolicy, RowCache, SimulatedKeys, gdp_epsilon
+from ..strategies import DirectMachines, Mu2, NoisySGD, ReleaseStrategy, RoundReport, TrustedMu2
 from .config import RunConfig
 from .models import Model, make_model
 from .network import LossyGrid
@@ -67,7 +67,7 @@ class Experiment:
     num_rounds: int
     values: Hyperparameters
 
-    @property
+    @cached_property
     def session(self) -> str:
         """The name of this run to its machines, a function of the configuration."""
         told = {key: value for key, value in self.config.to_mapping().items() if key not in _NOT_THE_RUN}
@@ -75,8 +75,24 @@ class Experiment:
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
         """The policy an engine gives a simulated machine; None for the machine with the most samples."""
+        return self._policy_for(self._most_samples if machine is None else len(self.shards[machine]))
+
+    @cached_property
+    def _most_samples(self) -> int:
+        return max(len(shard) for shard in self.shards)
+
+    @cached_property
+    def _policies(self) -> dict[int, PrivacyPolicy]:
+        return {}
+
+    def _policy_for(self, samples: int) -> PrivacyPolicy:
+        # Machines with as many samples have the same policy; a simulation builds a machine for every message.
+        if samples not in self._policies:
+            self._policies[samples] = self._make_policy(samples)
+        return self._policies[samples]
+
+    def _make_policy(self, samples: int) -> PrivacyPolicy:
         config = self.config
-        samples = max(len(shard) for shard in self.shards) if machine is None else len(self.shards[machine])
         cap = config.max_participations or min(self.num_rounds, samples // config.batch_size)
         cancelling = config.strategy == "mu2"
         schedule = self.values.schedule if cancelling else None
@@ -95,18 +111,12 @@ class Experiment:
             trust="trusted-server" if config.strategy == "trusted-mu2" else "untrusted-server",
         )
 
-    def client(self, machine: int, context: Context) -> PrivateClient:
-        """A simulated machine: seeded keys and a ledger in ``context.state``. For engines only."""
+    def client(self, machine: int, ledger: Ledger, rows: RowCache | None = None) -> PrivateClient:
+        """A simulated machine, with seeded keys. For engines only."""
         name = str(machine)
         kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
-        return kind(
-            self.model,
-            self.shards[machine],
-            self.policy(machine),
-            ContextLedger(context.state, name),
-            SimulatedKeys(self.config.seed, name),
-            name=name,
-        )
+        keys = SimulatedKeys(self.config.seed, name)
+        return kind(self.model, self.shards[machine], self.policy(machine), ledger, keys, name=name, rows=rows)
 
     def strategy(self, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half."""
@@ -243,12 +253,13 @@ def guaranteed_mu(experiment: Experiment) -> float:
     """
     if experiment.config.strategy == "trusted-mu2":
         return experiment.config.mu
-    plans = {experiment.policy(i).plan(experiment.model.num_parameters) for i in range(len(experiment.shards))}
+    sizes = {len(shard): i for i, shard in enumerate(experiment.shards)}
+    plans = [experiment.policy(i).plan(experiment.model.num_parameters) for i in sizes.values()]
     return max(plan.mu for plan in plans)
 
 
 def run_experiment(
-    grid: Grid,
+    grid: Grid | DirectMachines,
     config: RunConfig,
     *,
     checkpoint: Path | None = None,
@@ -258,8 +269,8 @@ def run_experiment(
 
     Parameters
     ----------
-    grid : Grid
-        Ray's, the in-process one, or a network's.
+    grid : Grid or DirectMachines
+        Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
     config : RunConfig
     checkpoint : Path, optional
         Where the server saves its state after every round.
@@ -289,7 +300,7 @@ def run_experiment(
             on_progress(progress[-1])
 
     strategy = experiment.strategy(checkpoint=checkpoint, on_round=on_round)
-    if config.lost_replies:
+    if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
     result = strategy.start(

@@ -1,15 +1,32 @@
-"""A ``Grid`` that loses replies, to see what a real network does to an algorithm."""
+"""Losing replies, to see what a real network does to an algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import numpy as np
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from ..privacy import derived_seed
+from ..privacy import derived_seed, protocol
+
+
+def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:
+    """Whether a machine's reply of a round is lost: a coin of its own for each, the same on every engine.
+
+    Parameters
+    ----------
+    share : float
+        Probability of a loss.
+    seed : int
+    server_round : int
+    machine : str
+    """
+    if share == 0.0:
+        return False
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
+    return bool(generator.random() < share)
 
 
 class LossyGrid(Grid):
@@ -29,7 +46,6 @@ class LossyGrid(Grid):
         self._grid = grid
         self._lost_replies = lost_replies
         self._seed = seed
-        self._sent = 0
 
     def set_run(self, run: Run) -> None:
         self._grid.set_run(run)
@@ -54,17 +70,17 @@ class LossyGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         messages = list(messages)
-        lost = set()
-        for message in messages:
-            if message.metadata.message_type == MessageType.TRAIN:
-                self._sent += 1
-                # By the order of sending, which is that of the machines' names: node ids differ between engines.
-                generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", self._seed, self._sent)))
-                if generator.random() < self._lost_replies:
-                    lost.add(message.metadata.dst_node_id)
+        lost = {message.metadata.dst_node_id for message in messages if self._loses(message)}
         replies = self._grid.send_and_receive(messages, timeout=timeout)
         return [
             reply
             for reply in replies
             if reply.metadata.message_type != MessageType.TRAIN or reply.metadata.src_node_id not in lost
         ]
+
+    def _loses(self, message: Message) -> bool:
+        config = message.content.get(protocol.CONFIG, None)
+        if message.metadata.message_type != MessageType.TRAIN or not isinstance(config, ConfigRecord):
+            return False
+        server_round, machine = config[protocol.SERVER_ROUND], config[protocol.MACHINE]
+        return reply_is_lost(self._lost_replies, self._seed, int(server_round), str(machine))  # type: ignore[arg-type]

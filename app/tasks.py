@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +55,13 @@ class Shard:
     def __getitem__(self, samples: slice) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         chosen = self._indices[samples]
         return self._task.train_features[chosen], self._task.train_labels[chosen]
+
+    @classmethod
+    def stack(cls, parts: Sequence[tuple[Shard, slice]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """One batch of several machines' samples."""
+        task = parts[0][0]._task
+        chosen = np.concatenate([shard._indices[samples] for shard, samples in parts])
+        return task.train_features[chosen], task.train_labels[chosen]
 
 
 def load_task(config: RunConfig) -> Task:

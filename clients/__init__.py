@@ -1,6 +1,7 @@
 """What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
 from .base import PrivateClient, Request
+from .cohort import Cohort
 from .context_ledger import ContextLedger
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .mu2 import Mu2Client
@@ -8,6 +9,7 @@ from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 
 __all__ = [
+    "Cohort",
     "ContextLedger",
     "Mu2Client",
     "NoisySGDClient",

@@ -8,7 +8,6 @@ machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,8 +16,18 @@ import numpy as np
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, PrivateMachine, RefusedError, protocol
-from .gradients import PerSampleGradients, Samples
+from ..privacy import (
+    ConfigurationError,
+    Ledger,
+    NoiseKeys,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    Release,
+    RowCache,
+    protocol,
+)
+from .gradients import PerSampleGradients, Samples, combined_gradients
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class PrivateClient(NumPyClient):
         The machine's noise key.
     name : str
         The machine's name (its partition id, say); it is public.
+    rows : RowCache, optional
+        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
 
     Raises
     ------
@@ -86,6 +97,7 @@ class PrivateClient(NumPyClient):
         keys: NoiseKeys,
         *,
         name: str,
+        rows: RowCache | None = None,
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
@@ -93,15 +105,36 @@ class PrivateClient(NumPyClient):
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
         self.name = name
-        self._gradients = gradients
-        self._samples = samples
+        self.gradients = gradients
+        self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
-        self.machine = PrivateMachine(policy, sum(self._sizes), len(samples), ledger, keys)
+        self.machine = PrivateMachine(policy, sum(self._sizes), len(samples), ledger, keys, rows)
 
-    @abstractmethod
+    def point_weights(self, server_round: int) -> tuple[float, ...] | None:
+        """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.
+
+        Parameters
+        ----------
+        server_round : int
+            t, from 1.
+
+        Returns
+        -------
+        tuple of float or None
+            One for each query point; None if the contribution is something else, then :meth:`contribution` says what.
+        """
+        return None
+
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        """Per-sample contributions of a batch, shape (b, d), row i from sample i alone; unclipped."""
+        """Per-sample contributions of a batch, shape (b, d), row i from sample i alone; unclipped.
+
+        The rule is :meth:`point_weights`; a subclass without one overrides this.
+        """
+        weights = self.point_weights(request.server_round)
+        if weights is None:
+            raise NotImplementedError(f"{type(self).__name__} must define point_weights or contribution.")
+        return combined_gradients(self.gradients, request.query_points, weights, samples)
 
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
@@ -130,14 +163,7 @@ class PrivateClient(NumPyClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        request = self._read(parameters, config)
-
-        def contribution(samples: slice) -> NDArray[np.floating]:
-            # A hostile query point may overflow; what it gives is clipped or zeroed, so there is nothing to warn about.
-            with np.errstate(all="ignore"):
-                return self.contribution(request, self._samples[samples])
-
-        release = self.machine.release(request.session, request.ack, contribution)
+        release = self.release(self._read(parameters, config))
         metrics = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
@@ -146,6 +172,26 @@ class PrivateClient(NumPyClient):
             protocol.MACHINE: self.name,
         }
         return self._unflatten(release.values), self.machine.policy.batch_size, metrics
+
+    def release(self, request: Request) -> Release:
+        """The machine's next release, for a request that has passed every check.
+
+        Raises
+        ------
+        RefusedError
+            If the machine's policy forbids it; nothing was released or spent.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+
+        def contribution(samples: slice) -> NDArray[np.floating]:
+            # A hostile query point may overflow; what it gives is clipped or zeroed, so there is nothing to warn about.
+            with np.errstate(all="ignore"):
+                return self.contribution(request, self.samples[samples])
+
+        return self.machine.release(request.session, request.ack, contribution)
 
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
@@ -161,23 +207,26 @@ class PrivateClient(NumPyClient):
         if ask == protocol.ASK_HELLO:
             return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
         if ask == protocol.ASK_PRIVACY:
-            statement = self.machine.statement(_session(config))
-            return {
-                protocol.MACHINES: self.name,
-                "releases": statement.releases,
-                "mu-spent": statement.mu_spent,
-                "mu-guaranteed": statement.mu_guaranteed,
-                "mu-budget": statement.mu_budget,
-                "samples-used": statement.samples_used,
-                "max-participations": statement.max_participations,
-                "delta": self.machine.policy.delta,
-                "mechanism": self.machine.policy.mechanism,
-                "trust": self.machine.policy.trust,
-                "noise-quality": self.machine.policy.noise_quality,
-                "noise-std": self.machine.plan.noise_std,
-                "sensitivity": self.machine.plan.sensitivity,
-            }
+            return {protocol.MACHINES: self.name, **self.statement(_session(config))}
         raise _malformed("the query is not one this machine answers")
+
+    def statement(self, session: str) -> dict[str, Any]:
+        """What the machine has spent in a session and what it guarantees, as plain values."""
+        statement = self.machine.statement(session)
+        return {
+            "releases": statement.releases,
+            "mu-spent": statement.mu_spent,
+            "mu-guaranteed": statement.mu_guaranteed,
+            "mu-budget": statement.mu_budget,
+            "samples-used": statement.samples_used,
+            "max-participations": statement.max_participations,
+            "delta": self.machine.policy.delta,
+            "mechanism": self.machine.policy.mechanism,
+            "trust": self.machine.policy.trust,
+            "noise-quality": self.machine.policy.noise_quality,
+            "noise-std": self.machine.plan.noise_std,
+            "sensitivity": self.machine.plan.sensitivity,
+        }
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
         version = config.get(protocol.VERSION)

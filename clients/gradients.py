@@ -53,6 +53,39 @@ class Samples(Protocol):
     def __getitem__(self, samples: slice, /) -> Any: ...
 
 
+def combined_gradients(
+    gradients: PerSampleGradients,
+    points: Sequence[Sequence[NDArray[Any]]],
+    weights: Sequence[float],
+    samples: Any,
+) -> NDArray[np.float64]:
+    """Per-sample sums over the query points of weight times gradient.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    points : sequence of sequences of ndarray
+        Query points, each a list of the model's arrays.
+    weights : sequence of float
+        One a point; a point of weight 0 is not evaluated.
+    samples : Any
+        A batch of b samples.
+
+    Returns
+    -------
+    ndarray of shape (b, d), float64
+        Row i depends on sample i alone if the gradients' does.
+    """
+    total: NDArray[np.float64] | None = None
+    for point, weight in zip(points, weights, strict=True):
+        if weight:
+            rows = weight * np.asarray(gradients(point, samples), dtype=np.float64)
+            total = rows if total is None else total.__iadd__(rows)
+    if total is None:
+        raise ConfigurationError(f"Expected a query point with a weight other than 0, got weights {tuple(weights)}.")
+    return total
+
+
 class TorchGradients:
     """Per-sample gradients of a PyTorch module by ``torch.func``.
 

@@ -10,12 +10,9 @@ only for query points an honest server would send.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .base import PrivateClient, Request
+from .base import PrivateClient
 
 
 class Mu2Client(PrivateClient):
@@ -31,10 +28,6 @@ class Mu2Client(PrivateClient):
 
     query_points: ClassVar[int] = 2
 
-    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        current, previous = request.query_points
-        weight = request.server_round
-        corrected = weight * np.asarray(self._gradients(current, samples), dtype=np.float64)
-        if weight > 1:
-            corrected -= (weight - 1) * np.asarray(self._gradients(previous, samples), dtype=np.float64)
-        return corrected
+    def point_weights(self, server_round: int) -> tuple[float, ...]:
+        """T and -(t - 1)."""
+        return float(server_round), -float(server_round - 1)

@@ -6,13 +6,8 @@ fresh noise. Every sample is in one release, so sigma = Delta / mu without compo
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy
-from .base import PrivateClient, Request
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RowCache
+from .base import PrivateClient
 from .gradients import PerSampleGradients, Samples
 
 
@@ -36,10 +31,12 @@ class NoisySGDClient(PrivateClient):
         keys: NoiseKeys,
         *,
         name: str,
+        rows: RowCache | None = None,
     ) -> None:
         if policy.mechanism != "independent":
             raise ConfigurationError(f"Expected mechanism 'independent' for noisy SGD, got {policy.mechanism!r}.")
-        super().__init__(gradients, samples, policy, ledger, keys, name=name)
+        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
 
-    def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        return self._gradients(request.query_points[0], samples)
+    def point_weights(self, server_round: int) -> tuple[float, ...]:
+        """1: the gradient itself."""
+        return (1.0,)

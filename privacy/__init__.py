@@ -9,7 +9,7 @@ from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import RELEASE_RULES, TRUST_MODELS, NoisePlan, PrivacyPolicy
-from .release import PrivacyStatement, PrivateMachine, Release
+from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 
 __all__ = [
     "MECHANISMS",
@@ -33,6 +33,7 @@ __all__ = [
     "PrivateMachine",
     "RefusedError",
     "Release",
+    "RowCache",
     "SimulatedKeys",
     "StreamRecord",
     "SystemKeys",

@@ -64,3 +64,22 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
         within = safe_norms <= bound / scale_free
     rows *= np.where(within, scale_free, bound / safe_norms)[:, None]
     return rows
+
+
+def bounded_scales(norms: NDArray[np.float64], clip_norm: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """What to multiply rows of given L2 norms by so that none exceeds ``clip_norm``; NaN for a norm that is not finite.
+
+    Parameters
+    ----------
+    norms : ndarray of shape (samples,)
+        True up to a relative error of 2^-41.
+    clip_norm : float or ndarray of shape (samples,)
+        S, > 0.
+
+    Notes
+    -----
+    **Formal guarantees.** A row times its scale has norm at most S.
+    """
+    bound = clip_norm * _MARGIN
+    with np.errstate(all="ignore"):
+        return np.where(norms <= bound, 1.0, np.where(np.isfinite(norms), bound / norms, np.nan))

@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 
 from .errors import ConfigurationError
 
-# Counts up to here are exact in float64, so a release is sent as float64 without rounding.
-_EXACT_COUNT = 2.0**53
+# What is rounded stays below this. Sums may be four times as large and are still exact in float64, in which a release
+# is sent.
+_LARGEST_COUNT = 2.0**51
+_ROUNDER = np.float64(1.5 * 2.0**52)
+_ROUNDER_BITS = _ROUNDER.view(np.int64)
 
 
 @dataclass(frozen=True)
@@ -42,22 +45,60 @@ class Grid:
         if not (self.spacing > 0 and math.isfinite(self.spacing) and math.frexp(self.spacing)[0] == 0.5):
             raise ConfigurationError(f"Expected a grid spacing that is a positive power of two, got {self.spacing!r}.")
 
-    def counts(self, values: NDArray[np.floating]) -> NDArray[np.int64]:
-        """Nearest multiples of the spacing, as int64 counts; values of any shape, finite.
+    def counts(
+        self, values: NDArray[np.floating], *, scale: float = 1.0, bound: float | None = None
+    ) -> NDArray[np.int64]:
+        """Nearest multiples of the spacing to ``scale`` times the values, as int64 counts.
+
+        Parameters
+        ----------
+        values : ndarray of any shape
+            Finite.
+        scale : float
+        bound : float, optional
+            What the caller knows: no value exceeds it in magnitude. Without it every value is looked at.
 
         Raises
         ------
         ConfigurationError
             If a value is not finite or too large for the grid: callers bound their values beforehand.
         """
-        scaled = values * np.float64(1.0 / self.spacing)
-        np.rint(scaled, out=scaled)
-        # Also false for NaN. A loud stop: a wrapped integer would be a silent wrong release.
-        if scaled.size and not (scaled.max() < _EXACT_COUNT and scaled.min() > -_EXACT_COUNT):
+        return self.rounded(np.asarray(values * self.factor(scale)), None if bound is None else bound * scale)
+
+    def factor(self, scale: float) -> np.float64:
+        """What turns a value into ``scale`` times it in units of the spacing, a power of two: no digit is lost."""
+        return np.float64(scale / self.spacing)
+
+    def rounded(self, scaled: NDArray[np.float64], bound: float | None = None) -> NDArray[np.int64]:
+        """Counts of values that are in units of the spacing already.
+
+        Parameters
+        ----------
+        scaled : ndarray of any shape, float64
+            Overwritten: the counts are in its memory.
+        bound : float, optional
+            As for :meth:`counts`: a value, not in units of the spacing.
+
+        Raises
+        ------
+        ConfigurationError
+            As for :meth:`counts`.
+        """
+        if bound is not None:
+            fits = bound / self.spacing < _LARGEST_COUNT
+        else:
+            # Also false for NaN. A loud stop: a wrapped integer would be a silent wrong release.
+            fits = not scaled.size or (scaled.max() < _LARGEST_COUNT and scaled.min() > -_LARGEST_COUNT)
+        if not fits:
             raise ConfigurationError(
-                "Expected finite values below 2^53 grid spacings; clip before rounding to the grid."
+                "Expected finite values below 2^51 grid spacings; clip before rounding to the grid."
             )
-        return scaled.astype(np.int64)
+        # In [2^52, 2^53) the spacing of float64 is 1: adding 1.5 x 2^52 rounds to the nearest integer, ties to even as
+        # rint does, and leaves that integer in the low bits. Twice as fast as rounding and converting.
+        scaled += _ROUNDER
+        counts = scaled.view(np.int64)
+        counts -= _ROUNDER_BITS
+        return counts
 
     def values(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """The numbers behind int64 counts, exact in float64 up to 2^53 spacings."""

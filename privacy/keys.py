@@ -11,6 +11,7 @@ import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar
 
 from .errors import ConfigurationError
@@ -82,7 +83,12 @@ class SimulatedKeys(NoiseKeys):
         object.__setattr__(self, "secret_key", _digest(KEY_BYTES, "key", self.seed, self.machine))
 
     def nonce(self, session: str, release: int) -> bytes:
-        return _digest(NONCE_BYTES, "nonce", session, release)
+        return _simulated_nonce(session, release)
+
+
+@lru_cache(maxsize=1024)
+def _simulated_nonce(session: str, release: int) -> bytes:
+    return _digest(NONCE_BYTES, "nonce", session, release)  # the same for all machines: their keys differ
 
 
 def _digest(size: int, *parts: object) -> bytes:

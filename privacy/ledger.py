@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -104,8 +104,7 @@ class Ledger(ABC):
     """
 
     @abstractmethod
-    @contextmanager
-    def exclusive(self) -> Iterator[LedgerPage]:
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
         """A transaction nobody else can enter; without a commit it changes nothing.
 
         Raises
@@ -113,10 +112,9 @@ class Ledger(ABC):
         LedgerError
             If the ledger cannot be read or believed.
         """
-        yield  # type: ignore[misc]
 
 
-class MemoryLedger(Ledger):
+class MemoryLedger(Ledger, LedgerPage):
     """A ledger in this process's memory: for tests and in-process experiments; gone with the process."""
 
     def __init__(self) -> None:
@@ -124,22 +122,22 @@ class MemoryLedger(Ledger):
         self._account = Account()
         self._streams: dict[str, StreamRecord] = {}
 
-    @contextmanager
-    def exclusive(self) -> Iterator[LedgerPage]:
-        with self._lock:
-            yield _MemoryPage(self)
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+        return self
 
+    def __enter__(self) -> LedgerPage:
+        self._lock.acquire()
+        return self
 
-class _MemoryPage(LedgerPage):
-    def __init__(self, ledger: MemoryLedger) -> None:
-        self._ledger = ledger
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
     def account(self) -> Account:
-        return self._ledger._account
+        return self._account
 
     def stream(self, session: str) -> StreamRecord | None:
-        return self._ledger._streams.get(session)
+        return self._streams.get(session)
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        self._ledger._streams[session] = stream
-        self._ledger._account = account
+        self._streams[session] = stream
+        self._account = account

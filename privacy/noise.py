@@ -40,9 +40,13 @@ NOISE_QUALITIES: tuple[NoiseQuality, ...] = get_args(NoiseQuality)
 KEY_BYTES = 32
 NONCE_BYTES = 16
 
+LARGEST_NORMAL = 9.0
+"""No normal of either quality is larger in magnitude."""
+
 # Pairs computed at a time: the work arrays of a block stay in the second-level cache.
 _BLOCK_PAIRS = 1 << 14
-_COUNTER_START = bytes(16)
+_COUNTER_MODE = modes.CTR(bytes(16))
+_ZEROS = memoryview(bytes(2 * _BLOCK_PAIRS * 8))
 
 
 def row_key(secret_key: bytes, nonce: bytes) -> bytes:
@@ -109,17 +113,17 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
         raise ConfigurationError(f"Expected noise quality one of {NOISE_QUALITIES}, got {quality!r}.")
     pairs = (size + 1) // 2
     normals = np.empty(2 * pairs, dtype)
-    encryptor = Cipher(algorithms.AES256(key), modes.CTR(_COUNTER_START)).encryptor()
-    zeros = memoryview(bytes(2 * min(pairs, _BLOCK_PAIRS) * word.itemsize))
-    half, full_turn, minus_two = dtype.type(0.5), dtype.type(2 * math.pi * scale), dtype.type(-2.0)
+    encryptor = Cipher(algorithms.AES256(key), _COUNTER_MODE).encryptor()
+    half, unit, minus_two = dtype.type(0.5), dtype.type(scale), dtype.type(-2.0)
+    full_turn = dtype.type(2 * math.pi * scale)
     for start in range(0, pairs, _BLOCK_PAIRS):
         count = min(_BLOCK_PAIRS, pairs - start)
-        words = np.frombuffer(encryptor.update(zeros[: 2 * count * word.itemsize]), word)
+        words = np.frombuffer(encryptor.update(_ZEROS[: 2 * count * word.itemsize]), word)
         if shift:
             words = words >> np.uint64(shift)
         radius = words[:count].astype(dtype)
         radius += half
-        radius *= dtype.type(scale)
+        radius *= unit
         np.log(radius, out=radius)
         radius *= minus_two
         np.sqrt(radius, out=radius)

@@ -17,7 +17,7 @@ from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .grid import Grid, power_of_two_at_most
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism
-from .noise import NOISE_QUALITIES, NoiseQuality
+from .noise import LARGEST_NORMAL, NOISE_QUALITIES, NoiseQuality
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
@@ -30,7 +30,6 @@ _GRID_PER_SIGMA = 2.0**-20
 _GRID_PER_SENSITIVITY = 2.0**-10
 _FINEST_GRID_PER_SIGMA = 2.0**-36
 _TRUSTED_GRID_PER_SENSITIVITY = 2.0**-24
-_LARGEST_NORMAL = 9.0
 _LARGEST_COUNT = 2.0**52
 
 
@@ -193,7 +192,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     grid = Grid(power_of_two_at_most(max(spacing, smallest * _FINEST_GRID_PER_SIGMA)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     noise_std = mechanism.noise_std(sensitivity, policy.mu)
-    largest = releases * policy.clip_norm + 2 * _LARGEST_NORMAL * noise_std * largest_std
+    largest = releases * policy.clip_norm + 2 * LARGEST_NORMAL * noise_std * largest_std
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,9 @@ from . import protocol
 from .clipping import clip_per_sample
 from .errors import ConfigurationError, RefusedError
 from .keys import NoiseKeys
-from .ledger import Account, Ledger, StreamRecord
-from .noise import row_key, standard_normals
+from .ledger import Account, Ledger, LedgerPage, StreamRecord
+from .mechanisms import State
+from .noise import LARGEST_NORMAL, row_key, standard_normals
 from .policy import NoisePlan, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,54 @@ class Release:
     values: NDArray[np.float64]
     release: int
     ack: int
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request that may be answered, and what it will be answered from; nothing is spent yet.
+
+    Parameters
+    ----------
+    stream : StreamRecord
+        With the acknowledgement applied.
+    account : Account
+        With the session's mu reserved.
+    samples : slice
+        The fresh samples it will use up.
+    """
+
+    stream: StreamRecord
+    account: Account
+    samples: slice
+
+
+class RowCache:
+    """Noise rows made lately, as counts, kept as long as they fit: a simulation saves itself making them twice.
+
+    Parameters
+    ----------
+    limit_bytes : int
+        Most to keep; the oldest rows go first, and what is gone is regenerated from its nonce.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._rows: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
+        self._bytes = 0
+
+    def keep(self, key: bytes, nonce: bytes, counts: NDArray[np.int64]) -> None:
+        """Keep the row of a key and a nonce."""
+        self._rows[key, nonce] = counts
+        self._bytes += counts.nbytes
+        while self._bytes > self.limit_bytes and self._rows:
+            self._bytes -= self._rows.pop(next(iter(self._rows))).nbytes
+
+    def take(self, key: bytes, nonce: bytes) -> NDArray[np.int64] | None:
+        """The row, if it is still here; it is forgotten, for every row is removed once."""
+        counts = self._rows.pop((key, nonce), None)
+        if counts is not None:
+            self._bytes -= counts.nbytes
+        return counts
 
 
 @dataclass(frozen=True)
@@ -102,6 +152,8 @@ class PrivateMachine:
         Where releases are recorded before they leave.
     keys : NoiseKeys
         The secret key and the source of nonces.
+    rows : RowCache, optional
+        For simulations; default every row is regenerated when it is taken back out.
 
     Raises
     ------
@@ -118,7 +170,13 @@ class PrivateMachine:
     """
 
     def __init__(
-        self, policy: PrivacyPolicy, num_parameters: int, num_samples: int, ledger: Ledger, keys: NoiseKeys
+        self,
+        policy: PrivacyPolicy,
+        num_parameters: int,
+        num_samples: int,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        rows: RowCache | None = None,
     ) -> None:
         if policy.noise_quality != "exact" and not keys.simulated:
             raise ConfigurationError(
@@ -137,6 +195,12 @@ class PrivateMachine:
         self.num_samples = num_samples
         self._ledger = ledger
         self._keys = keys
+        self._rows = rows
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the keys are a simulation's."""
+        return self._keys.simulated
 
     def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
         """Make the next release of a session, recorded before it is returned.
@@ -165,13 +229,26 @@ class PrivateMachine:
             If the ledger cannot be believed.
         """
         with self._ledger.exclusive() as page:
-            stream, account = self._admit(page.stream(session), page.account(), session, ack)
-            start, batch = account.samples_used, self.policy.batch_size
-            counts = self._contribution_counts(contribution, slice(start, start + batch))
-            stream, values = self._advance(stream, session, counts)
-            account = replace(account, samples_used=start + batch)
-            page.commit(session, stream, account)
-        return Release(self.plan.grid.values(values), stream.release, stream.ack)
+            admission = self._admit(page, session, ack)
+            return self._finish(page, session, admission, self._contribution_counts(contribution, admission.samples))
+
+    def acknowledge(self, session: str, ack: int) -> None:
+        """Take note of an acknowledgement ahead of the next request: what is behind it need not be remembered.
+
+        Raises
+        ------
+        RefusedError
+            If it is none that could stand in the next request.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases nothing.
+        """
+        with self._ledger.exclusive() as page:
+            stream = page.stream(session)
+            if stream is None:
+                raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
+            page.commit(session, self._acknowledge(stream, ack), page.account())
 
     def statement(self, session: str) -> PrivacyStatement:
         """What this machine has spent in a session and what it guarantees; independent of its data."""
@@ -187,10 +264,9 @@ class PrivateMachine:
             max_participations=self.policy.max_participations,
         )
 
-    def _admit(
-        self, stream: StreamRecord | None, account: Account, session: str, ack: int
-    ) -> tuple[StreamRecord, Account]:
-        """The stream with ``ack`` applied and the account with the session's mu reserved, or a refusal."""
+    def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
+        """What a request would be answered from, or a refusal."""
+        stream, account = page.stream(session), page.account()
         if stream is None:
             account = self._reserve(account, session)
             stream = StreamRecord(self.plan.fingerprint)
@@ -200,9 +276,16 @@ class PrivateMachine:
             )
         if stream.release >= self.policy.max_participations:
             raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
-        if account.samples_used + self.policy.batch_size > self.num_samples:
+        start, batch = account.samples_used, self.policy.batch_size
+        if start + batch > self.num_samples:
             raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
-        return self._acknowledge(stream, ack), account
+        return Admission(self._acknowledge(stream, ack), account, slice(start, start + batch))
+
+    def _finish(self, page: LedgerPage, session: str, admission: Admission, counts: NDArray[np.int64]) -> Release:
+        """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
+        stream, values = self._advance(admission.stream, session, counts)
+        page.commit(session, stream, Account(admission.samples.stop, admission.account.reserved))
+        return Release(self.plan.grid.values(values), stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
         if self.policy.trust == "trusted-server":
@@ -244,8 +327,9 @@ class PrivateMachine:
             # Whether it failed may depend on the data, so a real machine must not show it: the samples count, as zero.
             logger.exception("The contribution of release could not be computed; it counts as zero.")
             clipped = np.zeros(expected)
-        clipped /= self.policy.batch_size
-        return self.plan.grid.counts(clipped).sum(axis=0)
+        return self.plan.grid.counts(clipped, scale=1.0 / self.policy.batch_size, bound=self.policy.clip_norm).sum(
+            axis=0
+        )
 
     def _advance(
         self, stream: StreamRecord, session: str, counts: NDArray[np.int64]
@@ -254,24 +338,50 @@ class PrivateMachine:
         nonce = self._keys.nonce(session, release)
         noise_state = stream.noise_state
         if self.plan.noise_std > 0.0:
-            mechanism = self.plan.mechanism
-            if mechanism.regenerates and stream.release:
-                noise_state = mechanism.state_after(stream.release, lambda: self._normals(stream.nonce))
-            elif stream.release == 0:
-                noise_state = mechanism.initial_state(self.num_parameters)
-            increment = mechanism.increment(noise_state, release, self._normals(nonce))
-            counts = counts + self.plan.grid.counts(increment.added * self.plan.noise_std)
-            if increment.removed is not None:
-                counts -= self.plan.grid.counts(increment.removed * self.plan.noise_std)
-            noise_state = () if mechanism.regenerates else increment.state
+            added, removed, noise_state = self._noise(stream, release, nonce)
+            counts += added
+            if removed is not None:
+                counts -= removed
         if self.policy.release_rule == "paper":
             pending = {}
         else:
             if stream.release > stream.ack:
-                counts = counts + stream.pending[stream.release]
+                counts += stream.pending[stream.release]
             kept = [j for j in stream.pending if j > release - MOST_PENDING]
             pending = {**{j: stream.pending[j] for j in kept}, release: counts}
         return StreamRecord(stream.fingerprint, release, stream.ack, nonce, pending, noise_state), counts
+
+    def _noise(
+        self, stream: StreamRecord, release: int, nonce: bytes
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, State]:
+        """What a release adds and removes, as counts, and the mechanism's state to remember."""
+        mechanism, scale = self.plan.mechanism, self._noise_scale
+        noise_state = stream.noise_state
+        kept = None
+        if release == 1:
+            noise_state = mechanism.initial_state(self.num_parameters)
+        elif mechanism.regenerates:
+            if self._rows is not None and mechanism.removes_last:
+                kept = self._rows.take(self._keys.secret_key, stream.nonce)
+            if kept is None:
+                noise_state = mechanism.state_after(stream.release, lambda: self._normals(stream.nonce), scale)
+        increment = mechanism.increment(noise_state, release, self._normals(nonce), scale)
+        bound = mechanism.increment_bound(release)
+        bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
+        added = self._noise_counts(increment.added, bound)
+        removed = kept if increment.removed is None else self._noise_counts(increment.removed, bound)
+        if self._rows is not None and mechanism.removes_last:
+            self._rows.keep(self._keys.secret_key, nonce, added)
+        return added, removed, () if mechanism.regenerates else increment.state
+
+    @cached_property
+    def _noise_scale(self) -> float:
+        # Noise is made in units of the grid: its spacing is a power of two, so no digit depends on that.
+        return float(self.plan.grid.factor(self.plan.noise_std))
+
+    def _noise_counts(self, noise: NDArray[np.float64], bound: float | None) -> NDArray[np.int64]:
+        # A state that is remembered must not be rounded; one that is regenerated is done with.
+        return self.plan.grid.rounded(noise if self.plan.mechanism.regenerates else noise.copy(), bound)
 
     def _normals(self, nonce: bytes) -> NDArray[np.floating]:
         key = row_key(self._keys.secret_key, nonce)

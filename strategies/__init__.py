@@ -5,20 +5,25 @@ from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
-from .replies import RoundReport
+from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
     "SAMPLINGS",
     "CheckpointError",
+    "DirectMachines",
     "MachineDirectory",
     "Mu2",
     "Mu2State",
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "Outcome",
+    "Refusal",
     "ReleaseStrategy",
+    "Reply",
     "RoundReport",
+    "RoundRequest",
     "TrustedMu2",
     "load_checkpoint",
     "mu2_start",

@@ -11,7 +11,7 @@ import secrets
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from logging import INFO, WARNING
 from pathlib import Path
@@ -25,8 +25,26 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..privacy import ConfigurationError, protocol
 from .checkpoint import load_checkpoint, save_checkpoint
-from .machines import SAMPLINGS, MachineDirectory, Sampling, sample_machines
-from .replies import Reply, RoundReport, Vector, exchange, read_reply, vector_size
+from .machines import (
+    SAMPLINGS,
+    MachineDirectory,
+    NodesUnavailableError,
+    Sampling,
+    by_length_and_name,
+    sample_machines,
+)
+from .replies import (
+    DirectMachines,
+    Outcome,
+    Refusal,
+    Reply,
+    RoundReport,
+    RoundRequest,
+    Vector,
+    exchange,
+    read_outcome,
+    vector_size,
+)
 
 StateT = TypeVar("StateT")
 
@@ -159,40 +177,32 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         NodesUnavailableError
             If fewer than ``clients_per_round`` machines are connected when the deadline passes.
         """
-        state = self._ensure_state(arrays)
+        self._ensure_state(arrays)
         self.machines.meet(grid, self.num_clients if not self.machines.names else self.clients_per_round)
-        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
-        nodes = self.machines.node_map()
-        self._sampled = len(names)
-        self._nodes = {name: nodes[name] for name in names if name in nodes}
-        self._asked = {name: self.acks.get(name, 0) for name in self._nodes}
-        records = {
-            key: self._record(point) for key, point in zip(self._QUERY_RECORDS, self.query_points(state), strict=False)
-        }
+        self._nodes = self.machines.node_map()
+        request = self._plan_round(server_round, self._nodes)
+        records = {key: self._record(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
         return [
             Message(
-                RecordDict({**records, protocol.CONFIG: self._request(config, server_round, name, ack)}),
+                RecordDict({**records, protocol.CONFIG: self._request(config, request, name)}),
                 dst_node_id=self._nodes[name],
                 message_type=MessageType.TRAIN,
             )
-            for name, ack in self._asked.items()
+            for name in request.acks
         ]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
-        if self.state is None:
-            raise ConfigurationError("Expected configure_train before aggregate_train.")
-        accepted, report = self._believe(server_round, replies)
-        release_sum = np.zeros(vector_size(self._layout))
+        asked = {name: self._nodes[name] for name in self._asked}
+        outcomes = [read_outcome(reply, self._layout, asked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
-        for name in sorted(accepted, key=lambda name: (len(name), name)):
-            release_sum += accepted[name].values
-            self.acks[name] = accepted[name].release
-        self.state = self.step(self.state, release_sum, server_round)
-        self.history.append(report)
-        return self._record(self.model(self.state)), report.metrics
+        outcomes.sort(
+            key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
+        )
+        report = self._take_round(server_round, outcomes)
+        return self._record(self._published()), report.metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -204,9 +214,9 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         """None: see :meth:`configure_evaluate`."""
         return None
 
-    def start(
+    def start(  # type: ignore[override]
         self,
-        grid: Grid,
+        grid: Grid | DirectMachines,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
@@ -218,8 +228,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
 
         Parameters
         ----------
-        grid : Grid
-            Flower's grid.
+        grid : Grid or DirectMachines
+            Flower's grid, or machines of this process that are asked without messages.
         initial_arrays : ArrayRecord
             The model to start from, floating-point arrays.
         num_rounds : int
@@ -254,10 +264,16 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = metrics
         for server_round in range(done + 1, num_rounds + 1):
-            messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
-            replies = exchange(grid, messages, timeout)
-            arrays, metrics = self.aggregate_train(server_round, replies)
-            result.arrays = arrays if arrays is not None else result.arrays
+            if isinstance(grid, DirectMachines):
+                if not self.machines.names:
+                    self.machines.restore(self._direct_names(grid))
+                report = self._take_round(server_round, grid.answer(self._plan_round(server_round, None)))
+                metrics: MetricRecord | None = report.metrics
+                arrays = None
+            else:
+                messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
+                arrays, metrics = self.aggregate_train(server_round, exchange(grid, messages, timeout))
+            result.arrays = self._record(self._published()) if arrays is None else arrays
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
@@ -270,13 +286,13 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         log(INFO, "%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         return result
 
-    def ask_privacy(self, grid: Grid, timeout: float = 60.0) -> dict[str, dict[str, Any]]:
+    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> dict[str, dict[str, Any]]:
         """What each connected machine says it has spent in this session, by name; independent of their data.
 
         Parameters
         ----------
-        grid : Grid
-            Flower's grid.
+        grid : Grid or DirectMachines
+            Where the machines are.
         timeout : float
             Seconds to wait for the answers.
 
@@ -290,6 +306,9 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         -----
         **Formal guarantees.** These are the machines' own words, from their own ledgers; a server cannot check them.
         """
+        if isinstance(grid, DirectMachines):
+            statements = grid.statements(self.session)
+            return {name: statements[name] for name in self.machines.names if name in statements}
         messages = []
         for name, node_id in self.machines.node_map().items():
             config = ConfigRecord(
@@ -302,7 +321,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             )
             content = RecordDict({protocol.CONFIG: config})
             messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.QUERY))
-        statements: dict[str, dict[str, Any]] = {}
+        statements = {}
         for reply in exchange(grid, messages, timeout):
             if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
                 entries = dict(reply.content.config_records[protocol.CONFIG])
@@ -310,6 +329,34 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         return {name: statements[name] for name in self.machines.names if name in statements}
 
     # Details.
+
+    def _direct_names(self, machines: DirectMachines) -> list[str]:
+        names = sorted(machines.names(), key=by_length_and_name)
+        if len(names) < self.num_clients:
+            raise NodesUnavailableError(f"Expected {self.num_clients} machines, got {len(names)}.")
+        return names[: self.num_clients]
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        """Sample the machines of a round; what to ask those of them that can be reached (None: all can)."""
+        if self.state is None:
+            raise ConfigurationError("Expected a state before a round is planned.")
+        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
+        self._sampled = len(names)
+        self._asked = {name: self.acks.get(name, 0) for name in names if reachable is None or name in reachable}
+        return RoundRequest(server_round, self.session, self._asked, self.acks, self.query_points(self.state))
+
+    def _take_round(self, server_round: int, outcomes: Iterable[Outcome]) -> RoundReport:
+        """Believe what can be believed and take one step of the update rule."""
+        if self.state is None:
+            raise ConfigurationError("Expected configure_train before aggregate_train.")
+        release_sum = np.zeros(vector_size(self._layout))
+        report = self._believe(server_round, outcomes, release_sum)
+        self.state = self.step(self.state, release_sum, server_round)
+        self.history.append(report)
+        return report
+
+    def _published(self) -> Vector:
+        return self.model(self.state)  # type: ignore[arg-type]
 
     def _ensure_state(self, arrays: ArrayRecord) -> StateT:
         if self.state is None:
@@ -335,43 +382,43 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             start += size
         return ArrayRecord(arrays)
 
-    def _request(self, config: ConfigRecord, server_round: int, name: str, ack: int) -> ConfigRecord:
+    def _request(self, config: ConfigRecord, request: RoundRequest, name: str) -> ConfigRecord:
         return ConfigRecord(
             {
                 **config,
                 protocol.VERSION: protocol.PROTOCOL_VERSION,
-                protocol.SERVER_ROUND: server_round,
-                protocol.SESSION: self.session,
+                protocol.SERVER_ROUND: request.server_round,
+                protocol.SESSION: request.session,
                 protocol.MACHINE: name,
-                protocol.ACK: ack,
+                protocol.ACK: request.acks[name],
             }
         )
 
-    def _believe(self, server_round: int, replies: Iterable[Message]) -> tuple[dict[str, Reply], RoundReport]:
-        """The replies to aggregate, by machine, and the report of the round."""
-        accepted: dict[str, Reply] = {}
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Vector) -> RoundReport:
+        """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
+        aggregated: set[str] = set()
         refused: Counter[str] = Counter()
         late = malformed = 0
-        for reply in replies:
-            if reply.has_error():
-                refused[protocol.REFUSAL_NAMES.get(reply.error.code, f"error-{reply.error.code}")] += 1
-                continue
-            parsed = read_reply(reply, self._layout, self._nodes)
-            if parsed is None or not self.check_reply(parsed):
+        for outcome in outcomes:
+            if isinstance(outcome, Refusal):
+                refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
+            elif outcome is None or not self.check_reply(outcome):
                 malformed += 1
             elif (
-                parsed.machine in accepted
-                or parsed.ack != self.acks.get(parsed.machine, 0)
-                or parsed.release <= parsed.ack
+                outcome.machine in aggregated
+                or outcome.ack != self.acks.get(outcome.machine, 0)
+                or outcome.release <= outcome.ack
             ):
                 late += 1
             else:
-                accepted[parsed.machine] = parsed
-        answered = len(accepted) + late + malformed + sum(refused.values())
+                release_sum += outcome.values
+                self.acks[outcome.machine] = outcome.release
+                aggregated.add(outcome.machine)
+        answered = len(aggregated) + late + malformed + sum(refused.values())
         report = RoundReport(
             server_round=server_round,
             asked=self._sampled,
-            aggregated=len(accepted),
+            aggregated=len(aggregated),
             lost=max(self._sampled - answered, 0),
             late=late,
             malformed=malformed,
@@ -383,7 +430,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d).",
                 *(server_round, report.aggregated, report.asked, report.lost, report.refused, late, malformed),
             )
-        return accepted, report
+        return report
 
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None:

@@ -32,6 +32,11 @@ class NodesUnavailableError(MurmurflError):
     """Too few machines were connected when the deadline passed."""
 
 
+def by_length_and_name(name: str) -> tuple[int, str]:
+    """The order of machines: 2 before 10."""
+    return len(name), name
+
+
 def sample_machines(
     names: list[str], count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> list[str]:
@@ -77,16 +82,21 @@ class _Dealer:
 
     def _deal(self) -> list[int]:
         hand: list[int] = []
+        held: set[int] = set()
         while len(hand) < self._count:
             if not self._pack:
                 self._packs += 1
                 key = derived_seed("deal machines", self._seed, self._packs)
                 self._pack = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_machines).tolist()
+                self._pack.reverse()  # dealt from the end, where taking one is cheap
             # Between two packs a machine may be on top of the new one that is in this hand already: it comes next.
-            position = next((i for i, machine in enumerate(self._pack) if machine not in hand), None)
+            top = len(self._pack)
+            position = next((i for i in range(top - 1, -1, -1) if self._pack[i] not in held), None)
             if position is None:
                 raise ConfigurationError("Expected no more machines a round than there are.")
-            hand.append(self._pack.pop(position))
+            machine = self._pack.pop(position)
+            hand.append(machine)
+            held.add(machine)
         return sorted(hand)
 
 
@@ -183,7 +193,7 @@ class MachineDirectory:
         return (name for names in self._hosted.values() for name in names)
 
     def _known(self) -> list[str]:
-        return sorted(self._all_names(), key=lambda name: (len(name), name))
+        return sorted(self._all_names(), key=by_length_and_name)
 
     def _shortage(self, needed: int) -> str:
         failures = "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())

@@ -1,4 +1,4 @@
-"""Sending a round's requests, and which of the replies to believe.
+"""What a round asks, how it is sent, and which of the replies to believe.
 
 A reply comes from a machine that may be broken, a node that may be somebody else's, and a network that may duplicate or
 delay: it is read as a whole, or dropped.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -78,6 +78,31 @@ class RoundReport:
 
 
 @dataclass(frozen=True)
+class RoundRequest:
+    """What one round asks, before it becomes messages.
+
+    Parameters
+    ----------
+    server_round : int
+        t, from 1.
+    session : str
+        The training's name to its machines.
+    acks : mapping of str to int
+        The machines asked, in order, and the last release of each that was aggregated.
+    aggregated : mapping of str to int
+        The last release aggregated of every machine, asked or not; it grows while the round's replies are taken.
+    points : tuple of ndarray of shape (d,)
+        The query points.
+    """
+
+    server_round: int
+    session: str
+    acks: Mapping[str, int]
+    aggregated: Mapping[str, int]
+    points: tuple[Vector, ...]
+
+
+@dataclass(frozen=True)
 class Reply:
     """A reply that could be read.
 
@@ -98,6 +123,45 @@ class Reply:
     ack: int
     values: Vector
     metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error reply.
+
+    Parameters
+    ----------
+    code : int
+        Its code (:mod:`murmurfl.privacy.protocol`).
+    """
+
+    code: int
+
+
+Outcome = Reply | Refusal | None
+"""What came back for a request: a reply, an error reply, or (None) something that cannot be read."""
+
+
+@runtime_checkable
+class DirectMachines(Protocol):
+    """Machines that are asked without messages: a simulation in this process."""
+
+    def names(self) -> list[str]:
+        """All machines."""
+        ...
+
+    def answer(self, request: RoundRequest) -> Iterable[Outcome]:
+        """What came back; a lost reply is not among it."""
+        ...
+
+    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+        """What each machine says it has spent, by name."""
+        ...
+
+
+def read_outcome(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Outcome:
+    """A message as what it says."""
+    return Refusal(message.error.code) if message.has_error() else read_reply(message, layout, nodes)
 
 
 def read_reply(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Reply | None:

@@ -40,14 +40,14 @@ State = tuple[NDArray[np.float64], ...]
 
 
 class Increment(NamedTuple):
-    """Noise of one release, in units of the noise's standard deviation: ``added`` minus ``removed``.
+    """Noise of one release: ``added`` minus ``removed``.
 
     The two are kept apart because each is rounded to the grid by itself: what one release adds and the next removes is
     then the same integers, and cancels to the last bit.
     """
 
-    added: NDArray[np.floating]
-    removed: NDArray[np.floating] | None
+    added: NDArray[np.float64]
+    removed: NDArray[np.float64] | None
     state: State
 
 
@@ -64,6 +64,9 @@ class Mechanism(ABC):
     regenerates: ClassVar[bool] = False
     """Whether the state after a release follows from that release's own normals (:meth:`state_after`), so that a stream
     keeps one nonce instead of arrays."""
+
+    removes_last: ClassVar[bool] = False
+    """Whether what a release removes is what the last one added: whoever still has that need not make it again."""
 
     def __init__(self, num_releases: int) -> None:
         if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
@@ -93,8 +96,8 @@ class Mechanism(ABC):
         """The state before the first release, for increments of ``size`` values."""
 
     @abstractmethod
-    def increment(self, state: State, release: int, normals: NDArray[np.floating]) -> Increment:
-        """The noise of one release and the state after it: a pure function.
+    def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
+        """The noise of one release and the state after it: a pure function, linear in the noise.
 
         Parameters
         ----------
@@ -104,9 +107,11 @@ class Mechanism(ABC):
             k, from 1.
         normals : ndarray of shape (size,)
             z_k.
+        scale : float
+            Standard deviation in front of Z, the same for all releases of a stream; the state is in its units.
         """
 
-    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]]) -> State:
+    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]], scale: float = 1.0) -> State:
         """The state after ``release`` (>= 1) from its own normals, which ``draw`` gives; only where it regenerates."""
         raise ConfigurationError(f"Expected a mechanism that regenerates its state, got {self.name!r}: keep its state.")
 
@@ -118,6 +123,10 @@ class Mechanism(ABC):
         """The smallest and the largest :meth:`row_std`."""
         stds = [self.row_std(release) for release in range(1, self.num_releases + 1)]
         return min(stds), max(stds)
+
+    def increment_bound(self, release: int) -> float | None:
+        """The largest magnitude of a value added or removed, in units of the largest normal; None if not known."""
+        return None
 
     def noise_std(self, sensitivity: float, mu: float) -> float:
         """Standard deviation to put in front of Z so that the stream is mu-GDP.

@@ -52,6 +52,7 @@ class CancellingNoise(Mechanism):
 
     name = "cancelling"
     regenerates = True
+    removes_last = True
 
     def __init__(self, num_releases: int, *, schedule: Schedule = "uniform", num_rounds: int | None = None) -> None:
         super().__init__(num_releases)
@@ -76,6 +77,7 @@ class CancellingNoise(Mechanism):
         self.schedule: Schedule = schedule
         self.sigmas: NDArray[np.float64] = np.sqrt(variances)
         """sigma_1 .. sigma_K in units of Delta / mu."""
+        self._sigmas: list[float] = self.sigmas.tolist()
 
     def materialize(self, n: int | None = None) -> NDArray[np.float64]:
         n = self._check_n(n)
@@ -87,15 +89,18 @@ class CancellingNoise(Mechanism):
     def initial_state(self, size: int) -> State:
         return ()
 
-    def increment(self, state: State, release: int, normals: NDArray[np.floating]) -> Increment:
-        row = normals * self.sigmas[self._check_release(release) - 1]
+    def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
+        row = np.multiply(normals, self._sigmas[self._check_release(release) - 1] * scale, dtype=np.float64)
         return Increment(row, state[0] if state else None, (row,))
 
-    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]]) -> State:
-        return (draw() * self.sigmas[self._check_release(release) - 1],)
+    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]], scale: float = 1.0) -> State:
+        return self.increment((), release, draw(), scale).state
+
+    def increment_bound(self, release: int) -> float:
+        return max(self._sigmas[max(release - 2, 0) : release])
 
     def row_std(self, release: int) -> float:
-        return float(self.sigmas[self._check_release(release) - 1])
+        return self._sigmas[self._check_release(release) - 1]
 
     def noise_std(self, sensitivity: float, mu: float) -> float:
         # The schedules are written in units of Delta / mu; `paper` keeps its own, slightly too large, constant.

@@ -38,12 +38,15 @@ class IndependentNoise(Mechanism):
     def initial_state(self, size: int) -> State:
         return ()
 
-    def increment(self, state: State, release: int, normals: NDArray[np.floating]) -> Increment:
+    def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
         self._check_release(release)
-        return Increment(normals, None, ())
+        return Increment(np.multiply(normals, scale, dtype=np.float64), None, ())
 
-    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]]) -> State:
+    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]], scale: float = 1.0) -> State:
         return ()
+
+    def increment_bound(self, release: int) -> float:
+        return 1.0
 
     def row_std(self, release: int) -> float:
         return math.sqrt(self._check_release(release))

@@ -78,7 +78,7 @@ def test_mu2_contributes_the_corrected_gradient_of_the_paper():
 def test_the_first_round_needs_no_previous_gradient():
     subject = client()
     subject.fit(*request(t=1))
-    assert subject._gradients.calls == 1
+    assert subject.gradients.calls == 1
 
 
 def test_a_reply_says_nothing_that_depends_on_data():
@@ -128,7 +128,7 @@ def test_a_malformed_request_is_refused_and_costs_nothing(bad):
     with pytest.raises(RefusedError):
         subject.fit(*bad)
     assert subject.machine.statement("s") == before
-    assert subject._gradients.calls == 0, "refused on the request alone, before any data was touched"
+    assert subject.gradients.calls == 0, "refused on the request alone, before any data was touched"
 
 
 def spent(ledger, subject):

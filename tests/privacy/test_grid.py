@@ -34,7 +34,7 @@ def test_a_spacing_that_is_no_power_of_two_is_refused(spacing):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**60])
 def test_values_that_do_not_fit_are_refused_and_never_wrapped(value):
-    with pytest.raises(ConfigurationError, match="2\\^53"):
+    with pytest.raises(ConfigurationError, match="2\\^51"):
         Grid(1.0).counts(np.array([0.0, value]))
 
 
@@ -42,3 +42,15 @@ def test_values_that_do_not_fit_are_refused_and_never_wrapped(value):
 def test_power_of_two_at_most(value):
     power = power_of_two_at_most(value)
     assert power <= value < 2 * power
+
+
+@given(st.lists(st.integers(-(2**52), 2**52).map(lambda n: n / 2), min_size=1))
+def test_rounding_is_to_the_nearest_and_ties_go_to_even(values):
+    values = np.array(values)[np.abs(values) < 2.0**51]
+    assert (Grid(1.0).counts(values) == np.rint(values).astype(np.int64)).all()
+    assert (Grid(1.0).counts(values, bound=2.0**50) == np.rint(values).astype(np.int64)).all()
+
+
+def test_a_bound_that_does_not_fit_is_refused():
+    with pytest.raises(ConfigurationError, match="2\\^51"):
+        Grid(1.0).counts(np.zeros(2), bound=2.0**51)

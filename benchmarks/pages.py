@@ -1,0 +1,106 @@
+"""Write the tables of README.md and docs/results.md from the JSON of the reproductions, so that no figure is typed.
+
+``python -m benchmarks.pages`` takes the documents that ``murmurfl reproduce`` left in docs/results/ and replaces what
+stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with their documents.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from murmurfl.app.reproduce import markdown_table, table_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = ROOT / "docs" / "results"
+
+
+def document(name: str) -> dict[str, Any]:
+    """A reproduction's JSON."""
+    return json.loads((DOCUMENTS / f"{name}.json").read_text())
+
+
+def accuracy(entry: Mapping[str, Any]) -> str:
+    """Mean and standard deviation over seeds, in percent."""
+    return f"{100 * entry['accuracy']['mean']:.1f} ± {100 * entry['accuracy']['std']:.1f}"
+
+
+def summary() -> str:
+    """The README's table: what was printed, and what comes out here."""
+    lines = [
+        "MNIST, one pass, untrusted server; test accuracy in percent, mean ± standard deviation over "
+        f"{document('reshef-levy-2025')['seeds']} seeds, in brackets what the paper prints; δ = 1e-5.",
+        "",
+        "| setting | machines | ε | DP-μ²-FL | noisy SGD |",
+        "|---|---|---|---|---|",
+    ]
+    for cell in document("reshef-levy-2025")["cells"]:
+        settings, algorithms = cell["settings"], cell["algorithms"]
+        ours = algorithms["mu2"]
+        other = next(entry for label, entry in algorithms.items() if label != "mu2")
+        cells = []
+        for entry in (ours, other):
+            printed = entry["paper"].get("accuracy")
+            cells.append(accuracy(entry) + ("" if printed is None else f" ({printed:.1f})"))
+        note = "" if "noisy-sgd" in algorithms else " (the papers' release rule)"
+        lines.append(
+            f"| {cell['table']}, μ = {settings['mu']:g} | {settings['clients-per-round']} of "
+            f"{settings['num-clients']} | {ours['epsilon']['mean']:.3g} | {cells[0]} | {cells[1]}{note} |"
+        )
+    lines += [
+        "",
+        "And reshef-levy-2024, 100 machines in every round, the papers' constants: test loss, the paper's in brackets.",
+        "",
+        "| μ | untrusted server | trusted server |",
+        "|---|---|---|",
+    ]
+    for cell in document("reshef-levy-2024")["cells"]:
+        if cell["settings"]["num-clients"] == 100:
+            losses = [
+                f"{entry['loss']['mean']:.4f} ({entry['paper']['loss']:.3f})"
+                for entry in (cell["algorithms"]["mu2"], cell["algorithms"]["trusted-mu2"])
+            ]
+            lines.append(f"| {cell['settings']['mu']:g} | {losses[0]} | {losses[1]} |")
+    return "\n".join(lines)
+
+
+def table(name: str) -> str:
+    """Every row of a reproduction."""
+    return markdown_table(table_rows(document(name))).rstrip()
+
+
+BLOCKS = {
+    "README.md": {"results": summary},
+    "docs/results.md": {name: lambda name=name: table(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
+}
+
+
+def filled(text: str, blocks: Mapping[str, Any]) -> str:
+    """A page's text with its blocks written anew.
+
+    Raises
+    ------
+    ValueError
+        If the page lacks a block's marks.
+    """
+    for name, write in blocks.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"Expected the marks of block {name!r}, found none.")
+        text = pattern.sub(lambda marks, write=write: f"{marks[1]}{write()}\n{marks[2]}", text)
+    return text
+
+
+def main() -> None:
+    """Write the pages."""
+    for page, blocks in BLOCKS.items():
+        path = ROOT / page
+        path.write_text(filled(path.read_text(), blocks))
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

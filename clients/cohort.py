@@ -1,0 +1,195 @@
+"""The machines of a simulation, asked together: no messages, gradients of many machines in one piece.
+
+The clients are the ordinary ones, with their own policies, keys and ledgers; whatever they refuse here they refuse
+anywhere. Where a contribution is a fixed combination of gradients (:meth:`PrivateClient.point_weights`) and the
+machines share a model, their samples are stacked and the model is asked once. Any other client is asked one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, RefusedError, Release
+from ..privacy.cohort import DenseContributions, StackedContributions, release_together
+from .base import PrivateClient, Request
+from .gradients import combined_gradients
+
+logger = logging.getLogger(__name__)
+
+# Values of contributions that may be in memory at a time: rows of many samples, or of a large model, go in blocks.
+_BLOCK_VALUES = 1 << 22
+
+
+@runtime_checkable
+class StackableGradients(Protocol):
+    """Gradients with a closed form of their combinations: they need not be written out."""
+
+    def stacked(
+        self, points: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float], samples: Any
+    ) -> StackedContributions:
+        """As :func:`~murmurfl.clients.gradients.combined_gradients`, not written out."""
+        ...
+
+
+@runtime_checkable
+class StackableSamples(Protocol):
+    """Samples of many machines that come from one place."""
+
+    @classmethod
+    def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
+        """The batch of all parts, one after the other; a part is a machine's samples and a slice of them."""
+        ...
+
+
+class Cohort:
+    """Simulated machines by name, made when they are first asked.
+
+    Parameters
+    ----------
+    names : sequence of str
+    make_client : callable
+        The machine of a name, with simulated keys.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of each machine, in simulation.
+    """
+
+    def __init__(self, names: Sequence[str], make_client: Callable[[str], PrivateClient]) -> None:
+        self._names = list(names)
+        self._make_client = make_client
+        self._clients: dict[str, PrivateClient] = {}
+        self._alone: set[type[PrivateClient]] = set()
+
+    def names(self) -> list[str]:
+        """All machines."""
+        return self._names
+
+    def client(self, name: str) -> PrivateClient:
+        """A machine."""
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = self._make_client(name)
+        return client
+
+    @property
+    def one_by_one(self) -> list[str]:
+        """Kinds of clients that could not be asked together."""
+        return sorted(kind.__name__ for kind in self._alone)
+
+    def releases(
+        self,
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+    ) -> Iterator[tuple[str, Release | RefusedError]]:
+        """What every machine of ``acks`` answers to the request of a round, in order.
+
+        Parameters
+        ----------
+        server_round : int
+            t.
+        session : str
+        acks : mapping of str to int
+            The machines asked and the acknowledgement for each.
+        points : sequence of sequences of ndarray
+            Query points, each a list of the model's arrays.
+
+        Yields
+        ------
+        tuple of str and (Release or RefusedError)
+        """
+        clients = [(name, self.client(name)) for name in acks]
+        together: list[tuple[str, PrivateClient]] = []
+        room = _BLOCK_VALUES
+        for name, client in clients:
+            size = client.machine.policy.batch_size * client.machine.num_parameters
+            alike = not together or _alike(client, together[0][1])
+            if together and (room < size or not alike):
+                yield from self._block(together, server_round, session, acks, points)
+                together, room = [], _BLOCK_VALUES
+            together.append((name, client))
+            room -= size
+        if together:
+            yield from self._block(together, server_round, session, acks, points)
+
+    def _block(
+        self,
+        block: list[tuple[str, PrivateClient]],
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+    ) -> Iterator[tuple[str, Release | RefusedError]]:
+        weights = _weights(block[0][1], server_round)
+        if weights is None:
+            self._say_alone(block[0][1])
+            for name, client in block:
+                try:
+                    yield name, client.release(Request(server_round, session, acks[name], tuple(map(list, points))))
+                except RefusedError as refusal:
+                    yield name, refusal
+            return
+        gradients = block[0][1].gradients
+
+        def contributions(positions: list[int], slices: list[slice]) -> StackedContributions:
+            samples = stacked_samples(
+                [(block[i][1].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
+            )
+            if isinstance(gradients, StackableGradients):
+                return gradients.stacked(points, weights, samples)
+            with np.errstate(all="ignore"):
+                return DenseContributions(combined_gradients(gradients, points, weights, samples))
+
+        outcomes = release_together(
+            [client.machine for _, client in block], session, [acks[name] for name, _ in block], contributions
+        )
+        yield from zip((name for name, _ in block), outcomes, strict=True)
+
+    def _say_alone(self, client: PrivateClient) -> None:
+        if type(client) not in self._alone:
+            self._alone.add(type(client))
+            logger.warning("%s cannot be asked together: its machines are asked one by one.", type(client).__name__)
+
+
+def _weights(client: PrivateClient, server_round: int) -> tuple[float, ...] | None:
+    # Whoever overrides the contribution means something else than the weights.
+    if type(client).contribution is not PrivateClient.contribution:
+        return None
+    return client.point_weights(server_round)
+
+
+def _alike(one: PrivateClient, other: PrivateClient) -> bool:
+    return type(one) is type(other) and one.gradients is other.gradients
+
+
+def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
+    """One batch of several machines' samples.
+
+    Parameters
+    ----------
+    parts : sequence of (samples, slice)
+        Batches that are arrays, or tuples of arrays, with the samples along the first axis.
+
+    Raises
+    ------
+    ConfigurationError
+        If the batches are of another kind.
+    """
+    kinds = {type(samples) for samples, _ in parts}
+    if len(kinds) == 1 and isinstance(parts[0][0], StackableSamples):
+        return kinds.pop().stack(parts)  # type: ignore[attr-defined]
+    batches = [samples[chosen] for samples, chosen in parts]
+    if all(isinstance(batch, np.ndarray) for batch in batches):
+        return np.concatenate(batches)
+    if all(isinstance(batch, tuple) for batch in batches):
+        return tuple(np.concatenate([np.asarray(part) for part in column]) for column in zip(*batches, strict=True))
+    raise ConfigurationError(
+        f"Expected batches that are arrays or tuples of arrays, got {type(batches[0]).__name__}; use another engine."
+    )

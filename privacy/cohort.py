@@ -1,0 +1,157 @@
+"""Releases of many simulated machines at once: the same rule as one by one, with their gradients computed together.
+
+Every machine is admitted, clipped, noised and recorded by itself, by the very code of :mod:`.release`; only the
+contributions come in one piece.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clipping import bounded_scales, clip_per_sample
+from .errors import ConfigurationError, RefusedError
+from .ledger import LedgerPage
+from .release import Admission, PrivateMachine, Release
+
+
+class StackedContributions(Protocol):
+    """Per-sample contributions of many samples, which need not be written out to be clipped."""
+
+    def norms(self) -> NDArray[np.float64]:
+        """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
+        ...
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        """Write ``scale`` times a row to ``out``, shape (d,)."""
+        ...
+
+
+class DenseContributions:
+    """Contributions that are written out, one row a sample.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (samples, d)
+    """
+
+    def __init__(self, rows: NDArray[np.floating]) -> None:
+        self._rows = rows
+
+    def norms(self) -> NDArray[np.float64]:
+        with np.errstate(all="ignore"):
+            return np.sqrt(np.einsum("ij,ij->i", self._rows, self._rows, dtype=np.float64))
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        np.multiply(self._rows[row], scale, out=out)
+
+
+Contributions = Callable[[list[int], list[slice]], StackedContributions]
+"""Given positions of machines and a slice of samples of each: their per-sample contributions, one after the other."""
+
+
+def release_together(
+    machines: Sequence[PrivateMachine],
+    session: str,
+    acks: Sequence[int],
+    contributions: Contributions,
+) -> Iterator[Release | RefusedError]:
+    """The next release of each of several simulated machines.
+
+    Parameters
+    ----------
+    machines : sequence of PrivateMachine
+        With simulated keys, no machine twice.
+    session : str
+    acks : sequence of int
+        One a machine.
+    contributions : callable
+        Given the positions of the machines that may release and the slice of fresh samples of each, their per-sample
+        contributions, machine after machine; unclipped.
+
+    Yields
+    ------
+    Release or RefusedError
+        One a machine, in order: exactly what :meth:`PrivateMachine.release` would return or raise, up to rounding of
+        the contributions.
+
+    Raises
+    ------
+    ConfigurationError
+        If a machine has real keys: a real machine releases by itself, and its failures must not show.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :meth:`PrivateMachine.release` for each machine, in simulation.
+    """
+    if not all(machine.simulated for machine in machines):
+        raise ConfigurationError("Expected simulated machines, got one with real keys: it must release by itself.")
+    open_transactions: dict[int, AbstractContextManager[LedgerPage]] = {}
+    try:
+        admissions: list[tuple[LedgerPage, Admission] | RefusedError] = []
+        for i, (machine, ack) in enumerate(zip(machines, acks, strict=True)):
+            transaction = machine._ledger.exclusive()
+            page = transaction.__enter__()
+            open_transactions[i] = transaction
+            try:
+                admissions.append((page, machine._admit(page, session, ack)))
+            except RefusedError as refusal:
+                admissions.append(refusal)
+        rows = _clipped_rows(machines, admissions, contributions)
+        for i, (machine, admission) in enumerate(zip(machines, admissions, strict=True)):
+            outcome = (
+                admission
+                if isinstance(admission, RefusedError)
+                else machine._finish(admission[0], session, admission[1], next(rows))
+            )
+            open_transactions.pop(i).__exit__(None, None, None)
+            yield outcome
+    finally:
+        for transaction in open_transactions.values():
+            transaction.__exit__(*sys.exc_info())
+
+
+def _clipped_rows(
+    machines: Sequence[PrivateMachine],
+    admissions: Sequence[tuple[LedgerPage, Admission] | RefusedError],
+    contributions: Contributions,
+) -> Iterator[NDArray[np.int64]]:
+    """The contribution of each admitted machine, clipped and on the grid, when it is asked for."""
+    admitted = [(i, entry[1]) for i, entry in enumerate(admissions) if not isinstance(entry, RefusedError)]
+    if not admitted:
+        return
+    stack = contributions([i for i, _ in admitted], [admission.samples for _, admission in admitted])
+    batches = [machines[i].policy.batch_size for i, _ in admitted]
+    clip_norms = np.repeat([machines[i].policy.clip_norm for i, _ in admitted], batches)
+    scales = bounded_scales(stack.norms(), clip_norms).tolist()
+    row = 0
+    for (i, _), batch in zip(admitted, batches, strict=True):
+        yield _counts(machines[i], stack, row, scales[row : row + batch])
+        row += batch
+
+
+def _counts(machine: PrivateMachine, stack: StackedContributions, first: int, scales: list[float]) -> NDArray[np.int64]:
+    """The mean of one machine's clipped rows, on the grid; each is rounded by itself."""
+    grid, clip_norm, share = machine.plan.grid, machine.policy.clip_norm, 1.0 / len(scales)
+    if not all(map(math.isfinite, scales)):  # a row that is not finite, or too large to square: the careful way
+        rows = np.empty((len(scales), machine.num_parameters))
+        with np.errstate(all="ignore"):
+            for i, row in enumerate(rows):
+                stack.write(first + i, 1.0, row)
+        return grid.counts(clip_per_sample(rows, clip_norm), scale=share, bound=clip_norm).sum(axis=0)
+    factor = share / grid.spacing
+    total: NDArray[np.int64] | None = None
+    for i, scale in enumerate(scales):
+        row = np.empty(machine.num_parameters)
+        stack.write(first + i, scale * factor, row)
+        counts = grid.rounded(row, clip_norm * share)
+        total = counts if total is None else total.__iadd__(counts)
+    if total is None:
+        raise ConfigurationError("Expected at least one sample in a release.")
+    return total

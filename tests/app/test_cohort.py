@@ -1,0 +1,206 @@
+"""The cohort engine gives the models of the in-process engine, for every algorithm and client there is."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.cohort import CohortMachines
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.experiment import prepare
+from murmurfl.clients import Cohort, Mu2Client, PrivateClient, cohort
+from murmurfl.clients.cohort import stacked_samples
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    RowCache,
+    SimulatedKeys,
+    SystemKeys,
+    clip_per_sample,
+)
+from murmurfl.privacy.cohort import DenseContributions, release_together
+
+# Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
+# about 2^-20 of the noise's standard deviation. PyTorch models are float32.
+RELATIVE, ABSOLUTE, FLOAT32 = 1e-6, 1e-8, 1e-4
+
+BASE = RunConfig(num_rounds=6, clients_per_round=7, batch_size=3, checkpoint=False)
+CONFIGURATIONS = {
+    "mu2": BASE,
+    "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
+    "mu2, losses": replace(BASE, lost_replies=0.3, num_rounds=12),
+    "mu2, losses, papers' rule": replace(BASE, lost_replies=0.3, release_rule="paper"),
+    "mu2, refusals": replace(BASE, max_participations=3),
+    "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=2),
+    "mu2, fast noise": replace(BASE, noise_quality="fast"),
+    "mu2, mlp": replace(BASE, model="mlp"),
+    "trusted-mu2": replace(BASE, strategy="trusted-mu2"),
+    "trusted-mu2, losses": replace(BASE, strategy="trusted-mu2", lost_replies=0.3),
+    "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
+    "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_model_is_that_of_the_in_process_engine(name):
+    config = CONFIGURATIONS[name]
+    together, alone = run_cohort(config), run_in_process(config)
+    for one, other in zip(together.parameters, alone.parameters, strict=True):
+        double = one.dtype == np.float64
+        np.testing.assert_allclose(
+            one, other, rtol=RELATIVE if double else FLOAT32, atol=ABSOLUTE if double else FLOAT32
+        )
+    assert together.strategy.history == alone.strategy.history
+    assert together.statements == alone.statements
+    assert (together.mu, together.epsilon) == (alone.mu, alone.epsilon)
+    if config.lost_replies:
+        assert sum(report.lost for report in together.strategy.history) > 0
+    if config.max_participations:
+        assert sum(report.refusals for report in together.strategy.history) > 0
+
+
+def test_the_tolerance_would_notice_another_noise():
+    other = run_cohort(replace(BASE, seed=2)).parameters
+    assert not any(
+        np.allclose(a, b, rtol=RELATIVE, atol=ABSOLUTE) for a, b in zip(run_cohort(BASE).parameters, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("mib", [0.0, 0.01, 256.0])
+def test_noise_is_the_same_to_the_last_bit_whether_rows_are_kept_or_made_again(mib):
+    kept = run_cohort(BASE, row_cache_mib=mib).parameters
+    assert all((a == b).all() for a, b in zip(kept, run_cohort(BASE).parameters, strict=True))
+
+
+def test_noise_is_bit_for_bit_that_of_the_in_process_engine():
+    """With a clip of almost nothing a release is its noise: no contribution is left to be rounded differently."""
+    config = replace(BASE, clip_norm=1e-300, learning_rate=1.0, diameter=1e9)
+    together, alone = run_cohort(config), run_in_process(config)
+    assert all((a == b).all() for a, b in zip(together.parameters, alone.parameters, strict=True))
+    assert np.abs(together.parameters[0]).max() > 0
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    experiment = prepare(BASE)
+    machines = CohortMachines(experiment)
+
+    def strategy():
+        return experiment.strategy(checkpoint=tmp_path / "checkpoint.npz")
+
+    strategy().start(machines, experiment.initial_arrays(), num_rounds=2)
+    resumed = strategy().start(machines, experiment.initial_arrays(), num_rounds=6).arrays
+    whole = run_cohort(BASE).parameters
+    assert all((a == b).all() for a, b in zip(resumed.to_numpy_ndarrays(), whole, strict=True))
+
+
+class Doubling(Mu2Client):
+    def contribution(self, request, samples):
+        return 2 * super().contribution(request, samples)
+
+
+def test_a_client_that_cannot_be_asked_together_is_asked_alone_and_that_is_said(caplog):
+    experiment = prepare(BASE)
+
+    def make(name):
+        shard = experiment.shards[int(name)]
+        keys = SimulatedKeys(1, name)
+        return Doubling(experiment.model, shard, experiment.policy(int(name)), MemoryLedger(), keys, name=name)
+
+    cohort, points = Cohort(["0", "1"], make), [experiment.model.initial_parameters(1)] * 2
+    with caplog.at_level(logging.WARNING):
+        outcomes = dict(cohort.releases(1, "s", {"0": 0, "1": 0}, points))
+    assert cohort.one_by_one == ["Doubling"]
+    assert "one by one" in caplog.text
+    alone = make("0").machine.release("s", 0, lambda s: 2 * experiment.model(points[0], experiment.shards[0][s]))
+    assert (outcomes["0"].values == alone.values).all()
+
+
+def test_large_rounds_go_in_blocks_and_give_the_same(monkeypatch):
+    whole = run_cohort(BASE).parameters
+    monkeypatch.setattr(cohort, "_BLOCK_VALUES", 4000)
+    assert all((a == b).all() for a, b in zip(run_cohort(BASE).parameters, whole, strict=True))
+
+
+def test_memory_of_what_was_sent_is_given_up_once_it_is_aggregated():
+    machines = CohortMachines(prepare(BASE))
+    experiment = prepare(BASE)
+    strategy = experiment.strategy()
+    strategy.start(machines, experiment.initial_arrays(), num_rounds=3)
+    for name in machines.names():
+        stream = machines.cohort.client(name).machine._ledger.stream(strategy.session)
+        assert stream is None or not stream.pending
+
+
+def test_rows_that_are_not_finite_count_as_zero_as_they_do_alone():
+    policy = PrivacyPolicy(1.0, 2, 3, 1.0)
+    rows = np.array([[np.nan, 1.0], [3.0, 4.0], [np.inf, 0.0], [1e200, 1e200]])
+    together = [PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "ab"]
+    outcomes = list(release_together(together, "s", [0, 0], lambda _, __: DenseContributions(rows)))
+    for i, name in enumerate("ab"):
+        alone = PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name))
+        expected = alone.release("s", 0, lambda _, i=i: rows[2 * i : 2 * i + 2])
+        assert (outcomes[i].values == expected.values).all()
+
+
+def test_a_machine_that_refuses_does_not_hold_up_the_others():
+    policy = PrivacyPolicy(1.0, 1, 3, 1.0)
+    machines = [PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "abc"]
+    ones = lambda positions, _: DenseContributions(np.ones((len(positions), 2)))  # noqa: E731
+    outcomes = list(release_together(machines, "s", [0, 7, 0], ones))
+    assert [isinstance(outcome, RefusedError) for outcome in outcomes] == [False, True, False]
+    again = list(release_together(machines, "s", [1, 0, 1], ones))
+    assert [outcome.release for outcome in again] == [2, 1, 2], "every transaction was closed"
+
+
+def test_machines_with_real_keys_release_by_themselves():
+    real = PrivateMachine(PrivacyPolicy(1.0, 1, 3, 1.0), 2, 6, MemoryLedger(), SystemKeys.generate())
+    with pytest.raises(ConfigurationError, match="real keys"):
+        list(release_together([real], "s", [0], lambda _, __: DenseContributions(np.ones((1, 2)))))
+
+
+def test_the_closed_form_of_softmax_gradients_is_the_sum_written_out():
+    experiment = prepare(BASE)
+    samples = stacked_samples([(experiment.shards[0], slice(0, 4)), (experiment.shards[1], slice(2, 3))])
+    generator = np.random.Generator(np.random.Philox(key=5))
+    points = [[generator.standard_normal(shape) for shape in experiment.model.shapes] for _ in range(2)]
+    stack = experiment.model.stacked(points, (7.0, -6.0), samples)
+    dense = 7.0 * experiment.model(points[0], samples) - 6.0 * experiment.model(points[1], samples)
+    np.testing.assert_allclose(stack.norms(), np.linalg.norm(dense, axis=1), rtol=1e-12)
+    row = np.empty(dense.shape[1])
+    stack.write(4, 0.5, row)
+    np.testing.assert_allclose(row, 0.5 * dense[4], rtol=1e-12, atol=1e-15)
+    assert np.linalg.norm(clip_per_sample(dense, 1.0)[4]) <= 1.0
+
+
+def test_samples_of_other_kinds_are_stacked_or_refused():
+    arrays = [(np.arange(6).reshape(3, 2), slice(0, 2)), (np.arange(4).reshape(2, 2), slice(1, 2))]
+    assert stacked_samples(arrays).tolist() == [[0, 1], [2, 3], [2, 3]]
+    with pytest.raises(ConfigurationError, match="another engine"):
+        stacked_samples([(["a", "b"], slice(0, 1))])
+
+
+def test_the_row_cache_keeps_what_fits_and_forgets_the_oldest():
+    cache = RowCache(3 * 80)
+    rows = [np.full(10, i) for i in range(4)]
+    for i, row in enumerate(rows):
+        cache.keep(b"key", bytes([i]), row)
+    assert cache.take(b"key", b"\x00") is None
+    assert cache.take(b"key", b"\x03") is rows[3]
+    assert cache.take(b"key", b"\x03") is None
+    assert cache.take(b"other", b"\x02") is None
+
+
+def test_a_subclass_without_a_rule_says_so():
+    class Nothing(PrivateClient):
+        pass
+
+    experiment = prepare(BASE)
+    subject = Nothing(
+        experiment.model, experiment.shards[0], experiment.policy(0), MemoryLedger(), SimulatedKeys(1, "0"), name="0"
+    )
+    with pytest.raises(NotImplementedError, match="point_weights"):
+        list(Cohort(["0"], lambda _: subject).releases(1, "s", {"0": 0}, [experiment.model.initial_parameters(1)]))
