@@ -33,7 +33,7 @@ def _commands() -> None:
 @cli.command()
 def run(
     assignments: Assignments = None,
-    engine: Annotated[str, typer.Option(help="ray (through `flwr run`) or inprocess.")] = "ray",
+    engine: Annotated[str, typer.Option(help="ray (through `flwr run`), inprocess or cohort.")] = "ray",
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run's folder; default from the settings and the time.")] = "",
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
@@ -52,10 +52,10 @@ def run(
         overrides |= {"out-dir": str(out.resolve()), "run-name": folder_name}
         if engine == "ray":
             _run_on_ray(RunConfig.from_mapping(overrides), folder, timeout, verbose)
-        elif engine == "inprocess":
-            _run_in_process(RunConfig.from_mapping(overrides), folder)
+        elif engine in ("cohort", "inprocess"):
+            _run_here(RunConfig.from_mapping(overrides), engine, folder)
         else:
-            _fail(f"Expected engine 'ray' or 'inprocess', got {engine!r}.")
+            _fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
         for line in summary_lines(document, folder):
@@ -95,10 +95,10 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         _fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
-def _run_in_process(config: RunConfig, folder: Path) -> None:
+def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
-    from .engines import run_in_process
+    from .engines import run_cohort, run_in_process
     from .experiment import Progress as RunProgress
     from .record import CHECKPOINT_NAME, progress_line, write_record
 
@@ -113,7 +113,8 @@ def _run_in_process(config: RunConfig, folder: Path) -> None:
             typer.echo(f"{rounds}  replies {report.aggregated}/{report.asked}")
 
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
-    write_record(run_in_process(config, checkpoint=checkpoint, on_progress=show), folder)
+    start = run_cohort if engine == "cohort" else run_in_process
+    write_record(start(config, checkpoint=checkpoint, on_progress=show), folder)
 
 
 @cli.command()
@@ -121,7 +122,7 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="reshef-levy-2025 or reshef-levy-2024.")],
     assignments: Assignments = None,
     seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this.")] = 5,
-    engine: Annotated[str, typer.Option(help="inprocess or ray.")] = "inprocess",
+    engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,

@@ -288,9 +288,7 @@ def run_experiment(
     progress: list[Progress] = []
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round % config.evaluate_every and server_round != experiment.num_rounds:
-            return None
-        return experiment.evaluate(arrays)
+        return experiment.evaluate(arrays) if server_round else None
 
     def on_round(report: RoundReport, metrics: MetricRecord | None) -> None:
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
@@ -299,7 +297,7 @@ def run_experiment(
         if on_progress is not None:
             on_progress(progress[-1])
 
-    strategy = experiment.strategy(checkpoint=checkpoint, on_round=on_round)
+    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=config.evaluate_every, on_round=on_round)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()

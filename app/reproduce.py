@@ -199,7 +199,7 @@ def run_cells(
     *,
     seeds: int,
     out: Path,
-    engine: str = "inprocess",
+    engine: str = "cohort",
     jobs: int | None = None,
     on_run: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def run_cells(
         Runs of each.
     out : Path
         Folder for ``runs/*.json``, one a finished run.
-    engine : {"inprocess", "ray"}
+    engine : {"cohort", "inprocess", "ray"}
     jobs : int, optional
         Worker processes; default as many as cores. Ray uses one, for it uses the cores itself.
     on_run : callable, optional
@@ -268,8 +268,10 @@ def _run_name(config: RunConfig, engine: str) -> str:
 
 def _one_thread() -> None:
     import torch
+    from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    threadpool_limits(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 

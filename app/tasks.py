@@ -17,6 +17,8 @@ from .features import oriented_gradients
 
 # Who is in the digits' test set is fixed, whatever the run's seed.
 _DIGITS_TEST_SHARE = 0.2
+_SYNTHETIC_TEST = 1000
+_SYNTHETIC_BLOCK = 10_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def load_task(config: RunConfig) -> Task:
         If the data are not where the configuration says, or more validation samples are asked for than there are.
     """
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
-    task = _load(config.task, config.features, root, config.download)
+    task = _load(config.task, config.features, root, config.download, config.synthetic_samples)
     return _held_out(task, config.validation_samples) if config.validation_samples else task
 
 
@@ -108,11 +110,11 @@ def load_shards(config: RunConfig, task: Task) -> list[Shard]:
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, features: str, root: str, download: bool) -> Task:
+def _load(name: str, features: str, root: str, download: bool, synthetic_samples: int) -> Task:
     if name == "digits":
         return _digits()
     if name == "synthetic":
-        return _synthetic()
+        return _synthetic(synthetic_samples)
     images, labels, test_images, test_labels = _mnist(root, download)
     if features == "oriented-gradients":
         train, test = oriented_gradients(images), oriented_gradients(test_images)
@@ -136,14 +138,19 @@ def _digits() -> Task:
     return Task(features[train], labels[train], features[test], labels[test], 10)
 
 
-def _synthetic() -> Task:
+def _synthetic(samples: int) -> Task:
     """Ten Gaussian clouds with MNIST's number of features, for benchmarks: nothing to download."""
     generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic")))
     centres = generator.random((10, 784), dtype=np.float32)
-    labels = generator.integers(10, size=7000)
-    noise = generator.standard_normal((7000, 784), dtype=np.float32)
-    features = np.asarray(np.clip(centres[labels] + np.float32(0.5) * noise, 0, 1), dtype=np.float32)
-    return Task(features[:6000], labels[:6000], features[6000:], labels[6000:], 10)
+    labels = generator.integers(10, size=samples + _SYNTHETIC_TEST)
+    features = np.empty((len(labels), 784), dtype=np.float32)
+    for start in range(0, len(labels), _SYNTHETIC_BLOCK):
+        block = features[start : start + _SYNTHETIC_BLOCK]
+        generator.standard_normal(out=block, dtype=np.float32)
+        block *= np.float32(0.5)
+        block += centres[labels[start : start + _SYNTHETIC_BLOCK]]
+        np.clip(block, 0, 1, out=block)
+    return Task(features[:samples], labels[:samples], features[samples:], labels[samples:], 10)
 
 
 def _mnist(
@@ -205,25 +212,30 @@ def _held_out(task: Task, count: int) -> Task:
 def _partition(
     labels: bytes, count: int, kind: str, num_clients: int, alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Indices of each machine's samples, by flwr-datasets' partitioners over a seeded shuffle."""
-    from datasets import Dataset
-    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
-
+    """Indices of each machine's samples, of a seeded shuffle: equal shares, or flwr-datasets' Dirichlet partitioner."""
     generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", seed)))
     order = generator.permutation(count)
-    data = Dataset.from_dict({"index": order, "label": np.frombuffer(labels, dtype=np.int64)[order]})
     if kind == "iid":
-        partitioner: IidPartitioner | DirichletPartitioner = IidPartitioner(num_partitions=num_clients)
+        parts = [np.asarray(part, dtype=np.int64) for part in np.array_split(order, num_clients)]
     else:
-        partitioner = DirichletPartitioner(
-            num_partitions=num_clients,
-            partition_by="label",
-            alpha=alpha,
-            min_partition_size=1,
-            self_balancing=True,
-            seed=int(generator.integers(2**31)),
-        )
-    partitioner.dataset = data
-    parts = [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(num_clients)]
+        parts = _dirichlet(labels, order, num_clients, alpha, int(generator.integers(2**31)))
     # A partitioner may group a machine's samples by label; it uses them in order, so the order must not tell labels.
     return [generator.permutation(part) for part in parts]
+
+
+def _dirichlet(
+    labels: bytes, order: NDArray[np.int64], num_clients: int, alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    partitioner = DirichletPartitioner(
+        num_partitions=num_clients,
+        partition_by="label",
+        alpha=alpha,
+        min_partition_size=1,
+        self_balancing=True,
+        seed=seed,
+    )
+    partitioner.dataset = Dataset.from_dict({"index": order, "label": np.frombuffer(labels, dtype=np.int64)[order]})
+    return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(num_clients)]

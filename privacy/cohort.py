@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 from .clipping import bounded_scales, clip_per_sample
 from .errors import ConfigurationError, RefusedError
 from .ledger import LedgerPage
+from .noise import NoiseQuality, standard_normal_rows
 from .release import Admission, PrivateMachine, Release
+
+# Normals drawn at a time: few enough to stay in a processor's second-level cache.
+_NORMALS_TOGETHER = 1 << 15
 
 
 class StackedContributions(Protocol):
@@ -52,6 +56,7 @@ class DenseContributions:
         np.multiply(self._rows[row], scale, out=out)
 
 
+Admitted = tuple[int, PrivateMachine, Admission]
 Contributions = Callable[[list[int], list[slice]], StackedContributions]
 """Given positions of machines and a slice of samples of each: their per-sample contributions, one after the other."""
 
@@ -103,12 +108,17 @@ def release_together(
                 admissions.append((page, machine._admit(page, session, ack)))
             except RefusedError as refusal:
                 admissions.append(refusal)
-        rows = _clipped_rows(machines, admissions, contributions)
-        for i, (machine, admission) in enumerate(zip(machines, admissions, strict=True)):
+        admitted = [
+            (i, machine, entry[1])
+            for i, (machine, entry) in enumerate(zip(machines, admissions, strict=True))
+            if not isinstance(entry, RefusedError)
+        ]
+        rows, noise = _clipped_rows(admitted, contributions), _normals(admitted, session)
+        for i, (machine, entry) in enumerate(zip(machines, admissions, strict=True)):
             outcome = (
-                admission
-                if isinstance(admission, RefusedError)
-                else machine._finish(admission[0], session, admission[1], next(rows))
+                entry
+                if isinstance(entry, RefusedError)
+                else machine._finish(entry[0], session, entry[1], next(rows), next(noise))
             )
             open_transactions.pop(i).__exit__(None, None, None)
             yield outcome
@@ -117,23 +127,35 @@ def release_together(
             transaction.__exit__(*sys.exc_info())
 
 
-def _clipped_rows(
-    machines: Sequence[PrivateMachine],
-    admissions: Sequence[tuple[LedgerPage, Admission] | RefusedError],
-    contributions: Contributions,
-) -> Iterator[NDArray[np.int64]]:
+def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) -> Iterator[NDArray[np.int64]]:
     """The contribution of each admitted machine, clipped and on the grid, when it is asked for."""
-    admitted = [(i, entry[1]) for i, entry in enumerate(admissions) if not isinstance(entry, RefusedError)]
     if not admitted:
         return
-    stack = contributions([i for i, _ in admitted], [admission.samples for _, admission in admitted])
-    batches = [machines[i].policy.batch_size for i, _ in admitted]
-    clip_norms = np.repeat([machines[i].policy.clip_norm for i, _ in admitted], batches)
+    stack = contributions([i for i, _, _ in admitted], [admission.samples for _, _, admission in admitted])
+    batches = [machine.policy.batch_size for _, machine, _ in admitted]
+    clip_norms = np.repeat([machine.policy.clip_norm for _, machine, _ in admitted], batches)
     scales = bounded_scales(stack.norms(), clip_norms).tolist()
     row = 0
-    for (i, _), batch in zip(admitted, batches, strict=True):
-        yield _counts(machines[i], stack, row, scales[row : row + batch])
+    for (_, machine, _), batch in zip(admitted, batches, strict=True):
+        yield _counts(machine, stack, row, scales[row : row + batch])
         row += batch
+
+
+def _normals(admitted: Sequence[Admitted], session: str) -> Iterator[NDArray[np.floating] | None]:
+    """The normals of each admitted machine's release, a few rows at a time; None: the machine draws its own."""
+    if not admitted:
+        return
+    size = admitted[0][1].num_parameters
+    qualities: set[NoiseQuality] = {machine.policy.noise_quality for _, machine, _ in admitted}
+    together = max(_NORMALS_TOGETHER // size, 1)
+    for start in range(0, len(admitted), together):
+        chunk = admitted[start : start + together]
+        keys = [machine._row_key(session, admission.stream.release + 1) for _, machine, admission in chunk]
+        known = [key for key in keys if key is not None]
+        if len(known) == len(keys) and len(qualities) == 1:
+            yield from standard_normal_rows(known, size, next(iter(qualities)))
+        else:
+            yield from (None for _ in chunk)
 
 
 def _counts(machine: PrivateMachine, stack: StackedContributions, first: int, scales: list[float]) -> NDArray[np.int64]:

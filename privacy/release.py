@@ -281,9 +281,16 @@ class PrivateMachine:
             raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
         return Admission(self._acknowledge(stream, ack), account, slice(start, start + batch))
 
-    def _finish(self, page: LedgerPage, session: str, admission: Admission, counts: NDArray[np.int64]) -> Release:
+    def _finish(
+        self,
+        page: LedgerPage,
+        session: str,
+        admission: Admission,
+        counts: NDArray[np.int64],
+        normals: NDArray[np.floating] | None = None,
+    ) -> Release:
         """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
-        stream, values = self._advance(admission.stream, session, counts)
+        stream, values = self._advance(admission.stream, session, counts, normals)
         page.commit(session, stream, Account(admission.samples.stop, admission.account.reserved))
         return Release(self.plan.grid.values(values), stream.release, stream.ack)
 
@@ -332,13 +339,17 @@ class PrivateMachine:
         )
 
     def _advance(
-        self, stream: StreamRecord, session: str, counts: NDArray[np.int64]
+        self,
+        stream: StreamRecord,
+        session: str,
+        counts: NDArray[np.int64],
+        normals: NDArray[np.floating] | None,
     ) -> tuple[StreamRecord, NDArray[np.int64]]:
         release = stream.release + 1
         nonce = self._keys.nonce(session, release)
         noise_state = stream.noise_state
         if self.plan.noise_std > 0.0:
-            added, removed, noise_state = self._noise(stream, release, nonce)
+            added, removed, noise_state = self._noise(stream, release, nonce, normals)
             counts += added
             if removed is not None:
                 counts -= removed
@@ -352,7 +363,7 @@ class PrivateMachine:
         return StreamRecord(stream.fingerprint, release, stream.ack, nonce, pending, noise_state), counts
 
     def _noise(
-        self, stream: StreamRecord, release: int, nonce: bytes
+        self, stream: StreamRecord, release: int, nonce: bytes, normals: NDArray[np.floating] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, State]:
         """What a release adds and removes, as counts, and the mechanism's state to remember."""
         mechanism, scale = self.plan.mechanism, self._noise_scale
@@ -365,7 +376,8 @@ class PrivateMachine:
                 kept = self._rows.take(self._keys.secret_key, stream.nonce)
             if kept is None:
                 noise_state = mechanism.state_after(stream.release, lambda: self._normals(stream.nonce), scale)
-        increment = mechanism.increment(noise_state, release, self._normals(nonce), scale)
+        normals = self._normals(nonce) if normals is None else normals
+        increment = mechanism.increment(noise_state, release, normals, scale)
         bound = mechanism.increment_bound(release)
         bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
         added = self._noise_counts(increment.added, bound)
@@ -382,6 +394,12 @@ class PrivateMachine:
     def _noise_counts(self, noise: NDArray[np.float64], bound: float | None) -> NDArray[np.int64]:
         # A state that is remembered must not be rounded; one that is regenerated is done with.
         return self.plan.grid.rounded(noise if self.plan.mechanism.regenerates else noise.copy(), bound)
+
+    def _row_key(self, session: str, release: int) -> bytes | None:
+        """The key of the normals a simulated machine's release will be made with; None where it is made without."""
+        if self.plan.noise_std == 0.0:
+            return None
+        return row_key(self._keys.secret_key, self._keys.nonce(session, release))
 
     def _normals(self, nonce: bytes) -> NDArray[np.floating]:
         key = row_key(self._keys.secret_key, nonce)

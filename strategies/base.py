@@ -72,6 +72,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         Longest wait for enough machines to be connected, in seconds.
     checkpoint : Path, optional
         Written after every round; if the file exists at the start, the training is resumed from it.
+    evaluate_every : int
+        Rounds between central evaluations of the published model; the last round is always evaluated.
     on_round : callable, optional
         Called after every round with its report and the central evaluation's metrics.
 
@@ -95,8 +97,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         session: str | None = None,
         node_deadline_s: float = 120.0,
         checkpoint: Path | str | None = None,
+        evaluate_every: int = 1,
         on_round: OnRound | None = None,
     ) -> None:
+        if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
+            raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
         if not 1 <= clients_per_round <= num_clients:
             raise ConfigurationError(
                 f"Expected 1 <= clients_per_round <= num_clients, got {clients_per_round} of {num_clients}."
@@ -118,6 +123,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._fresh_seed = seed is None
         self._fresh_session = session is None
+        self.evaluate_every = evaluate_every
         self._on_round = on_round
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
         self._asked: dict[str, int] = {}
@@ -267,18 +273,18 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             if isinstance(grid, DirectMachines):
                 if not self.machines.names:
                     self.machines.restore(self._direct_names(grid))
-                report = self._take_round(server_round, grid.answer(self._plan_round(server_round, None)))
-                metrics: MetricRecord | None = report.metrics
-                arrays = None
+                metrics = self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
             else:
                 messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
-                arrays, metrics = self.aggregate_train(server_round, exchange(grid, messages, timeout))
-            result.arrays = self._record(self._published()) if arrays is None else arrays
+                _, metrics = self.aggregate_train(server_round, exchange(grid, messages, timeout))
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
-            evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
+            evaluation, last = None, server_round == num_rounds
+            if last or (evaluate_fn and not server_round % self.evaluate_every):
+                result.arrays = self._record(self._published())
+                evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
             if evaluation is not None:
                 result.evaluate_metrics_serverapp[server_round] = evaluation
             if self._on_round is not None:

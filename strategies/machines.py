@@ -81,7 +81,10 @@ class _Dealer:
         return self._hands[server_round - 1]
 
     def _deal(self) -> list[int]:
-        hand: list[int] = []
+        if len(self._pack) >= self._count:
+            hand, self._pack = self._pack[-self._count :], self._pack[: -self._count]
+            return sorted(hand)
+        hand = []
         held: set[int] = set()
         while len(hand) < self._count:
             if not self._pack:

@@ -4,10 +4,13 @@ import os
 
 import numpy as np
 import pytest
+from datasets import Dataset
+from flwr_datasets.partitioner import IidPartitioner
 from murmurfl.app.config import RunConfig
 from murmurfl.app.features import oriented_gradients
 from murmurfl.app.models import make_model
 from murmurfl.app.tasks import load_shards, load_task
+from murmurfl.privacy import derived_seed
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 
@@ -24,6 +27,18 @@ def test_partitions_give_every_sample_to_exactly_one_machine(partition):
     assert all((a._indices == b._indices).all() for a, b in zip(shards, again, strict=True))
     other = load_shards(RunConfig(partition=partition, batch_size=1, seed=2), task)
     assert any(len(a) != len(b) or (a._indices != b._indices).any() for a, b in zip(shards, other, strict=True))
+
+
+@pytest.mark.parametrize("machines", [1, 7, 10])
+def test_an_iid_partition_is_that_of_flwr_datasets(machines):
+    """Up to each machine's own order: its shares of the same shuffled data."""
+    order = np.random.Generator(np.random.Philox(key=derived_seed("partition", 3))).permutation(1438)
+    partitioner = IidPartitioner(num_partitions=machines)
+    partitioner.dataset = Dataset.from_dict({"index": order})
+    task = load_task(RunConfig())
+    shards = load_shards(RunConfig(num_clients=machines, clients_per_round=1, seed=3), task)
+    for i, shard in enumerate(shards):
+        assert sorted(shard._indices) == sorted(partitioner.load_partition(i)["index"])
 
 
 def test_a_dirichlet_partition_is_skewed_and_an_iid_one_is_not():

@@ -6,7 +6,7 @@ Statistical tests have fixed keys, so they pass or fail for good; the false-alar
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, Grid, SimulatedKeys, SystemKeys, row_key, standard_normals
-from murmurfl.privacy.noise import NOISE_QUALITIES
+from murmurfl.privacy.noise import NOISE_QUALITIES, standard_normal_rows
 from scipy import stats
 
 KEY = bytes(range(32))
@@ -128,3 +128,12 @@ def test_the_same_observer_learns_nothing_from_exact_noise_on_the_grid():
         for candidate in inputs:
             odd = int(((counts - candidate) & 1).sum())
             assert abs(odd - 7850 / 2) < 5.5 * np.sqrt(7850) / 2  # false alarm: 40 x 4e-8
+
+
+@pytest.mark.parametrize("quality", NOISE_QUALITIES)
+@pytest.mark.parametrize("size", [1, 7850, 2 * 40_000 + 1])
+def test_rows_drawn_together_are_the_rows_drawn_alone(quality, size):
+    keys = [row_key(bytes(32), bytes([i]) * 16) for i in range(3)]
+    rows = standard_normal_rows(keys, size, quality)
+    assert rows.shape == (3, size)
+    assert all((row == standard_normals(key, size, quality)).all() for row, key in zip(rows, keys, strict=True))
