@@ -107,9 +107,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     def show(progress: RunProgress) -> None:
         if progress.accuracy is not None:
             report = progress.report
-            rounds = progress_line(
-                report.server_round, progress.num_rounds, progress.accuracy, progress.epsilon, config.delta
-            )
+            rounds = progress_line(progress, config)
             typer.echo(f"{rounds}  replies {report.aggregated}/{report.asked}")
 
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
@@ -179,6 +177,8 @@ class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, MurmurflError):
             _fail(str(error))
+        if isinstance(error, OSError):
+            _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         if isinstance(error, KeyboardInterrupt):
             _fail("Interrupted.", code=130)
 

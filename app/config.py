@@ -75,8 +75,8 @@ class RunConfig:
         Share of replies lost at random, to see what happens.
     seed : int
         Of partition, sampling, simulated losses and (in simulation) noise.
-    synthetic_samples : int
-        Training samples of the ``synthetic`` task.
+    synthetic_samples, synthetic_features : int
+        Training samples of the ``synthetic`` task, and values of each.
     validation_samples : int
         Training samples held out and evaluated on in place of the test set, for tuning.
     evaluate_every : int
@@ -117,6 +117,7 @@ class RunConfig:
     lost_replies: float = 0.0
     seed: int = 1
     synthetic_samples: int = 6000
+    synthetic_features: int = 784
     validation_samples: int = 0
     evaluate_every: int = 1
     round_timeout_s: float = 600.0
@@ -129,7 +130,8 @@ class RunConfig:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise _refuse(name, f"one of {', '.join(repr(value) for value in allowed)}", getattr(self, name))
-        for name in ("num_clients", "clients_per_round", "batch_size", "synthetic_samples", "evaluate_every"):
+        counts = ("num_clients", "clients_per_round", "batch_size", "evaluate_every")
+        for name in (*counts, "synthetic_samples", "synthetic_features"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         for name in ("num_rounds", "max_participations", "validation_samples", "seed"):
             self._check(name, getattr(self, name) >= 0, "an integer >= 0")

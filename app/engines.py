@@ -49,6 +49,7 @@ def run_in_process(
 
     Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`.
     """
+    _refuse_resuming(checkpoint)
     prepare(config)
     grid = InProcessGrid(app, config.num_clients, config.to_mapping())
     return run_experiment(grid, config, checkpoint=checkpoint, on_progress=on_progress)
@@ -66,8 +67,17 @@ def run_cohort(
     Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`; row_cache_mib is
     :class:`~murmurfl.app.cohort.CohortMachines`'s.
     """
+    _refuse_resuming(checkpoint)
     machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)
     return run_experiment(machines, config, checkpoint=checkpoint, on_progress=on_progress)
+
+
+def _refuse_resuming(checkpoint: Path | None) -> None:
+    if checkpoint is not None and checkpoint.exists():
+        raise ConfigurationError(
+            f"Expected no checkpoint at {checkpoint}, got one: the ledgers of simulated machines end with their run, "
+            "so it cannot be resumed in a new one; choose another path."
+        )
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:

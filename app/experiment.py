@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ..clients import Mu2Client, NoisySGDClient, PrivateClient
-from ..privacy import ConfigurationError, Ledger, PrivacyPolicy, RowCache, SimulatedKeys, gdp_epsilon
+from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys, gdp_epsilon
 from ..strategies import DirectMachines, Mu2, NoisySGD, ReleaseStrategy, RoundReport, TrustedMu2
 from .config import RunConfig
 from .models import Model, make_model
@@ -29,18 +29,6 @@ from .presets import Hyperparameters, hyperparameters
 from .tasks import Shard, Task, load_shards, load_task
 
 _SERVER_NOISE = "server"
-
-# Where a run happens and how long it may wait are not part of what it is: the same run has the same noise everywhere.
-_NOT_THE_RUN = {
-    "checkpoint",
-    "data-root",
-    "download",
-    "evaluate-every",
-    "node-deadline-s",
-    "out-dir",
-    "round-timeout-s",
-    "run-name",
-}
 
 
 @dataclass(frozen=True)
@@ -69,9 +57,12 @@ class Experiment:
 
     @cached_property
     def session(self) -> str:
-        """The name of this run to its machines, a function of the configuration."""
-        told = {key: value for key, value in self.config.to_mapping().items() if key not in _NOT_THE_RUN}
-        return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:32]
+        """The name of this run to its machines: in simulation, of its seed alone.
+
+        Noise is a function of seed, machine and release, so that runs with one seed differ by what was changed between
+        them and not by their noise. Every run has ledgers of its own.
+        """
+        return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
         """The policy an engine gives a simulated machine; None for the machine with the most samples."""
@@ -111,6 +102,11 @@ class Experiment:
             trust="trusted-server" if config.strategy == "trusted-mu2" else "untrusted-server",
         )
 
+    def plans(self) -> list[NoisePlan]:
+        """The different noise plans of the machines."""
+        sizes = {len(shard): i for i, shard in enumerate(self.shards)}
+        return [self.policy(i).plan(self.model.num_parameters) for i in sizes.values()]
+
     def client(self, machine: int, ledger: Ledger, rows: RowCache | None = None) -> PrivateClient:
         """A simulated machine, with seeded keys. For engines only."""
         name = str(machine)
@@ -129,6 +125,7 @@ class Experiment:
             "seed": config.seed,
             "sampling": values.sampling,
             "session": self.session,
+            "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
             **options,
         }
@@ -253,9 +250,7 @@ def guaranteed_mu(experiment: Experiment) -> float:
     """
     if experiment.config.strategy == "trusted-mu2":
         return experiment.config.mu
-    sizes = {len(shard): i for i, shard in enumerate(experiment.shards)}
-    plans = [experiment.policy(i).plan(experiment.model.num_parameters) for i in sizes.values()]
-    return max(plan.mu for plan in plans)
+    return max(plan.mu for plan in experiment.plans())
 
 
 def run_experiment(
@@ -309,12 +304,16 @@ def run_experiment(
         evaluate_fn=evaluate,
     )
     seconds = time.perf_counter() - started
-    if not any(report.aggregated for report in strategy.history):
-        reasons = sorted({reason for report in strategy.history for reason in report.refused})
+    resumed = len(strategy.history) - len(progress)
+    if progress and not any(report.aggregated for report in strategy.history[resumed:]):
+        reasons = sorted({reason for report in strategy.history[resumed:] for reason in report.refused})
         raise ConfigurationError(
-            f"Expected releases to aggregate, got none in {len(strategy.history)} rounds"
+            f"Expected releases to aggregate, got none in {len(progress)} rounds"
             f"{': machines refused with ' + ', '.join(reasons) if reasons else ''}; see the machines' logs."
         )
+    if not progress:  # resumed after its last round: only the evaluation was left to do
+        metrics = result.evaluate_metrics_serverapp.get(len(strategy.history))
+        on_round(strategy.history[-1], metrics)
     return RunResult(
         experiment=experiment,
         strategy=strategy,

@@ -81,6 +81,7 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._claim_identity()
         identifiers = []
         for message in messages:
             identifier = uuid.uuid4().hex
@@ -92,7 +93,6 @@ class InProcessGrid(Grid):
         return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        self._claim_identity()
         return self.pull_messages(self.push_messages(messages))
 
     def _handle(self, message: Message, identifier: str) -> Message:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .experiment import RunResult, model_arrays
+from .config import RunConfig
+from .experiment import Progress, RunResult, model_arrays
 
 RESULT_NAME = "result.json"
 CHECKPOINT_NAME = "checkpoint.npz"
@@ -57,9 +60,21 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "schedule": result.experiment.values.schedule,
             "sampling": result.experiment.values.sampling,
         },
-        "machines": result.statements,
+        # JSON has no infinity: null where nothing is guaranteed.
+        "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
     }
+
+
+def _finite(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in entries.items()
+    }
+
+
+def noise_note(noise_quality: str) -> str:
+    """What must stand beside an epsilon that rests on noise of this quality."""
+    return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
 
 
 def guarantee_sentence(result: RunResult) -> str:
@@ -98,7 +113,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     plot_accuracy(document, folder / "accuracy.png")
     # Last, and whole: whoever finds a result.json finds a finished run.
     temporary = folder / f"{RESULT_NAME}.part"
-    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
     return document
 
@@ -129,7 +144,8 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
         0.98,
         0.05,
         f"whole run: μ = {document['mu']:.3g}, ε = {document['epsilon']:.3g} at δ = {document['delta']:g}\n"
-        f"{document['num_clients']} machines, {document['releases']} releases",
+        f"{document['num_clients']} machines, {document['releases']} releases"
+        f"{noise_note(config['noise-quality'])}",
         transform=axes.transAxes,
         horizontalalignment="right",
         bbox={"facecolor": "white", "edgecolor": "#cccccc"},
@@ -142,7 +158,11 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     rows = [
         ("test accuracy", f"{100 * document['accuracy']:.1f} %"),
         ("mu", f"{document['mu']:.4g}"),
-        ("epsilon", f"{document['epsilon']:.4g} at delta = {document['delta']:g}"),
+        (
+            "epsilon",
+            f"{document['epsilon']:.4g} at delta = {document['delta']:g}"
+            f"{noise_note(document['config']['noise-quality'])}",
+        ),
         ("rounds", str(document["rounds"])),
         ("machines", str(document["num_clients"])),
         ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
@@ -154,8 +174,10 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
 
 
-def progress_line(server_round: int, num_rounds: int, accuracy: float | None, epsilon: float, delta: float) -> str:
+def progress_line(progress: Progress, config: RunConfig) -> str:
     """One round's line of progress."""
+    server_round, num_rounds, accuracy = progress.report.server_round, progress.num_rounds, progress.accuracy
     shown = "      " if accuracy is None else f"{100 * accuracy:5.1f} %"
     rounds = f"{server_round:>{len(str(num_rounds))}}/{num_rounds}"
-    return f"round {rounds}  accuracy {shown}  epsilon {epsilon:.3g} at delta {delta:g} (whole run)"
+    epsilon = f"epsilon {progress.epsilon:.3g} at delta {config.delta:g}{noise_note(config.noise_quality)}"
+    return f"round {rounds}  accuracy {shown}  {epsilon} (whole run)"

@@ -262,8 +262,10 @@ def run_cells(
 
 
 def _run_name(config: RunConfig, engine: str) -> str:
-    told = replace(config, data_root="", download=False)
-    return hashlib.sha256(repr((engine, sorted(told.to_mapping().items()))).encode()).hexdigest()[:24]
+    default = RunConfig().to_mapping()
+    told = replace(config, data_root="", download=False).to_mapping()
+    changed = sorted((key, value) for key, value in told.items() if value != default[key])
+    return hashlib.sha256(repr((engine, changed)).encode()).hexdigest()[:24]
 
 
 def _one_thread() -> None:
@@ -315,6 +317,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "paper loss": entry["paper"].get("loss"),
                 "mu": entry["mu"]["mean"],
                 "epsilon": entry["epsilon"]["mean"],
+                "noise": settings.get("noise-quality", RunConfig().noise_quality),
                 "delta": entry["delta"]["mean"],
                 "seconds": entry["seconds"]["mean"],
                 "runs": len(entry["accuracy"]["runs"]),
@@ -340,8 +343,8 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """The rows as a Markdown table for people: figures with their spread, the paper's beside them."""
     lines = [
         "| table | asked of machines | batch | mu asked | algorithm | accuracy % | paper "
-        "| loss | paper | epsilon | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| loss | paper | epsilon | noise | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         paper, paper_loss = row["paper %"], row["paper loss"]
@@ -356,6 +359,7 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             f"{row['loss']:.4f}",
             "" if paper_loss is None else f"{paper_loss:.3f}",
             f"{row['epsilon']:.2f}",
+            row["noise"],
             f"{row['seconds']:.0f}",
         )
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
@@ -390,9 +394,8 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:
     else:
         axes.set_xlabel("test accuracy [%], mean and standard deviation over seeds")
     for position, row in zip(positions, rows, strict=True):
-        axes.text(
-            1, position, f"ε = {row['epsilon']:.3g} at δ = {row['delta']:g}", va="center", fontsize=7, color="white"
-        )
+        note = f"ε = {row['epsilon']:.3g} at δ = {row['delta']:g}, {row['noise']} noise"
+        axes.text(1, position, note, va="center", fontsize=7, color="white")
     axes.set_yticks(positions, labels, fontsize=8)
     axes.set_xlim(0, 100)
     axes.set_title(name)

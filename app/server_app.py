@@ -54,9 +54,7 @@ def _run(grid: Grid, config: RunConfig, folder: Path) -> None:
     def show(progress: Progress) -> None:
         report = progress.report
         if progress.accuracy is not None:
-            line = progress_line(
-                report.server_round, progress.num_rounds, progress.accuracy, progress.epsilon, config.delta
-            )
+            line = progress_line(progress, config)
             log(INFO, "%s  replies %d/%d", line, report.aggregated, report.asked)
 
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None

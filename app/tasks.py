@@ -75,7 +75,9 @@ def load_task(config: RunConfig) -> Task:
         If the data are not where the configuration says, or more validation samples are asked for than there are.
     """
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
-    task = _load(config.task, config.features, root, config.download, config.synthetic_samples)
+    task = _load(
+        config.task, config.features, root, config.download, (config.synthetic_samples, config.synthetic_features)
+    )
     return _held_out(task, config.validation_samples) if config.validation_samples else task
 
 
@@ -110,11 +112,11 @@ def load_shards(config: RunConfig, task: Task) -> list[Shard]:
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, features: str, root: str, download: bool, synthetic_samples: int) -> Task:
+def _load(name: str, features: str, root: str, download: bool, synthetic_shape: tuple[int, int]) -> Task:
     if name == "digits":
         return _digits()
     if name == "synthetic":
-        return _synthetic(synthetic_samples)
+        return _synthetic(*synthetic_shape)
     images, labels, test_images, test_labels = _mnist(root, download)
     if features == "oriented-gradients":
         train, test = oriented_gradients(images), oriented_gradients(test_images)
@@ -138,12 +140,12 @@ def _digits() -> Task:
     return Task(features[train], labels[train], features[test], labels[test], 10)
 
 
-def _synthetic(samples: int) -> Task:
-    """Ten Gaussian clouds with MNIST's number of features, for benchmarks: nothing to download."""
+def _synthetic(samples: int, num_features: int) -> Task:
+    """Ten Gaussian clouds, by default with MNIST's number of features, for benchmarks: nothing to download."""
     generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic")))
-    centres = generator.random((10, 784), dtype=np.float32)
+    centres = generator.random((10, num_features), dtype=np.float32)
     labels = generator.integers(10, size=samples + _SYNTHETIC_TEST)
-    features = np.empty((len(labels), 784), dtype=np.float32)
+    features = np.empty((len(labels), num_features), dtype=np.float32)
     for start in range(0, len(labels), _SYNTHETIC_BLOCK):
         block = features[start : start + _SYNTHETIC_BLOCK]
         generator.standard_normal(out=block, dtype=np.float32)
@@ -238,4 +240,10 @@ def _dirichlet(
         seed=seed,
     )
     partitioner.dataset = Dataset.from_dict({"index": order, "label": np.frombuffer(labels, dtype=np.int64)[order]})
-    return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(num_clients)]
+    try:
+        return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(num_clients)]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"Expected a Dirichlet partition of {len(order)} samples with at least one for each of {num_clients} "
+            f"machines, found none for dirichlet-alpha = {alpha:g}; raise it or use fewer machines."
+        ) from error

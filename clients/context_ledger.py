@@ -114,13 +114,19 @@ class _ContextPage(LedgerPage):
             }
         )
         array_record = ArrayRecord(arrays)
+        # What is spent first: whatever interrupts this, no sample is used again.
+        self._state[f"{self._prefix}/account"] = account_record
         self._state[f"{self._prefix}/arrays/{session}"] = array_record
         self._state[f"{self._prefix}/stream/{session}"] = stream_record
-        self._state[f"{self._prefix}/account"] = account_record
 
     def _config(self, key: str) -> ConfigRecord | None:
         record = self._state.get(key, None)
-        return record if isinstance(record, ConfigRecord) else None
+        if record is not None and not isinstance(record, ConfigRecord):
+            raise LedgerError(
+                f"Expected a ConfigRecord at {key!r} in context.state, got {type(record).__name__}: the ledger is "
+                "damaged; start a new run."
+            )
+        return record
 
 
 def _read(array: Any) -> NDArray[Any]:

@@ -46,6 +46,8 @@ def read_array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
             and header.endswith(b"\n")
         ):
             return np.frombuffer(data, dtype=dtype, offset=offset).reshape(shape)
+    if data[:6] != _MAGIC:  # NumPy would also open an archive, which is no array
+        raise ValueError("the bytes are no array")
     try:
         return np.load(BytesIO(data), allow_pickle=False)
     except Exception as error:  # NumPy raises many kinds on bytes that are no array; all mean the same.

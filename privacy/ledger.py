@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +103,9 @@ class Ledger(ABC):
     **Formal guarantees.** An implementation promises that transactions on one machine's ledger exclude each other, that
     a commit is all or nothing, and that what was committed is what is read next. The machine's privacy rests on it.
     """
+
+    durable: ClassVar[bool] = False
+    """Whether a commit outlives the process: real machines insist on it."""
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[LedgerPage]:

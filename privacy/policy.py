@@ -31,6 +31,7 @@ _GRID_PER_SENSITIVITY = 2.0**-10
 _FINEST_GRID_PER_SIGMA = 2.0**-36
 _TRUSTED_GRID_PER_SENSITIVITY = 2.0**-24
 _LARGEST_COUNT = 2.0**52
+_NORMALS_RESOLUTION = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class PrivacyPolicy:
     def __post_init__(self) -> None:
         for name in ("clip_norm", "mu"):
             _check_positive(name, getattr(self, name))
+            object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("batch_size", "max_participations"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -96,6 +98,7 @@ class PrivacyPolicy:
         if self.budget_mu is None:
             object.__setattr__(self, "budget_mu", self.mu)
         _check_positive("budget_mu", self.budget_mu)
+        object.__setattr__(self, "budget_mu", float(self.budget_mu or 0.0))
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"Expected delta between 0 and 1, got {self.delta!r}.")
         for name, allowed in (
@@ -145,6 +148,8 @@ class NoisePlan:
         What all K releases together guarantee (infinite under ``trusted-server``: the guarantee is the server's).
     fingerprint : str
         Names the policy and d; a session in a ledger belongs to one of them.
+    largest_value : float
+        No value of a release is larger in magnitude.
     """
 
     mechanism: Mechanism
@@ -153,6 +158,7 @@ class NoisePlan:
     noise_std: float
     mu: float
     fingerprint: str
+    largest_value: float
 
     def spent_mu(self, releases: int) -> float:
         """Bookkeeping: the mu of the first ``releases`` releases.
@@ -185,14 +191,22 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
             power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
         )
         sensitivity = policy.sensitivity + grid.charge(num_parameters)
-        return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint)
+        largest = releases * (policy.clip_norm + grid.charge(num_parameters))
+        return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest)
     least_std, largest_std = mechanism.row_std_range()
     smallest = mechanism.noise_std(policy.sensitivity, policy.mu) * least_std
     spacing = min(smallest * _GRID_PER_SIGMA, policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
     grid = Grid(power_of_two_at_most(max(spacing, smallest * _FINEST_GRID_PER_SIGMA)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     noise_std = mechanism.noise_std(sensitivity, policy.mu)
-    largest = releases * policy.clip_norm + 2 * LARGEST_NORMAL * noise_std * largest_std
+    if not math.isfinite(noise_std * largest_std):
+        raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
+    if policy.delta < num_parameters * releases * _NORMALS_RESOLUTION:
+        raise ConfigurationError(
+            f"Expected delta >= {num_parameters * releases * _NORMALS_RESOLUTION:.1g} for {releases} releases of "
+            f"{num_parameters} values, got {policy.delta:g}: the noise is Gaussian up to 2^-53 in probability a value."
+        )
+    largest = releases * (policy.clip_norm + grid.charge(num_parameters)) + 2 * LARGEST_NORMAL * noise_std * largest_std
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
@@ -201,7 +215,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     mu = sensitivity * mechanism.sensitivity() / noise_std
     # Calibration and this line are inverse up to rounding; the configured mu is what was asked for, never less noise.
     mu = min(mu, policy.mu) if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
-    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint)
+    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest)
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -12,7 +12,10 @@ before, so the ledger of an untrusted-server machine holds nothing un-noised.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 from . import protocol
 from .clipping import clip_per_sample
-from .errors import ConfigurationError, RefusedError
+from .errors import ConfigurationError, LedgerError, RefusedError
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .mechanisms import State
@@ -122,7 +125,7 @@ class PrivacyStatement:
     mu_guaranteed : float
         mu of all the releases this session may make: the guarantee.
     mu_budget : float
-        mu of everything the machine will ever release.
+        mu of everything the machine will ever release; infinite under a trusted server.
     samples_used : int
         Fresh samples used up.
     max_participations : int
@@ -158,14 +161,17 @@ class PrivateMachine:
     Raises
     ------
     ConfigurationError
-        If the cap needs more fresh samples than there are, or ``fast`` noise is asked for with real keys.
+        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or the ledger not
+        durable.
 
     Notes
     -----
     **Formal guarantees.** Everything :meth:`release` ever returns is, per session, plan.mu-GDP and over all sessions
     budget_mu-GDP for replacement of one sample of this machine, whatever requests arrive in whatever order, provided
-    the ledger keeps its promise and the contribution of a sample depends on no other sample. ``exact`` noise makes that
-    true of the numbers actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise`).
+    the ledger keeps its promise. Samples are computed one by one, so that a contribution can depend on no other sample
+    unless the callable remembers it; with simulated keys they go together and that is assumed. ``exact`` noise makes
+    this true of the numbers actually sent, up to the quality of its pseudorandom normals
+    (:mod:`murmurfl.privacy.noise`).
     Under ``trusted-server`` nothing is guaranteed against the server.
     """
 
@@ -178,6 +184,11 @@ class PrivateMachine:
         keys: NoiseKeys,
         rows: RowCache | None = None,
     ) -> None:
+        if not keys.simulated and not ledger.durable:
+            raise ConfigurationError(
+                f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
+                "process ends would be spent again."
+            )
         if policy.noise_quality != "exact" and not keys.simulated:
             raise ConfigurationError(
                 f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
@@ -196,6 +207,9 @@ class PrivateMachine:
         self._ledger = ledger
         self._keys = keys
         self._rows = rows
+        # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
+        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
+        self._fingerprint = mark.hex()
 
     @property
     def simulated(self) -> bool:
@@ -212,8 +226,9 @@ class PrivateMachine:
         ack : int
             The last release of this session that the server has aggregated; 0 for none.
         contribution : callable
-            Gives the per-sample contributions, shape (b, d), of the slice of samples it is handed. Its rows are clipped
-            here; a non-finite row becomes zero and still counts.
+            Gives the per-sample contributions, one row a sample, of the slice of samples it is handed. Rows are clipped
+            here; a non-finite row becomes zero and still counts. With real keys it is called for every sample by
+            itself, and a sample it fails on counts as zero.
 
         Returns
         -------
@@ -224,7 +239,7 @@ class PrivateMachine:
         RefusedError
             If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
         ConfigurationError
-            If ``contribution`` returns the wrong shape.
+            If ``contribution`` returns the wrong shape, in simulation.
         LedgerError
             If the ledger cannot be believed.
         """
@@ -259,7 +274,7 @@ class PrivateMachine:
             releases=releases,
             mu_spent=self.plan.spent_mu(releases),
             mu_guaranteed=self.plan.mu,
-            mu_budget=float(self.policy.budget_mu or self.policy.mu),
+            mu_budget=math.inf if self.policy.trust == "trusted-server" else float(self.policy.budget_mu or 0.0),
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
         )
@@ -267,12 +282,24 @@ class PrivateMachine:
     def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
         """What a request would be answered from, or a refusal."""
         stream, account = page.stream(session), page.account()
+        if (stream is None) != (session not in account.reserved):
+            raise LedgerError(
+                "Expected a session's stream and its reserved budget in the ledger together, got one of them: the "
+                "ledger is damaged. Restore it from a backup or retire this machine's data; nothing was released."
+            )
+        if stream is not None and account.samples_used < stream.release * self.policy.batch_size:
+            raise LedgerError(
+                f"Expected at least {stream.release * self.policy.batch_size} used samples in the ledger, got "
+                f"{account.samples_used}: the ledger is damaged. Restore it from a backup or retire this machine's "
+                "data; nothing was released."
+            )
         if stream is None:
             account = self._reserve(account, session)
-            stream = StreamRecord(self.plan.fingerprint)
-        if stream.fingerprint != self.plan.fingerprint:
+            stream = StreamRecord(self._fingerprint)
+        if stream.fingerprint != self._fingerprint:
             raise RefusedError(
-                protocol.POLICY_CHANGED, "this session was opened under another privacy policy; start a new session"
+                protocol.POLICY_CHANGED,
+                "this session was opened under another privacy policy or key; start a new session",
             )
         if stream.release >= self.policy.max_participations:
             raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
@@ -296,7 +323,7 @@ class PrivateMachine:
 
     def _reserve(self, account: Account, session: str) -> Account:
         if self.policy.trust == "trusted-server":
-            return account.reserve(session, 0.0)  # the trusted server adds the noise and keeps that account
+            return account.reserve(session, math.inf)  # un-noised: nothing is guaranteed against the server any more
         reserved = account.reserve(session, self.plan.mu)
         budget = float(self.policy.budget_mu or self.policy.mu)
         if reserved.reserved_mu > budget * (1 + _ROUNDING):
@@ -322,21 +349,27 @@ class PrivateMachine:
 
     def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
         """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
-        expected = (self.policy.batch_size, self.num_parameters)
-        try:
-            contributions = contribution(samples)
-            if np.shape(contributions) != expected:
-                raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(contributions)}.")
-            clipped = clip_per_sample(contributions, self.policy.clip_norm)
-        except Exception:
-            if self._keys.simulated:
-                raise
-            # Whether it failed may depend on the data, so a real machine must not show it: the samples count, as zero.
-            logger.exception("The contribution of release could not be computed; it counts as zero.")
-            clipped = np.zeros(expected)
+        if self._keys.simulated:
+            rows = self._rows_of(contribution, samples)
+        else:
+            # Each sample by itself: its row then depends on it alone by construction, and so does whether it fails,
+            # which must not show. A failure that zeroed the whole batch would move the release by S and not by 2 S / b.
+            rows = np.zeros((self.policy.batch_size, self.num_parameters))
+            for i, sample in enumerate(range(samples.start, samples.stop)):
+                try:
+                    rows[i] = self._rows_of(contribution, slice(sample, sample + 1))[0]
+                except Exception:
+                    logger.exception("The contribution of a sample could not be computed; it counts as zero.")
+        clipped = clip_per_sample(rows, self.policy.clip_norm)
         return self.plan.grid.counts(clipped, scale=1.0 / self.policy.batch_size, bound=self.policy.clip_norm).sum(
             axis=0
         )
+
+    def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.floating]:
+        rows, expected = contribution(samples), (samples.stop - samples.start, self.num_parameters)
+        if np.shape(rows) != expected:
+            raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
+        return rows
 
     def _advance(
         self,

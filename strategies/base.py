@@ -6,6 +6,7 @@ round's releases to the next state. Everything a network can do to a round happe
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import time
@@ -34,6 +35,7 @@ from .machines import (
     sample_machines,
 )
 from .replies import (
+    LARGEST_VALUE,
     DirectMachines,
     Outcome,
     Refusal,
@@ -42,6 +44,7 @@ from .replies import (
     RoundRequest,
     Vector,
     exchange,
+    is_statement,
     read_outcome,
     vector_size,
 )
@@ -72,6 +75,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         Longest wait for enough machines to be connected, in seconds.
     checkpoint : Path, optional
         Written after every round; if the file exists at the start, the training is resumed from it.
+    largest_value : float
+        The largest magnitude a value of an honest release can have (:attr:`murmurfl.privacy.NoisePlan.largest_value` of
+        a public policy): a reply beyond it is malformed. The default only keeps sums finite, so that one broken
+        machine can spoil the model.
     evaluate_every : int
         Rounds between central evaluations of the published model; the last round is always evaluated.
     on_round : callable, optional
@@ -97,6 +104,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         session: str | None = None,
         node_deadline_s: float = 120.0,
         checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
         evaluate_every: int = 1,
         on_round: OnRound | None = None,
     ) -> None:
@@ -123,12 +131,16 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._fresh_seed = seed is None
         self._fresh_session = session is None
+        if not largest_value > 0:
+            raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
+        self.largest_value = float(largest_value)
         self.evaluate_every = evaluate_every
         self._on_round = on_round
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
         self._asked: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._sampled = 0
+        self._start = ""
 
     # The update rule.
 
@@ -202,7 +214,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
-        outcomes = [read_outcome(reply, self._layout, asked) for reply in replies]
+        outcomes = [read_outcome(reply, self._layout, asked, self.largest_value) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
@@ -261,6 +273,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         CheckpointError
             If a checkpoint exists and is damaged or of another training.
         """
+        if self.history:
+            raise ConfigurationError(
+                f"Expected a new strategy, got one that has run {len(self.history)} rounds: make another, or resume "
+                "from a checkpoint."
+            )
         log(INFO, "Starting %s strategy:", type(self).__name__)
         self.summary()
         result = Result()
@@ -269,6 +286,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         done = self._resume(result)
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = metrics
+        if done >= num_rounds:
+            result.arrays = self._record(self._published())
+            evaluation = evaluate_fn(done, result.arrays) if evaluate_fn else None
+            if evaluation is not None:
+                result.evaluate_metrics_serverapp[done] = evaluation
         for server_round in range(done + 1, num_rounds + 1):
             if isinstance(grid, DirectMachines):
                 if not self.machines.names:
@@ -315,8 +337,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         if isinstance(grid, DirectMachines):
             statements = grid.statements(self.session)
             return {name: statements[name] for name in self.machines.names if name in statements}
-        messages = []
-        for name, node_id in self.machines.node_map().items():
+        messages, nodes = [], self.machines.node_map()
+        for name, node_id in nodes.items():
             config = ConfigRecord(
                 {
                     protocol.VERSION: protocol.PROTOCOL_VERSION,
@@ -331,7 +353,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         for reply in exchange(grid, messages, timeout):
             if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
                 entries = dict(reply.content.config_records[protocol.CONFIG])
-                statements[str(entries.pop(protocol.MACHINES, ""))] = entries
+                name = str(entries.pop(protocol.MACHINES, ""))
+                # A machine speaks for itself only, and what it says must be a statement.
+                if nodes.get(name) == reply.metadata.src_node_id and is_statement(entries):
+                    statements[name] = entries
         return {name: statements[name] for name in self.machines.names if name in statements}
 
     # Details.
@@ -355,6 +380,9 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         """Believe what can be believed and take one step of the update rule."""
         if self.state is None:
             raise ConfigurationError("Expected configure_train before aggregate_train.")
+        done = self.history[-1].server_round if self.history else 0
+        if server_round != done + 1:
+            raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
         release_sum = np.zeros(vector_size(self._layout))
         report = self._believe(server_round, outcomes, release_sum)
         self.state = self.step(self.state, release_sum, server_round)
@@ -377,6 +405,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 raise ConfigurationError("Expected initial arrays, got an empty ArrayRecord.")
             self._layout = [(name, value.shape, value.dtype) for name, value in values.items()]
             start = np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values.values()])
+            self._start = hashlib.sha256(start.tobytes()).hexdigest()
             self.state = self.initial_state(start)
         return self.state
 
@@ -450,14 +479,22 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             "session": self.session,
             "history": [asdict(report) for report in self.history],
         }
-        save_checkpoint(self.checkpoint, self.settings(), state)
+        save_checkpoint(self.checkpoint, self._identity(), state)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on: the settings, the model's layout and where it started."""
+        layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
+        return {**self.settings(), "layout": layout, "start": self._start}
 
     def _resume(self, result: Result) -> int:
         """Load the checkpoint if there is one; the number of rounds done."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
-        saved = load_checkpoint(self.checkpoint, self.settings())
         names = [f.name for f in fields(self.state_type)]
+        expected = {f"state.{name}" for name in names} | {
+            "server_round", "acks", "machines", "seed", "session", "history",
+        }  # fmt: skip
+        saved = load_checkpoint(self.checkpoint, self._identity(), expected)
         self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
         self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
         self.machines.restore(list(saved["machines"]))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -55,8 +54,16 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
         os.close(folder)
 
 
-def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[str] = ()) -> dict[str, Any]:
     """Read what :func:`save_checkpoint` wrote.
+
+    Parameters
+    ----------
+    path : Path
+    settings : mapping
+        What the training is started with now.
+    expected : iterable of str
+        Names of the state that must be there.
 
     Raises
     ------
@@ -69,7 +76,7 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
             state: dict[str, Any] = {
                 name.removeprefix("array "): file[name] for name in file.files if name.startswith("array ")
             }
-    except (OSError, ValueError, KeyError, BadZipFile, EOFError) as error:
+    except Exception as error:  # NumPy and zipfile raise many kinds on damaged files; all mean the same
         raise CheckpointError(
             f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew."
         ) from error
@@ -84,4 +91,10 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
             + ", ".join(f"{key} ({found.get(key)!r}, now {wanted.get(key)!r})" for key in different)
             + "; remove it to start anew."
         )
-    return {**state, **header["plain"]}
+    state |= header["plain"]
+    missing = sorted(set(expected) - set(state))
+    if missing:
+        raise CheckpointError(
+            f"Expected a whole checkpoint at {path}, got one without {', '.join(missing)}; remove it to start anew."
+        )
+    return state

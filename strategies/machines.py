@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Literal, get_args
 
 import numpy as np
@@ -26,6 +26,7 @@ SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
+_GREET_AGAIN_S = 60.0
 
 
 class NodesUnavailableError(MurmurflError):
@@ -128,6 +129,8 @@ class MachineDirectory:
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
         self._sleep = sleep
         self._hosted: dict[int, list[str]] = {}
+        self._greeted: dict[int, tuple[str, float]] = {}
+        self._warned: set[str] = set()
         self._failures: Counter[str] = Counter()
 
     def node_of(self, name: str) -> int | None:
@@ -140,7 +143,12 @@ class MachineDirectory:
     def node_map(self) -> dict[str, int]:
         """Connected machines of the training and their nodes."""
         members = set(self.names)
-        return {name: node_id for node_id, names in self._hosted.items() for name in names if name in members}
+        nodes: dict[str, int] = {}
+        for node_id, names in self._hosted.items():  # in the order in which they were met
+            for name in names:
+                if name in members:
+                    nodes.setdefault(name, node_id)
+        return nodes
 
     def restore(self, names: list[str]) -> None:
         """Take the machines of an earlier session, from a checkpoint."""
@@ -154,12 +162,13 @@ class MachineDirectory:
         NodesUnavailableError
             If the deadline passes first.
         ConfigurationError
-            If two connected nodes report the same name.
+            If two connected nodes report the same name before the training's machines are fixed. Later the node known
+            longer keeps it.
         """
         deadline = time.monotonic() + self.deadline_s
         pause = _FIRST_PAUSE_S
         while True:
-            self._refresh(grid, deadline)
+            self._refresh(grid)
             if not self.names and len(known := self._known()) >= self.num_clients:
                 self.names = known[: self.num_clients]
             if self.names and len(self.node_map()) >= needed:
@@ -170,33 +179,57 @@ class MachineDirectory:
             self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _refresh(self, grid: Grid, deadline: float) -> None:
+    def _refresh(self, grid: Grid) -> None:
+        """Greet nodes not met yet and take what they have answered so far; waits for nobody."""
+        now = time.monotonic()
         connected = set(grid.get_node_ids())
         self._hosted = {node_id: names for node_id, names in self._hosted.items() if node_id in connected}
-        new = sorted(connected - self._hosted.keys())
-        if not new:
+        # A node that does not answer, or not sensibly, is asked again after a while and holds up nobody.
+        self._greeted = {
+            node_id: (message_id, since)
+            for node_id, (message_id, since) in self._greeted.items()
+            if node_id in connected and now - since < _GREET_AGAIN_S
+        }
+        new = sorted(connected - self._hosted.keys() - self._greeted.keys())
+        if new:
+            message_ids = list(grid.push_messages([_hello(node_id) for node_id in new]))
+            for node_id, message_id in zip(new, message_ids, strict=False):
+                self._greeted[node_id] = (message_id or "", now)
+        waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
+        if waiting:
+            for reply in grid.pull_messages(list(waiting)):
+                self._met(reply, waiting.get(reply.metadata.reply_to_message_id))
+        self._check_names()
+
+    def _met(self, reply: Message, node_id: int | None) -> None:
+        if node_id is None:
             return
-        self._failures.clear()
-        for reply in grid.send_and_receive(
-            [_hello(node_id) for node_id in new], timeout=max(deadline - time.monotonic(), 1.0)
-        ):
-            if reply.has_error():
-                self._failures[protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")] += 1
-                continue
-            names = _names_in(reply)
-            if names is None:
-                self._failures["an answer this server does not understand"] += 1
-                continue
-            self._hosted[reply.metadata.src_node_id] = names
-        repeated = [name for name, times in Counter(self._all_names()).items() if times > 1]
-        if repeated:
-            raise ConfigurationError(f"Expected every machine to have its own name, got {sorted(repeated)[:5]} twice.")
+        names = None if reply.has_error() else _names_in(reply)
+        if names is not None:
+            self._hosted[node_id] = names
+            del self._greeted[node_id]
+            return
+        self._greeted[node_id] = ("", self._greeted[node_id][1])
+        if reply.has_error():
+            self._failures[protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")] += 1
+        else:
+            self._failures["an answer this server does not understand"] += 1
+
+    def _check_names(self) -> None:
+        repeated = sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
+        if repeated and not self.names:
+            raise ConfigurationError(f"Expected every machine to have its own name, got {repeated[:5]} twice.")
+        for name in repeated:
+            if name not in self._warned:
+                # Perhaps a node that was restarted before its old connection was given up, perhaps an impostor.
+                log(WARNING, "Machine %s is reported by two nodes; the one known longer is asked.", name)
+                self._warned.add(name)
 
     def _all_names(self) -> Iterable[str]:
         return (name for names in self._hosted.values() for name in names)
 
     def _known(self) -> list[str]:
-        return sorted(self._all_names(), key=by_length_and_name)
+        return sorted(set(self._all_names()), key=by_length_and_name)
 
     def _shortage(self, needed: int) -> str:
         failures = "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())

@@ -95,6 +95,11 @@ def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
     """The nearest point of the L2 ball."""
     offset = point - centre
     distance = float(np.linalg.norm(offset))
+    if not math.isfinite(distance):
+        raise ConfigurationError(
+            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
+            "(largest_value)."
+        )
     return point if distance <= radius else centre + offset * (radius / distance)
 
 

@@ -23,8 +23,8 @@ Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
 """Name, shape and dtype of each of the model's arrays."""
 
-# Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities.
-_LARGEST_VALUE = 1e100
+LARGEST_VALUE = 1e100
+"""Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,16 @@ class DirectMachines(Protocol):
         ...
 
 
-def read_outcome(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Outcome:
-    """A message as what it says."""
-    return Refusal(message.error.code) if message.has_error() else read_reply(message, layout, nodes)
+def read_outcome(
+    message: Message, layout: Layout, nodes: Mapping[str, int], largest_value: float = LARGEST_VALUE
+) -> Outcome:
+    """A message as what it says; parameters as for :func:`read_reply`."""
+    return Refusal(message.error.code) if message.has_error() else read_reply(message, layout, nodes, largest_value)
 
 
-def read_reply(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Reply | None:
+def read_reply(
+    message: Message, layout: Layout, nodes: Mapping[str, int], largest_value: float = LARGEST_VALUE
+) -> Reply | None:
     """A reply's contents, or None if it is malformed.
 
     Parameters
@@ -175,6 +179,8 @@ def read_reply(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Re
         The model's arrays.
     nodes : mapping of str to int
         The machines asked in this round, and the nodes they are on: a machine answers for itself only.
+    largest_value : float
+        A larger magnitude is no release; a huge one would swallow everybody else's.
     """
     arrays, metrics, config = (
         message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
@@ -199,9 +205,18 @@ def read_reply(message: Message, layout: Layout, nodes: Mapping[str, int]) -> Re
         parts.append(np.asarray(values, dtype=np.float64).ravel())
     vector = np.concatenate(parts)
     # Also false for NaN.
-    if not np.abs(vector).max(initial=0.0) < _LARGEST_VALUE:
+    if not np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE):
         return None
     return Reply(name, release, ack, vector, dict(metrics))
+
+
+_STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "samples-used", "max-participations")
+
+
+def is_statement(entries: Mapping[str, Any]) -> bool:
+    """Whether the entries of an answer are those of a machine's privacy statement."""
+    numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
+    return all(isinstance(n, int | float) and not isinstance(n, bool) and not math.isnan(n) for n in numbers)
 
 
 def vector_size(layout: Layout) -> int:

@@ -107,7 +107,11 @@ class TrustedMu2(Mu2):
     def check_reply(self, reply: Reply) -> bool:
         plan = self.policy.plan(len(reply.values))
         stated = reply.metrics.get(protocol.SENSITIVITY)
-        if not isinstance(stated, float) or stated > plan.sensitivity * (1 + 1e-9):
+        if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
+            return False
+        # What honest machines that clip at S can have sent since the acknowledgement; each rounds its mean to the grid.
+        longest = (reply.release - reply.ack) * (self.policy.clip_norm + plan.grid.charge(len(reply.values)))
+        if not np.linalg.norm(reply.values) <= longest:
             return False
         counts = reply.values / plan.grid.spacing
         return bool((counts == np.rint(counts)).all())

@@ -157,7 +157,10 @@ def test_a_machine_that_refuses_does_not_hold_up_the_others():
 
 
 def test_machines_with_real_keys_release_by_themselves():
-    real = PrivateMachine(PrivacyPolicy(1.0, 1, 3, 1.0), 2, 6, MemoryLedger(), SystemKeys.generate())
+    class DurableLedger(MemoryLedger):
+        durable = True
+
+    real = PrivateMachine(PrivacyPolicy(1.0, 1, 3, 1.0), 2, 6, DurableLedger(), SystemKeys.generate())
     with pytest.raises(ConfigurationError, match="real keys"):
         list(release_together([real], "s", [0], lambda _, __: DenseContributions(np.ones((1, 2)))))
 

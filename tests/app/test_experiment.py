@@ -4,17 +4,19 @@ import json
 import math
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
+from murmurfl.app.cohort import CohortMachines
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_in_process
+from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment
 from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.record import progress_line, result_document, summary_lines, write_record
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -190,11 +192,52 @@ def test_mu_of_the_papers_schedule_is_the_true_one():
     assert mu < 4.0
 
 
-def test_where_a_run_happens_does_not_change_its_noise():
+def test_the_noise_of_a_run_is_that_of_its_seed():
     one = prepare(RunConfig(out_dir="/a", run_name="x", checkpoint=False))
-    two = prepare(RunConfig(out_dir="/b", evaluate_every=5))
-    assert one.session == two.session
-    assert one.session != prepare(RunConfig(mu=3.0)).session
+    assert one.session == prepare(RunConfig(out_dir="/b", mu=3.0)).session
+    assert one.session != prepare(RunConfig(seed=2)).session
+
+
+@pytest.mark.parametrize("run", [run_in_process, run_cohort])
+def test_a_simulation_is_not_resumed_without_its_ledgers(run, tmp_path):
+    checkpoint = tmp_path / "checkpoint.npz"
+    run(RunConfig(num_rounds=2), checkpoint=checkpoint)
+    with pytest.raises(ConfigurationError, match="ledgers"):
+        run(RunConfig(num_rounds=2), checkpoint=checkpoint)
+
+
+def test_a_resumed_run_in_which_nobody_answers_any_more_fails(tmp_path):
+    config, checkpoint = RunConfig(num_rounds=6), tmp_path / "checkpoint.npz"
+    experiment = prepare(config)
+    experiment.strategy(checkpoint=checkpoint).start(
+        CohortMachines(experiment), experiment.initial_arrays(), num_rounds=3
+    )
+    with pytest.raises(ConfigurationError, match="bad-acknowledgement"):
+        run_experiment(CohortMachines(experiment), config, checkpoint=checkpoint)
+
+
+def test_a_run_resumed_after_its_last_round_is_evaluated(tmp_path):
+    config, checkpoint = RunConfig(num_rounds=3), tmp_path / "checkpoint.npz"
+    machines = CohortMachines(prepare(config))
+    whole = run_experiment(machines, config, checkpoint=checkpoint)
+    again = run_experiment(machines, config, checkpoint=checkpoint)
+    assert again.accuracy == whole.accuracy
+    assert len(again.strategy.history) == 3
+
+
+def test_the_record_of_a_trusted_run_is_json_without_infinities(tmp_path):
+    write_record(run_cohort(RunConfig(num_rounds=2, strategy="trusted-mu2")), tmp_path)
+    text = (tmp_path / "result.json").read_text()
+    assert "Infinity" not in text
+    assert json.loads(text)["machines"]["0"]["mu-guaranteed"] is None
+
+
+def test_fast_noise_is_named_wherever_an_epsilon_is_shown():
+    result = run_cohort(RunConfig(num_rounds=2, noise_quality="fast"))
+    config = result.experiment.config
+    assert "no guarantee" in progress_line(result.progress[-1], config)
+    assert "no guarantee" in "\n".join(summary_lines(result_document(result), Path("x")))
+    assert "guarantee" not in progress_line(result.progress[-1], replace(config, noise_quality="exact"))
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path):

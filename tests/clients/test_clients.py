@@ -38,6 +38,12 @@ class Gradients:
 DATA = np.random.Generator(np.random.Philox(key=11)).normal(size=(CAP * BATCH, 9))
 
 
+class DurableLedger(MemoryLedger):
+    """Stands in for a ledger on disk: the tests keep it as long as it must last."""
+
+    durable = True
+
+
 def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, **changes):
     policy = {"clip_norm": CLIP, "batch_size": BATCH, "max_participations": CAP, "mu": MU, **changes}
     if kind is NoisySGDClient:
@@ -141,7 +147,7 @@ def spent(ledger, subject):
 def test_ten_thousand_random_requests_never_exceed_the_budget(keys):
     """Repeated rounds, acks backwards and from the future, absurd points, forged sessions, wrong shapes and types."""
     generator = np.random.Generator(np.random.Philox(key=99))
-    ledger = MemoryLedger()
+    ledger = DurableLedger()
     subject = client(ledger=ledger, keys=keys, budget_mu=MU * math.sqrt(2))
     released: dict[str, list[int]] = {}
     values = [0.0, 1.0, 1e30, 1e300, -1e308, np.nan, np.inf]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from murmurfl.privacy import (
     ConfigurationError,
+    LedgerError,
     MemoryLedger,
     PrivacyPolicy,
     PrivateMachine,
@@ -31,10 +32,16 @@ MECHANISMS = [
 mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(options.values()))
 
 
+class DurableLedger(MemoryLedger):
+    """Stands in for a ledger on disk: the tests keep it as long as it must last."""
+
+    durable = True
+
+
 def machine(ledger=None, keys=None, num_samples=200, **changes):
     policy = PrivacyPolicy(**{"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 2.0, **changes})
     keys = SimulatedKeys(1, "m") if keys is None else keys
-    return PrivateMachine(policy, D, num_samples, MemoryLedger() if ledger is None else ledger, keys)
+    return PrivateMachine(policy, D, num_samples, DurableLedger() if ledger is None else ledger, keys)
 
 
 def contribution(samples):
@@ -240,8 +247,8 @@ def test_a_session_belongs_to_the_policy_it_was_opened_with():
 
 def test_a_real_machine_never_repeats_a_noise_row_even_from_a_restored_ledger():
     keys = SystemKeys.generate()
-    first = machine(MemoryLedger(), keys).release("s", 0, zero)
-    again = machine(MemoryLedger(), keys).release("s", 0, zero)  # the ledger as it was before the first release
+    first = machine(DurableLedger(), keys).release("s", 0, zero)
+    again = machine(DurableLedger(), keys).release("s", 0, zero)  # the ledger as it was before the first release
     assert (first.values != again.values).all()
 
 
@@ -285,3 +292,85 @@ def test_two_neighbouring_data_sets_are_as_far_apart_as_mu_says(planted):
     measured = separation / spread
     matches = abs(measured - mu) < 5 * mu / math.sqrt(2 * runs)
     assert matches == (planted is None), f"measured mu {measured:.3f}, claimed {mu}"
+
+
+def test_one_bad_sample_moves_a_release_by_no_more_than_is_charged():
+    """A sample the gradient fails on must not take its batch with it: that would move the release by S, not 2 S / b."""
+
+    def rows(samples, bad=None):
+        if bad is not None and samples.start <= bad < samples.stop:
+            raise IndexError("label out of range")
+        return np.ones((samples.stop - samples.start, D))
+
+    batch = 50
+    shifts = []
+    for bad in (None, 3):
+        subject = machine(keys=FixedNonces(), batch_size=batch, max_participations=1)
+        shifts.append(subject.release("s", 0, lambda samples, bad=bad: rows(samples, bad)).values)
+    shift = np.linalg.norm(shifts[0] - shifts[1])
+    assert 0 < shift <= subject.plan.sensitivity
+    assert shift < 1.0 / 10, "far from the whole clip norm"
+
+
+class FixedNonces(SystemKeys):
+    """Real keys with a nonce that repeats, for tests that compare two runs."""
+
+    def __init__(self):
+        super().__init__(bytes(32))
+
+    def nonce(self, session, release):
+        return release.to_bytes(16, "little")
+
+
+def test_a_real_machine_computes_every_sample_by_itself():
+    asked = []
+
+    def rows(samples):
+        asked.append((samples.start, samples.stop))
+        return DATA[samples]
+
+    machine(keys=SystemKeys(bytes(32))).release("s", 0, rows)
+    assert asked == [(0, 1), (1, 2)]
+
+
+def test_a_real_machine_insists_on_a_ledger_that_lasts():
+    with pytest.raises(ConfigurationError, match="durable"):
+        machine(MemoryLedger(), SystemKeys(bytes(32)))
+
+
+def test_a_session_belongs_to_the_key_it_was_opened_with():
+    ledger = DurableLedger()
+    machine(ledger, SystemKeys(bytes(32))).release("s", 0, contribution)
+    refused(protocol.POLICY_CHANGED, machine(ledger, SystemKeys(bytes(31) + b"x")), "s", 1)
+
+
+@pytest.mark.parametrize("lost", ["stream", "account", "samples"])
+def test_a_ledger_with_a_part_missing_is_not_believed(lost):
+    ledger = MemoryLedger()
+    subject = machine(ledger)
+    subject.release("s", 0, contribution)
+    if lost == "stream":
+        ledger._streams.clear()
+    elif lost == "account":
+        ledger._account = type(ledger._account)()
+    else:
+        ledger._account = type(ledger._account)(0, ledger._account.reserved)
+    with pytest.raises(LedgerError, match="damaged"):
+        subject.release("s", 1, contribution)
+
+
+def test_a_trusted_session_leaves_no_budget_for_another():
+    ledger = MemoryLedger()
+    trusted = machine(ledger, trust="trusted-server")
+    trusted.release("t", 0, contribution)
+    assert trusted.statement("t").mu_budget == math.inf
+    refused(protocol.BUDGET_EXHAUSTED, machine(ledger, budget_mu=100.0), "u", 0)
+
+
+def test_a_delta_the_noise_cannot_deliver_is_refused():
+    with pytest.raises(ConfigurationError, match="delta"):
+        machine(delta=1e-100)
+
+
+def test_whole_numbers_and_floats_are_the_same_policy():
+    assert machine(mu=2).plan.fingerprint == machine(mu=2.0).plan.fingerprint

@@ -1,14 +1,17 @@
 """Whole trainings over a grid: lemma 4.1, losses, liars, stragglers, checkpoints."""
 
 import math
+import time
+from io import BytesIO
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Result
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
 from murmurfl.clients import ContextLedger, Mu2Client, NoisySGDClient, numpy_client_app
-from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, protocol, row_key, standard_normals
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol, row_key, standard_normals
 from murmurfl.strategies import CheckpointError, Mu2, NodesUnavailableError, NoisySGD, TrustedMu2
 
 SHAPES = [(2, 3), (4,)]
@@ -268,6 +271,110 @@ def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
     assert sum(report.lost for report in away) > 0
     assert sum(report.lost for report in strategy.history[6:]) == 0
     assert (strategy.state.release_sum == sum(last_noise(str(i), strategy) for i in range(6))).all()
+
+
+class Silent(InProcessGrid):
+    """A grid on which some nodes never answer."""
+
+    silent: frozenset[int] = frozenset()
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        heard = [m for m in messages if m.metadata.dst_node_id not in self.silent]
+        ids = iter(super().push_messages(heard))
+        return [next(ids) if m in heard else "never" for m in messages]
+
+
+def test_a_node_that_never_answers_holds_up_nobody():
+    grid = Silent(app(zeros), 7, {})
+    grid.silent = frozenset(list(grid.get_node_ids())[-1:])
+    strategy = mu2(clients_per_round=6, num_clients=6, node_deadline_s=30.0)
+    started = time.monotonic()
+    strategy.start(grid, START, num_rounds=5)
+    assert time.monotonic() - started < 15.0, "not the deadline"
+    assert all(report.aggregated == 6 for report in strategy.history)
+
+
+def test_a_second_node_with_a_known_name_does_not_end_the_training():
+    grid = InProcessGrid(app(zeros), 6, {})
+    strategy = mu2(clients_per_round=6, num_clients=6)
+
+    def impostor(report, metrics):
+        if report.server_round == 2:
+            first = next(iter(grid._contexts.values()))
+            grid._contexts[99] = Context(run_id=first.run_id, node_id=99, node_config=dict(first.node_config),
+                                         state=RecordDict(), run_config={})  # fmt: skip
+
+    strategy._on_round = impostor
+    strategy.start(grid, START, num_rounds=5)
+    assert all(report.aggregated == 6 for report in strategy.history)
+
+
+def test_two_nodes_with_one_name_are_refused_before_the_first_round():
+    grid = InProcessGrid(app(zeros), 6, {})
+    first, second = list(grid._contexts.values())[:2]
+    second.node_config["partition-id"] = first.node_config["partition-id"]
+    with pytest.raises(ConfigurationError, match="twice"):
+        mu2().start(grid, START, num_rounds=1)
+
+
+def test_bytes_that_are_an_archive_are_malformed_and_nothing_worse():
+    archive = BytesIO()
+    np.savez(archive, a=np.zeros(2))
+
+    def change(content):
+        next(iter(content["arrays"].values())).data = archive.getvalue()
+
+    strategy = mu2(clients_per_round=6)
+    strategy.start(Tampering(app(zeros), 6, {}, tamper=replace_first(change)), START, num_rounds=2)
+    assert [report.malformed for report in strategy.history] == [1, 1]
+
+
+def test_a_reply_larger_than_any_release_is_malformed():
+    plan = PrivacyPolicy(1.0, 1, 30, 2.0).plan(D)
+    grid = Tampering(app(zeros), 6, {}, tamper=replace_first(first_array(np.full((2, 3), 2 * plan.largest_value))))
+    strategy = mu2(clients_per_round=6, largest_value=plan.largest_value)
+    strategy.start(grid, START, num_rounds=2)
+    assert [report.malformed for report in strategy.history] == [1, 1]
+    assert np.abs(strategy.state.release_sum).max() < 6 * plan.largest_value
+
+
+def test_a_strategy_trains_once():
+    strategy = mu2()
+    strategy.start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    with pytest.raises(ConfigurationError, match="new strategy"):
+        strategy.start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    with pytest.raises(ConfigurationError, match="Expected round 3"):
+        strategy.aggregate_train(1, [])
+
+
+@pytest.mark.parametrize("other", ["smaller", "permuted", "another start"])
+def test_a_checkpoint_of_another_model_is_refused(other, tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    mu2(checkpoint=path).start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    values = START.to_numpy_ndarrays()
+    arrays = {
+        "smaller": values[:1],
+        "permuted": values[::-1],
+        "another start": [value + 1 for value in values],
+    }[other]
+    with pytest.raises(CheckpointError, match=r"layout|start"):
+        mu2(checkpoint=path).start(InProcessGrid(app(zeros), 6, {}), ArrayRecord(arrays), num_rounds=3)
+
+
+def test_every_damaged_checkpoint_is_a_typed_error(tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    mu2(checkpoint=path).start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 37):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 64]) + whole[position + 1 :])
+        try:
+            mu2(checkpoint=path)._ensure_state(START)
+            strategy = mu2(checkpoint=path)
+            strategy._ensure_state(START)
+            strategy._resume(Result())
+        except CheckpointError:
+            continue
 
 
 class Interrupted(Exception):
