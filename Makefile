@@ -38,9 +38,10 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Takes about half an hour and, for pfl's own environment, the network. ARGS="--without-peers" does without.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.noise
-	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.pages
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

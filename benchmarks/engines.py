@@ -1,7 +1,8 @@
-"""Client messages a second of Ray and of the in-process grid: the same app, 100 nodes, 50 a round, d = 7,850.
+"""Client updates a second and peak memory of every engine: the same app, 100 nodes, 50 a round, d = 7,850, b = 1.
 
-Run with ``python -m benchmarks.engines``; both engines in one run, medians over repeats. The task is synthetic, with
-the sizes of softmax regression on MNIST: same model, same messages, nothing to download.
+Run with ``python -m benchmarks.engines``; all engines in one run, taking turns, each in a process of its own, medians
+over repeats. The task is synthetic, with the sizes of softmax regression on MNIST: same model, same messages, nothing
+to download. The cohort engine also runs the papers' whole 1,200 rounds, ours and noisy SGD in turn.
 """
 
 from __future__ import annotations
@@ -9,52 +10,150 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import statistics
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_in_process, run_on_ray
+from murmurfl.app.engines import ENGINES, run_cohort, run_in_process, run_on_ray
+from murmurfl.app.experiment import prepare
 
-NODES, PER_ROUND, ROUNDS = 100, 50, 60
+from .peers.memory import PeakMemory
+
+NODES, PER_ROUND = 100, 50
+# Rounds of a measurement: seconds on each engine.
+ROUNDS = {"ray": 60, "inprocess": 120, "cohort": 600}
+WHOLE_PASS = 1_200
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-# 100 machines of 60 samples each; every round asks 50 of them for one.
-CONFIGURATION = RunConfig(
-    task="synthetic",
-    num_clients=NODES,
-    clients_per_round=PER_ROUND,
-    batch_size=1,
-    num_rounds=ROUNDS,
-    sampling="balanced",
-    evaluate_every=ROUNDS,
-    noise_quality="fast",
-    checkpoint=False,
-)
+def configuration(rounds: int, strategy: str = "mu2") -> RunConfig:
+    """The app's configuration: every machine has as many samples as it is asked for."""
+    return RunConfig(
+        task="synthetic",
+        strategy=strategy,
+        synthetic_samples=max(rounds * PER_ROUND, 6_000),
+        num_clients=NODES,
+        clients_per_round=PER_ROUND,
+        batch_size=1,
+        num_rounds=rounds,
+        sampling="balanced",
+        evaluate_every=rounds,
+        noise_quality="fast",
+        checkpoint=False,
+    )
+
+
+def measure_here(engine: str, rounds: int, strategy: str) -> dict[str, float]:
+    """One measurement in this process: data are made before the clock starts."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    config = configuration(rounds, strategy)
+    if engine == "ray":
+        document = run_on_ray(config)
+        updates, seconds = document["aggregated"], document["seconds"]
+    else:
+        prepare(config)
+        result = (run_cohort if engine == "cohort" else run_in_process)(config)
+        updates, seconds = sum(report.aggregated for report in result.strategy.history), result.seconds
+    parameters = prepare(config).model.num_parameters
+    return {"updates": updates, "seconds": seconds, "rate": updates / seconds, "parameters": parameters}
+
+
+def measure_apart(engine: str, rounds: int, strategy: str = "mu2") -> dict[str, float]:
+    """One measurement in a process of its own, with its peak memory and that of all it starts."""
+    command = [sys.executable, "-m", "benchmarks.engines", "--one", engine, str(rounds), strategy]
+    with PeakMemory() as memory:
+        output = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=1800,
+            cwd=Path(__file__).resolve().parents[1], env={**os.environ, **_ONE_THREAD},
+        ).stdout  # fmt: skip
+    return {**json.loads(output.splitlines()[-1]), "peak_mib": memory.peak_mib}
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    """Every engine, taking turns; then ours and noisy SGD on the cohort engine, taking turns."""
+    runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
+    passes: dict[str, list[dict[str, float]]] = {"mu2": [], "noisy-sgd": []}
+    for _ in range(repeats):
+        for engine, kept in runs.items():
+            kept.append(measure_apart(engine, ROUNDS[engine]))
+        for strategy, kept in passes.items():
+            kept.append(measure_apart("cohort", WHOLE_PASS, strategy))
+    ratios = [ours["seconds"] / sgd["seconds"] for ours, sgd in zip(passes["mu2"], passes["noisy-sgd"], strict=True)]
+    engines = {
+        engine: {
+            "rounds": ROUNDS[engine],
+            "updates_per_second": statistics.median(run["rate"] for run in kept),
+            "range": [min(run["rate"] for run in kept), max(run["rate"] for run in kept)],
+            "peak_mib": statistics.median(run["peak_mib"] for run in kept),
+        }
+        for engine, kept in runs.items()
+    }
+    return {
+        "nodes": NODES,
+        "per_round": PER_ROUND,
+        "parameters": runs["cohort"][0]["parameters"],
+        "repeats": repeats,
+        "engines": engines,
+        "inprocess / ray": engines["inprocess"]["updates_per_second"] / engines["ray"]["updates_per_second"],
+        "cohort / inprocess": engines["cohort"]["updates_per_second"] / engines["inprocess"]["updates_per_second"],
+        "whole pass": {
+            "rounds": WHOLE_PASS,
+            **{
+                name: {
+                    "updates_per_second": statistics.median(run["rate"] for run in kept),
+                    "range": [min(run["rate"] for run in kept), max(run["rate"] for run in kept)],
+                }
+                for name, kept in passes.items()
+            },
+            "mu2 / noisy-sgd, seconds": statistics.median(ratios),
+        },
+    }
+
+
+def table(document: dict[str, Any]) -> str:
+    """The measurement as Markdown."""
+    lines = ["| engine | client updates/s | peak memory MiB |", "|---|---|---|"]
+    lines += [
+        f"| {engine} | {entry['updates_per_second']:,.0f} ({entry['range'][0]:,.0f} to {entry['range'][1]:,.0f}) "
+        f"| {entry['peak_mib']:,.0f} |"
+        for engine, entry in sorted(document["engines"].items(), key=lambda item: item[1]["updates_per_second"])
+    ]
+    whole = document["whole pass"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{document['nodes']} machines, {document['per_round']} a round, d = {document['parameters']:,.0f}, "
+            f"medians of {document['repeats']}. In-process / Ray: {document['inprocess / ray']:.1f}; "
+            f"cohort / in-process: {document['cohort / inprocess']:.1f}. "
+            f"On the cohort engine the papers' {whole['rounds']:,} rounds run at "
+            f"{whole['mu2']['updates_per_second']:,.0f} updates/s with DP-μ²-FL and "
+            f"{whole['noisy-sgd']['updates_per_second']:,.0f} with noisy SGD: ours takes "
+            f"{whole['mu2 / noisy-sgd, seconds']:.2f} times as long (the paper's: 1.44).",
+        ]
+    )
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=3, metavar=("ENGINE", "ROUNDS", "STRATEGY"), default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    rates: dict[str, list[float]] = {"ray": [], "inprocess": []}
-    parameters = 0
-    for _ in range(arguments.repeats):
-        document = run_on_ray(CONFIGURATION)
-        rates["ray"].append(document["aggregated"] / document["seconds"])
-        result = run_in_process(CONFIGURATION)
-        rates["inprocess"].append(sum(r.aggregated for r in result.strategy.history) / result.seconds)
-        parameters = result.experiment.model.num_parameters
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratio = medians["inprocess"] / medians["ray"]
-    print(f"{NODES} nodes, {PER_ROUND} a round, {ROUNDS} rounds, d = {parameters}, medians of {arguments.repeats}")
-    for name, rate in medians.items():
-        print(f"{name:>10}  {rate:8.0f} client messages a second")
-    print(f"in-process / Ray  {ratio:.1f}")
+    if arguments.one:
+        engine, rounds, strategy = arguments.one
+        print(json.dumps(measure_here(engine, int(rounds), strategy)))
+        return
+    document = measure(arguments.repeats)
+    print(table(document))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"messages_per_second": rates, "ratio": ratio}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

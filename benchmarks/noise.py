@@ -1,6 +1,8 @@
-"""Keyed noise against NumPy's own normals: time of a row, medians over repeats, in one run.
+"""Keyed noise and every mechanism's stream against NumPy's own normals, in one run, medians over repeats.
 
-Run with ``python -m benchmarks.noise``; prints a table and writes JSON with ``--json PATH``.
+Run with ``python -m benchmarks.noise``. A stream's row is what one release needs: its normals from key and nonce, and
+the mechanism's increment, with the state kept; "regenerated" draws the state anew as well, as a machine does that keeps
+a nonce and no array.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from murmurfl.privacy import row_key, standard_normals
+from murmurfl.privacy import MECHANISMS, make_mechanism, row_key, standard_normals
 
 SIZES = (7_850, 100_000, 1_000_000)
+STREAM_SIZE = 1_000_000
+RELEASES = 16
+REFERENCE = "NumPy PCG64 float32"
 
 
 def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -29,11 +35,25 @@ def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=None)
-    arguments = parser.parse_args()
+def _normals(release: int) -> Any:
+    return standard_normals(row_key(bytes(32), release.to_bytes(16, "little")), STREAM_SIZE, "fast")
+
+
+def _stream(name: str, regenerated: bool) -> Callable[[], object]:
+    mechanism = make_mechanism(name, RELEASES)
+    state = mechanism.initial_state(STREAM_SIZE)
+    for release in range(1, RELEASES):
+        state = mechanism.increment(state, release, _normals(release)).state
+
+    def last_release() -> object:
+        before = mechanism.state_after(RELEASES - 1, lambda: _normals(RELEASES - 1)) if regenerated else state
+        return mechanism.increment(before, RELEASES, _normals(RELEASES))
+
+    return last_release
+
+
+def measure(repeats: int = 30) -> dict[str, Any]:
+    """Rows of normals of several sizes, and a row of every mechanism's stream."""
     rows = []
     for size in SIZES:
         generator = np.random.Generator(np.random.PCG64(1))
@@ -41,18 +61,47 @@ def main() -> None:
         calls: dict[str, Callable[[], object]] = {
             "fast": lambda size=size: standard_normals(row_key(bytes(32), bytes(16)), size, "fast"),
             "exact": lambda size=size: standard_normals(row_key(bytes(32), bytes(16)), size, "exact"),
-            "PCG64 float64": lambda size=size, g=generator: g.standard_normal(size),
-            "PCG64 float32": lambda size=size, g=generator: g.standard_normal(size, dtype=np.float32),
-            "Philox float64": lambda size=size, g=philox: g.standard_normal(size),
+            REFERENCE: lambda size=size, g=generator: g.standard_normal(size, dtype=np.float32),
+            "NumPy PCG64 float64": lambda size=size, g=generator: g.standard_normal(size),
+            "NumPy Philox float64": lambda size=size, g=philox: g.standard_normal(size),
         }
-        measured = medians(calls, 500 if size < 50_000 else 30)
-        rows.append({"size": size, "seconds": measured, "fast / PCG64": measured["fast"] / measured["PCG64 float64"]})
-    print(f"{'values':>9}  " + "  ".join(f"{name:>15}" for name in rows[0]["seconds"]) + "  fast / PCG64 float64")
-    for row in rows:
-        times = "  ".join(f"{1e6 * seconds:>12.1f} us" for seconds in row["seconds"].values())
-        print(f"{row['size']:>9}  {times}  {row['fast / PCG64']:>12.2f}")
+        rows.append({"size": size, "seconds": medians(calls, 500 if size < 50_000 else repeats)})
+    generator = np.random.Generator(np.random.PCG64(1))
+    streams: dict[str, Callable[[], object]] = {
+        REFERENCE: lambda: generator.standard_normal(STREAM_SIZE, dtype=np.float32)
+    }
+    for name, kind in MECHANISMS.items():
+        streams[name] = _stream(name, regenerated=False)
+        if kind.regenerates and kind.removes_last:
+            streams[f"{name}, regenerated"] = _stream(name, regenerated=True)
+    return {"rows": rows, "stream size": STREAM_SIZE, "streams": medians(streams, repeats)}
+
+
+def table(document: dict[str, Any]) -> str:
+    """The measurement as Markdown."""
+    names = list(document["rows"][0]["seconds"])
+    lines = ["| values | " + " | ".join(names) + " | fast / float64 |", "|---" * (len(names) + 2) + "|"]
+    for row in document["rows"]:
+        seconds = row["seconds"]
+        times = " | ".join(f"{1e6 * value:,.0f} µs" for value in seconds.values())
+        lines.append(f"| {row['size']:,} | {times} | {seconds['fast'] / seconds['NumPy PCG64 float64']:.2f} |")
+    reference = document["streams"][REFERENCE]
+    lines += ["", f"| stream, {document['stream size']:,} values a row | ms | times NumPy's float32 |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {1e3 * seconds:.1f} | {seconds / reference:.2f} |" for name, seconds in document["streams"].items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    document = measure()
+    print(table(document))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"noise": rows}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

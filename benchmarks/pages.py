@@ -1,18 +1,23 @@
-"""Write the tables of README.md and docs/results.md from the JSON of the reproductions, so that no figure is typed.
+"""Write the tables of README.md and docs/ from the JSON of reproductions and benchmarks, so that no figure is typed.
 
-``python -m benchmarks.pages`` takes the documents that ``murmurfl reproduce`` left in docs/results/ and replaces what
-stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with their documents.
+``python -m benchmarks.pages`` takes the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in
+docs/results/ and replaces what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with
+their documents.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from murmurfl.app.reproduce import markdown_table, table_rows
+
+from . import engines, noise, profile, scale
+from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ROOT / "docs" / "results"
@@ -72,8 +77,53 @@ def table(name: str) -> str:
     return markdown_table(table_rows(document(name))).rstrip()
 
 
+def performance() -> str:
+    """The README's table of speed and memory: every engine and both peers, on work of the same size."""
+    measured = document("performance")
+    rows = [
+        (f"murmurfl, {engine} engine", entry["updates_per_second"], entry["peak_mib"])
+        for engine, entry in measured["engines"]["engines"].items()
+    ]
+    names = {"pfl": "pfl", "flower-localdp": "Flower FedAvg with LocalDpMod on Ray, flwr"}
+    rows += [
+        (
+            f"{names[name]} {peer['version']}",
+            1000 / statistics.median(peer["seconds_per_1000"]),
+            statistics.median(peer["peak_mib"]),
+        )
+        for name, peer in measured["peers"].items()
+    ]
+    lines = ["| | client updates/s | seconds per 1,000 | peak memory MiB |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {rate:,.0f} | {1000 / rate:.3g} | {peak:,.0f} |"
+        for name, rate, peak in sorted(rows, key=lambda row: -row[1])
+    ]
+    return "\n".join(lines)
+
+
+def part(name: str, table: Callable[[Any], str]) -> Callable[[], str]:
+    """A table of docs/performance.md."""
+    return lambda: table(document("performance")[name])
+
+
+def measured_on() -> str:
+    """The machine of the benchmarks."""
+    told = document("performance")["machine"]
+    packages = ", ".join(f"{name} {told[name]}" for name in ("flwr", "ray", "torch", "numpy"))
+    return f"Python {told['python']} on {told['cores']} cores, {packages}."
+
+
 BLOCKS = {
-    "README.md": {"results": summary},
+    "README.md": {"results": summary, "performance": performance},
+    "docs/performance.md": {
+        "machine": measured_on,
+        "engines": part("engines", engines.table),
+        "noise": part("noise", noise.table),
+        "profile": part("profile", profile.table),
+        "profile-before": lambda: profile.table(document("profile-before")),
+        "scale": part("scale", scale.table),
+        "peers": part("peers", peers.table),
+    },
     "docs/results.md": {name: lambda name=name: table(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
 }
 

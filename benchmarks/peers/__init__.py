@@ -1,0 +1,1 @@
+"""The same private work in other frameworks: pfl, and Flower as it comes."""
