@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, RefusedError, Release
 from ..privacy.cohort import DenseContributions, StackedContributions, release_together
 from .base import PrivateClient, Request
-from .gradients import combined_gradients
+from .gradients import PerSampleGradients, Samples, combined_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,8 @@ logger = logging.getLogger(__name__)
 _BLOCK_VALUES = 1 << 22
 
 
-@runtime_checkable
-class StackableGradients(Protocol):
-    """Gradients with a closed form of their combinations: they need not be written out."""
+class StackableGradients(PerSampleGradients, Protocol):
+    """Gradients with a closed form of their combinations, which then need not be written out. Offered, not required."""
 
     def stacked(
         self, points: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float], samples: Any
@@ -36,9 +35,8 @@ class StackableGradients(Protocol):
         ...
 
 
-@runtime_checkable
-class StackableSamples(Protocol):
-    """Samples of many machines that come from one place."""
+class StackableSamples(Samples, Protocol):
+    """Samples of many machines that come from one place. Offered, not required."""
 
     @classmethod
     def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
@@ -142,8 +140,9 @@ class Cohort:
             samples = stacked_samples(
                 [(block[i][1].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
             )
-            if isinstance(gradients, StackableGradients):
-                return gradients.stacked(points, weights, samples)
+            stacked = getattr(gradients, "stacked", None)
+            if stacked is not None:
+                return stacked(points, weights, samples)
             with np.errstate(all="ignore"):
                 return DenseContributions(combined_gradients(gradients, points, weights, samples))
 
@@ -183,8 +182,9 @@ def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
         If the batches are of another kind.
     """
     kinds = {type(samples) for samples, _ in parts}
-    if len(kinds) == 1 and isinstance(parts[0][0], StackableSamples):
-        return kinds.pop().stack(parts)  # type: ignore[attr-defined]
+    stack = getattr(parts[0][0], "stack", None)
+    if len(kinds) == 1 and stack is not None:
+        return stack(parts)
     batches = [samples[chosen] for samples, chosen in parts]
     if all(isinstance(batch, np.ndarray) for batch in batches):
         return np.concatenate(batches)
