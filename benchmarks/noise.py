@@ -46,7 +46,9 @@ def _stream(name: str, regenerated: bool) -> Callable[[], object]:
         state = mechanism.increment(state, release, _normals(release)).state
 
     def last_release() -> object:
-        before = mechanism.state_after(RELEASES - 1, lambda: _normals(RELEASES - 1)) if regenerated else state
+        before = state
+        if regenerated:
+            before = mechanism.state_after(RELEASES - 1, lambda releases: _normals(releases[0])[None])
         return mechanism.increment(before, RELEASES, _normals(RELEASES))
 
     return last_release
@@ -72,7 +74,7 @@ def measure(repeats: int = 30) -> dict[str, Any]:
     }
     for name, kind in MECHANISMS.items():
         streams[name] = _stream(name, regenerated=False)
-        if kind.regenerates and kind.removes_last:
+        if kind.memory == "last":
             streams[f"{name}, regenerated"] = _stream(name, regenerated=True)
     return {"rows": rows, "stream size": STREAM_SIZE, "streams": medians(streams, repeats)}
 

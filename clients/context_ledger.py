@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord
 from ..privacy.arrays import read_array
 
-_FORMAT = 1
+_FORMAT = 2
 # Flower hands one machine's messages to one thread at a time; the lock is for whoever does not.
 _LOCK = threading.RLock()
 
@@ -83,7 +83,7 @@ class _ContextPage(LedgerPage):
                 fingerprint=str(entries["fingerprint"]),
                 release=int(entries["release"]),
                 ack=int(entries["ack"]),
-                nonce=bytes(entries["nonce"]),
+                nonces=bytes(entries["nonces"]),
                 pending=pending,
                 noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
             )
@@ -98,7 +98,7 @@ class _ContextPage(LedgerPage):
                 "fingerprint": stream.fingerprint,
                 "release": stream.release,
                 "ack": stream.ack,
-                "nonce": stream.nonce,
+                "nonces": stream.nonces,
                 "pending": list(stream.pending),
                 "num-state": len(stream.noise_state),
             }

@@ -34,19 +34,20 @@ class StreamRecord:
         k, releases made.
     ack : int
         The last of them the server says it has aggregated.
-    nonce : bytes
-        Nonce of release k (empty before the first).
+    nonces : bytes
+        The nonces the mechanism's state is made again from, 16 bytes each, that of release k last (empty before the
+        first).
     pending : mapping of int to int64 array
         P_j - P_ack for releases j > ack that may still be acknowledged: what was sent, noise included (without noise
         under a trusted server).
-    noise_state : tuple of float64 arrays
+    noise_state : tuple of floating-point arrays
         The mechanism's state after release k, where it cannot be regenerated from the nonce.
     """
 
     fingerprint: str
     release: int = 0
     ack: int = 0
-    nonce: bytes = b""
+    nonces: bytes = b""
     pending: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     noise_state: State = ()
 

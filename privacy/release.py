@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +29,8 @@ from .clipping import clip_per_sample
 from .errors import ConfigurationError, LedgerError, RefusedError
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
-from .mechanisms import State
-from .noise import LARGEST_NORMAL, row_key, standard_normals
+from .mechanisms import Draw, State
+from .noise import LARGEST_NORMAL, NONCE_BYTES, row_key, standard_normal_rows, standard_normals
 from .policy import NoisePlan, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ MOST_PENDING = 4
 
 # Budgets are compared with this much room for the rounding of sums of squares.
 _ROUNDING = 1e-9
+
+_OWN_CACHE_BYTES = 256 << 20
 
 PerSampleContribution = Callable[[slice], NDArray[np.floating]]
 """Contributions of the samples in a slice of the machine's data: shape (samples, parameters)."""
@@ -84,32 +87,36 @@ class Admission:
 
 
 class RowCache:
-    """Noise rows made lately, as counts, kept as long as they fit: a simulation saves itself making them twice.
+    """Arrays made from noise lately, kept as long as they fit: whoever has them need not make them twice.
 
     Parameters
     ----------
     limit_bytes : int
-        Most to keep; the oldest rows go first, and what is gone is regenerated from its nonce.
+        Most to keep; the oldest go first, and what is gone is made again from its nonces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._rows: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
+        self._rows: dict[tuple[bytes, bytes], tuple[NDArray[np.generic], ...]] = {}
         self._bytes = 0
 
-    def keep(self, key: bytes, nonce: bytes, counts: NDArray[np.int64]) -> None:
-        """Keep the row of a key and a nonce."""
-        self._rows[key, nonce] = counts
-        self._bytes += counts.nbytes
+    def keep(self, key: bytes, nonce: bytes, arrays: tuple[NDArray[np.generic], ...]) -> None:
+        """Keep what belongs to a key and the nonce of a release."""
+        self._rows[key, nonce] = arrays
+        self._bytes += _nbytes(arrays)
         while self._bytes > self.limit_bytes and self._rows:
-            self._bytes -= self._rows.pop(next(iter(self._rows))).nbytes
+            self._bytes -= _nbytes(self._rows.pop(next(iter(self._rows))))
 
-    def take(self, key: bytes, nonce: bytes) -> NDArray[np.int64] | None:
-        """The row, if it is still here; it is forgotten, for every row is removed once."""
-        counts = self._rows.pop((key, nonce), None)
-        if counts is not None:
-            self._bytes -= counts.nbytes
-        return counts
+    def take(self, key: bytes, nonce: bytes) -> Any:
+        """The arrays, if they are still here; they are forgotten, for each is needed once."""
+        arrays = self._rows.pop((key, nonce), None)
+        if arrays is not None:
+            self._bytes -= _nbytes(arrays)
+        return arrays
+
+
+def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
+    return sum(values.nbytes for values in arrays)
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,8 @@ class PrivateMachine:
     keys : NoiseKeys
         The secret key and the source of nonces.
     rows : RowCache, optional
-        For simulations; default every row is regenerated when it is taken back out.
+        For simulations; default every row is regenerated when it is taken back out, and where a state would have to be
+        made again from all noise before, 256 MiB are set aside for it.
 
     Raises
     ------
@@ -206,6 +214,8 @@ class PrivateMachine:
         self.num_samples = num_samples
         self._ledger = ledger
         self._keys = keys
+        if rows is None and self.plan.mechanism.memory == "all":
+            rows = RowCache(_OWN_CACHE_BYTES)  # without it every release would draw all noise before it again
         self._rows = rows
         # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
         mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
@@ -345,7 +355,7 @@ class PrivateMachine:
                 protocol.BAD_ACKNOWLEDGEMENT,
                 "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
             )
-        return StreamRecord(stream.fingerprint, stream.release, ack, stream.nonce, pending, stream.noise_state)
+        return StreamRecord(stream.fingerprint, stream.release, ack, stream.nonces, pending, stream.noise_state)
 
     def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
         """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
@@ -380,12 +390,14 @@ class PrivateMachine:
     ) -> tuple[StreamRecord, NDArray[np.int64]]:
         release = stream.release + 1
         nonce = self._keys.nonce(session, release)
-        noise_state = stream.noise_state
+        nonces, noise_state = nonce, stream.noise_state
         if self.plan.noise_std > 0.0:
             added, removed, noise_state = self._noise(stream, release, nonce, normals)
             counts += added
             if removed is not None:
                 counts -= removed
+            if self.plan.mechanism.memory == "all":
+                nonces = stream.nonces + nonce
         if self.policy.release_rule == "paper":
             pending = {}
         else:
@@ -393,47 +405,66 @@ class PrivateMachine:
                 counts += stream.pending[stream.release]
             kept = [j for j in stream.pending if j > release - MOST_PENDING]
             pending = {**{j: stream.pending[j] for j in kept}, release: counts}
-        return StreamRecord(stream.fingerprint, release, stream.ack, nonce, pending, noise_state), counts
+        return StreamRecord(stream.fingerprint, release, stream.ack, nonces, pending, noise_state), counts
 
     def _noise(
         self, stream: StreamRecord, release: int, nonce: bytes, normals: NDArray[np.floating] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, State]:
-        """What a release adds and removes, as counts, and the mechanism's state to remember."""
+        """What a release adds and removes, as counts, and the part of the mechanism's state to remember."""
         mechanism, scale = self.plan.mechanism, self._noise_scale
-        noise_state = stream.noise_state
-        kept = None
+        state, kept = stream.noise_state, None
         if release == 1:
-            noise_state = mechanism.initial_state(self.num_parameters)
-        elif mechanism.regenerates:
-            if self._rows is not None and mechanism.removes_last:
-                kept = self._rows.take(self._keys.secret_key, stream.nonce)
-            if kept is None:
-                noise_state = mechanism.state_after(stream.release, lambda: self._normals(stream.nonce), scale)
-        normals = self._normals(nonce) if normals is None else normals
-        increment = mechanism.increment(noise_state, release, normals, scale)
+            state = mechanism.initial_state(self.num_parameters)
+        elif mechanism.memory in ("last", "all"):
+            last = stream.nonces[-NONCE_BYTES:]
+            made = None if self._rows is None else self._rows.take(self._keys.secret_key, last)
+            if made is not None and mechanism.removes_last:
+                state, kept = (), made[0]
+            elif made is not None:
+                state = made
+            else:
+                state = mechanism.state_after(stream.release, self._draw(stream), scale)
+        normals = self._normals(nonce, mechanism.draws(release)) if normals is None else normals
+        increment = mechanism.increment(state, release, normals, scale)
         bound = mechanism.increment_bound(release)
         bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
         added = self._noise_counts(increment.added, bound)
         removed = kept if increment.removed is None else self._noise_counts(increment.removed, bound)
-        if self._rows is not None and mechanism.removes_last:
-            self._rows.keep(self._keys.secret_key, nonce, added)
-        return added, removed, () if mechanism.regenerates else increment.state
+        if self._rows is not None:
+            if mechanism.removes_last:
+                self._rows.keep(self._keys.secret_key, nonce, (added,))
+            elif mechanism.memory in ("last", "all") and increment.state is not None:
+                self._rows.keep(self._keys.secret_key, nonce, increment.state)
+        return added, removed, (increment.state or ()) if mechanism.memory == "state" else ()
 
     @cached_property
     def _noise_scale(self) -> float:
         # Noise is made in units of the grid: its spacing is a power of two, so no digit depends on that.
         return float(self.plan.grid.factor(self.plan.noise_std))
 
-    def _noise_counts(self, noise: NDArray[np.float64], bound: float | None) -> NDArray[np.int64]:
-        # A state that is remembered must not be rounded; one that is regenerated is done with.
-        return self.plan.grid.rounded(noise if self.plan.mechanism.regenerates else noise.copy(), bound)
+    def _noise_counts(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
+        scaled = np.asarray(noise, dtype=np.float64)
+        if scaled is noise and self.plan.mechanism.memory in ("state", "all"):
+            scaled = scaled.copy()  # rounding is in place, and the mechanism may still need it
+        return self.plan.grid.rounded(scaled, bound)
 
     def _row_key(self, session: str, release: int) -> bytes | None:
-        """The key of the normals a simulated machine's release will be made with; None where it is made without."""
-        if self.plan.noise_std == 0.0:
+        """The key of the normals a simulated machine's release will be made with; None where it must make its own."""
+        if self.plan.noise_std == 0.0 or self.plan.mechanism.draws(release) != 1:
             return None
         return row_key(self._keys.secret_key, self._keys.nonce(session, release))
 
-    def _normals(self, nonce: bytes) -> NDArray[np.floating]:
+    def _normals(self, nonce: bytes, draws: int = 1) -> NDArray[np.floating]:
         key = row_key(self._keys.secret_key, nonce)
-        return standard_normals(key, self.num_parameters, self.policy.noise_quality)
+        return standard_normals(key, draws * self.num_parameters, self.policy.noise_quality)
+
+    def _draw(self, stream: StreamRecord) -> Draw:
+        """The normals of earlier releases whose nonces are kept."""
+        first = stream.release - len(stream.nonces) // NONCE_BYTES + 1
+
+        def draw(releases: range) -> NDArray[np.floating]:
+            nonces = [stream.nonces[NONCE_BYTES * (j - first) : NONCE_BYTES * (j - first + 1)] for j in releases]
+            keys = [row_key(self._keys.secret_key, nonce) for nonce in nonces]
+            return standard_normal_rows(keys, self.num_parameters, self.policy.noise_quality)
+
+        return draw

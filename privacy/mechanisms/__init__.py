@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigurationError
-from .base import Increment, Mechanism, State, worst_pattern
+from .base import Draw, Increment, Mechanism, Memory, State, worst_pattern
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .independent import IndependentNoise
 
@@ -50,9 +50,11 @@ __all__ = [
     "MECHANISMS",
     "SCHEDULES",
     "CancellingNoise",
+    "Draw",
     "Increment",
     "IndependentNoise",
     "Mechanism",
+    "Memory",
     "Schedule",
     "State",
     "make_mechanism",

@@ -28,15 +28,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import combinations
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
 
-State = tuple[NDArray[np.float64], ...]
-"""What a stream keeps between releases: arrays of the parameters' size."""
+State = tuple[NDArray[np.floating], ...]
+"""What the next increment is made from: arrays of the parameters' size."""
+
+Memory = Literal["nothing", "last", "all", "state"]
+"""What a stream must remember between releases, for its state to be there again after a restart.
+
+``nothing``
+    No state.
+``last``
+    The nonce of the last release, from whose normals the state is made again.
+``all``
+    The nonces of all releases, 16 bytes each; the state is made again from all their normals.
+``state``
+    The arrays of the state.
+"""
+
+Draw = Callable[[range], NDArray[np.floating]]
+"""The normals of earlier releases, one row a release: shape (releases, draws x size)."""
 
 
 class Increment(NamedTuple):
@@ -46,9 +62,10 @@ class Increment(NamedTuple):
     then the same integers, and cancels to the last bit.
     """
 
-    added: NDArray[np.float64]
-    removed: NDArray[np.float64] | None
-    state: State
+    added: NDArray[np.floating]
+    removed: NDArray[np.floating] | None
+    state: State | None
+    """The state after the release; None where only :meth:`Mechanism.state_after` can tell."""
 
 
 class Mechanism(ABC):
@@ -61,9 +78,7 @@ class Mechanism(ABC):
     """
 
     name: ClassVar[str]
-    regenerates: ClassVar[bool] = False
-    """Whether the state after a release follows from that release's own normals (:meth:`state_after`), so that a stream
-    keeps one nonce instead of arrays."""
+    memory: ClassVar[Memory]
 
     removes_last: ClassVar[bool] = False
     """Whether what a release removes is what the last one added: whoever still has that need not make it again."""
@@ -91,6 +106,14 @@ class Mechanism(ABC):
     def decoder(self, n: int | None = None) -> NDArray[np.float64]:
         """The causal B with B C = A, the lower triangle of ones: shape (n, n), or (n, nodes) for trees."""
 
+    def inverse(self, n: int | None = None) -> NDArray[np.float64]:
+        """What turns Z into increments: row k of B minus row k - 1, which is C^{-1} where C is square."""
+        return np.diff(self.decoder(n), axis=0, prepend=0.0)
+
+    def draws(self, release: int) -> int:
+        """How many rows of Z are first used by a release: 1, but for trees."""
+        return 1
+
     @abstractmethod
     def initial_state(self, size: int) -> State:
         """The state before the first release, for increments of ``size`` values."""
@@ -102,18 +125,25 @@ class Mechanism(ABC):
         Parameters
         ----------
         state : State
-            The state after release - 1.
+            The state after release - 1; not changed.
         release : int
             k, from 1.
-        normals : ndarray of shape (size,)
-            z_k.
+        normals : ndarray of shape (draws x size,)
+            The rows of Z first used by release k, one after the other.
         scale : float
             Standard deviation in front of Z, the same for all releases of a stream; the state is in its units.
         """
 
-    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]], scale: float = 1.0) -> State:
-        """The state after ``release`` (>= 1) from its own normals, which ``draw`` gives; only where it regenerates."""
+    def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
+        """The state after ``release`` (>= 1) made again, to the last bit, from the normals ``draw`` gives.
+
+        Not for a mechanism whose memory is its ``state``.
+        """
         raise ConfigurationError(f"Expected a mechanism that regenerates its state, got {self.name!r}: keep its state.")
+
+    @abstractmethod
+    def memory_bytes(self, size: int) -> int:
+        """The most bytes a stream of increments of ``size`` values must remember between releases."""
 
     @abstractmethod
     def row_std(self, release: int) -> float:

@@ -18,14 +18,14 @@ schedule       sigma_k^2                     source
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .base import Increment, Mechanism, State
+from ..noise import NONCE_BYTES
+from .base import Draw, Increment, Mechanism, State
 
 Schedule = Literal["uniform", "harmonic", "paper"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -51,7 +51,7 @@ class CancellingNoise(Mechanism):
     """
 
     name = "cancelling"
-    regenerates = True
+    memory = "last"
     removes_last = True
 
     def __init__(self, num_releases: int, *, schedule: Schedule = "uniform", num_rounds: int | None = None) -> None:
@@ -90,11 +90,17 @@ class CancellingNoise(Mechanism):
         return ()
 
     def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
-        row = np.multiply(normals, self._sigmas[self._check_release(release) - 1] * scale, dtype=np.float64)
+        row = self._row(release, normals, scale)
         return Increment(row, state[0] if state else None, (row,))
 
-    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]], scale: float = 1.0) -> State:
-        return self.increment((), release, draw(), scale).state
+    def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
+        return (self._row(release, draw(range(release, release + 1))[0], scale),)
+
+    def memory_bytes(self, size: int) -> int:
+        return NONCE_BYTES
+
+    def _row(self, release: int, normals: NDArray[np.floating], scale: float) -> NDArray[np.float64]:
+        return np.multiply(normals, self._sigmas[self._check_release(release) - 1] * scale, dtype=np.float64)
 
     def increment_bound(self, release: int) -> float:
         return max(self._sigmas[max(release - 2, 0) : release])

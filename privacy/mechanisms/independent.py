@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Increment, Mechanism, State
+from .base import Draw, Increment, Mechanism, State
 
 
 class IndependentNoise(Mechanism):
@@ -26,7 +25,7 @@ class IndependentNoise(Mechanism):
     """
 
     name = "independent"
-    regenerates = True
+    memory = "nothing"
 
     def materialize(self, n: int | None = None) -> NDArray[np.float64]:
         return np.eye(self._check_n(n))
@@ -42,8 +41,11 @@ class IndependentNoise(Mechanism):
         self._check_release(release)
         return Increment(np.multiply(normals, scale, dtype=np.float64), None, ())
 
-    def state_after(self, release: int, draw: Callable[[], NDArray[np.floating]], scale: float = 1.0) -> State:
+    def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
         return ()
+
+    def memory_bytes(self, size: int) -> int:
+        return 0
 
     def increment_bound(self, release: int) -> float:
         return 1.0

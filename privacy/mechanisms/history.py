@@ -1,0 +1,69 @@
+"""Streams in which every release uses all noise before it: a dense C^{-1}, its noise made again from nonces.
+
+Row k of C^{-1} Z is a sum over all k rows of Z. Nothing but their nonces is remembered, 16 bytes a release. To draw
+every row again for every release would take K^2 / 2 rows, so releases go in blocks: when a block begins, all earlier
+rows are drawn once and what they add to each release of the block is kept in memory. That is K^2 / 64 rows drawn, and
+32 rows of memory that may be lost at any time, a restart included: they are made again to the last bit, because they
+are always computed in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..noise import NONCE_BYTES
+from .base import Draw, Increment, Mechanism, Memory, State
+
+_BLOCK = 32
+_DRAWN_AT_A_TIME = 8
+
+
+class HistoryMechanism(Mechanism):
+    """A mechanism whose increments use all noise so far.
+
+    A subclass gives the entries of C^{-1}; a state is what the noise so far adds to the coming releases of a block.
+    """
+
+    memory: ClassVar[Memory] = "all"
+
+    @abstractmethod
+    def entries(self, rows: range, columns: range) -> NDArray[np.float64]:
+        """A block of C^{-1}; rows and columns count releases from 1, and there is zero above the diagonal."""
+
+    def initial_state(self, size: int) -> State:
+        return (np.zeros((min(_BLOCK, self.num_releases), size), np.float32),)
+
+    def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
+        ahead = self._with(state[0], self._check_release(release), normals * normals.dtype.type(scale))
+        return Increment(ahead[0], None, (ahead[1:],) if len(ahead) > 1 else None)
+
+    def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
+        start = self._check_release(release) // _BLOCK * _BLOCK
+        rows = range(start + 1, min(start + _BLOCK, self.num_releases) + 1)
+        if not rows:
+            return ()
+        ahead: NDArray[np.floating] | None = None
+        for first in range(1, start + 1, _DRAWN_AT_A_TIME):
+            columns = range(first, first + _DRAWN_AT_A_TIME)
+            normals = draw(columns)
+            normals *= normals.dtype.type(scale)
+            part = self.entries(rows, columns).astype(normals.dtype) @ normals
+            ahead = part if ahead is None else np.add(ahead, part, out=ahead)
+        for column in range(start + 1, release + 1):
+            normals = draw(range(column, column + 1))[0]
+            if ahead is None:
+                ahead = np.zeros((len(rows), normals.size), np.float32)
+            ahead = self._with(ahead, column, normals * normals.dtype.type(scale))[1:]
+        return () if ahead is None else (ahead,)
+
+    def memory_bytes(self, size: int) -> int:
+        return NONCE_BYTES * self.num_releases
+
+    def _with(self, ahead: NDArray[np.floating], release: int, row: NDArray[np.floating]) -> NDArray[np.floating]:
+        """What the coming releases have to add, once row ``release`` of Z is known; the first of them is final."""
+        column = self.entries(range(release, release + len(ahead)), range(release, release + 1))
+        return ahead + column.astype(row.dtype) * row
