@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from murmurfl.app.cohort import DEFAULT_ROW_CACHE_MIB
+
 from . import engines, noise, profile, scale
 from .peers import run as peers
 
@@ -45,7 +47,7 @@ def main() -> None:
         "engines": (lambda: engines.measure(arguments.repeats), engines.table),
         "noise": (noise.measure, noise.table),
         "profile": (profile.measure, profile.table),
-        "scale": (lambda: scale.measure(1), scale.table),
+        "scale": (lambda: scale.measure(1, DEFAULT_ROW_CACHE_MIB), scale.table),
         "peers": (
             lambda: {
                 "pfl": peers.measure_pfl(repeats=arguments.repeats),

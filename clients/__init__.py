@@ -7,16 +7,20 @@ from .gradients import PerSampleGradients, Samples, TorchGradients
 from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
+from .online import ConvexSmoothGradients, OnlineClient, local_updates
 
 __all__ = [
     "Cohort",
     "ContextLedger",
+    "ConvexSmoothGradients",
     "Mu2Client",
     "NoisySGDClient",
+    "OnlineClient",
     "PerSampleGradients",
     "PrivateClient",
     "Request",
     "Samples",
     "TorchGradients",
+    "local_updates",
     "numpy_client_app",
 ]

@@ -8,7 +8,7 @@ machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +27,8 @@ from ..privacy import (
     RowCache,
     protocol,
 )
-from .gradients import PerSampleGradients, Samples, combined_gradients
+from ..privacy.cohort import DenseContributions, StackedContributions
+from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,41 @@ class PrivateClient(NumPyClient):
             raise NotImplementedError(f"{type(self).__name__} must define point_weights or contribution.")
         return combined_gradients(self.gradients, request.query_points, weights, samples)
 
+    @classmethod
+    def together(
+        cls, server_round: int, points: Sequence[Sequence[NDArray[Any]]]
+    ) -> Callable[[Sequence[PrivateClient], Any], StackedContributions] | None:
+        """How several simulated machines of this class and one model are computed at once; None: one by one.
+
+        Parameters
+        ----------
+        server_round : int
+            t.
+        points : sequence of sequences of ndarray
+            Query points.
+
+        Returns
+        -------
+        callable or None
+            Given machines and one batch of their samples, machine after machine, what :meth:`contribution` gives for
+            each, one after the other and up to rounding.
+        """
+        # Whoever overrides the contribution means something else than the weights.
+        if cls.contribution is not PrivateClient.contribution:
+            return None
+
+        def contributions(clients: Sequence[PrivateClient], samples: Any) -> StackedContributions:
+            gradients, weights = clients[0].gradients, clients[0].point_weights(server_round)
+            if weights is None:
+                raise NotImplementedError(f"{cls.__name__} must define point_weights or contribution.")
+            stacked = getattr(gradients, "stacked", None)
+            if stacked is not None:
+                return stacked(points, weights, samples)
+            with np.errstate(all="ignore"):
+                return DenseContributions(combined_gradients(gradients, points, weights, samples))
+
+        return contributions
+
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
@@ -171,7 +207,7 @@ class PrivateClient(NumPyClient):
             protocol.SENSITIVITY: self.machine.plan.sensitivity,
             protocol.MACHINE: self.name,
         }
-        return self._unflatten(release.values), self.machine.policy.batch_size, metrics
+        return unflatten(release.values, self._shapes), self.machine.policy.batch_size, metrics
 
     def release(self, request: Request) -> Release:
         """The machine's next release, for a request that has passed every check.
@@ -250,13 +286,6 @@ class PrivateClient(NumPyClient):
                     raise _malformed("expected finite floating-point arrays of the model's shapes")
             points.append(point)
         return Request(server_round, session, ack, tuple(points))
-
-    def _unflatten(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        arrays, start = [], 0
-        for shape, size in zip(self._shapes, self._sizes, strict=True):
-            arrays.append(values[start : start + size].reshape(shape))
-            start += size
-        return arrays
 
 
 def _malformed(reason: str) -> RefusedError:

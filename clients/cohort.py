@@ -1,8 +1,8 @@
 """The machines of a simulation, asked together: no messages, gradients of many machines in one piece.
 
 The clients are the ordinary ones, with their own policies, keys and ledgers; whatever they refuse here they refuse
-anywhere. Where a contribution is a fixed combination of gradients (:meth:`PrivateClient.point_weights`) and the
-machines share a model, their samples are stacked and the model is asked once. Any other client is asked one by one.
+anywhere. Where the machines share a model and their class says how (:meth:`PrivateClient.together`), their samples are
+stacked and the model is asked once. Any other client is asked one by one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, RefusedError, Release
-from ..privacy.cohort import DenseContributions, StackedContributions, release_together
+from ..privacy.cohort import StackedContributions, release_together
 from .base import PrivateClient, Request
-from .gradients import PerSampleGradients, Samples, combined_gradients
+from .gradients import PerSampleGradients, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ class Cohort:
         acks: Mapping[str, int],
         points: Sequence[Sequence[NDArray[Any]]],
     ) -> Iterator[tuple[str, Release | RefusedError]]:
-        weights = _weights(block[0][1], server_round)
-        if weights is None:
+        together = type(block[0][1]).together(server_round, points)
+        if together is None:
             self._say_alone(block[0][1])
             for name, client in block:
                 try:
@@ -134,17 +134,11 @@ class Cohort:
                 except RefusedError as refusal:
                     yield name, refusal
             return
-        gradients = block[0][1].gradients
 
         def contributions(positions: list[int], slices: list[slice]) -> StackedContributions:
-            samples = stacked_samples(
-                [(block[i][1].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
-            )
-            stacked = getattr(gradients, "stacked", None)
-            if stacked is not None:
-                return stacked(points, weights, samples)
-            with np.errstate(all="ignore"):
-                return DenseContributions(combined_gradients(gradients, points, weights, samples))
+            clients = [block[i][1] for i in positions]
+            parts = [(client.samples, chosen) for client, chosen in zip(clients, slices, strict=True)]
+            return together(clients, stacked_samples(parts))
 
         outcomes = release_together(
             [client.machine for _, client in block], session, [acks[name] for name, _ in block], contributions
@@ -157,15 +151,10 @@ class Cohort:
             logger.warning("%s cannot be asked together: its machines are asked one by one.", type(client).__name__)
 
 
-def _weights(client: PrivateClient, server_round: int) -> tuple[float, ...] | None:
-    # Whoever overrides the contribution means something else than the weights.
-    if type(client).contribution is not PrivateClient.contribution:
-        return None
-    return client.point_weights(server_round)
-
-
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
-    return type(one) is type(other) and one.gradients is other.gradients
+    ours, theirs = one.machine.policy, other.machine.policy
+    same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
+    return same and type(one) is type(other) and one.gradients is other.gradients
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -86,6 +87,57 @@ def combined_gradients(
     return total
 
 
+def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:
+    """The gradient of sample i at point i.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+        With a method ``at_points(points, samples)`` all are computed at once, without it one by one.
+    points : ndarray of shape (b, d)
+    samples : Any
+        A batch of b samples: an array, or a tuple of arrays with the samples along the first axis.
+
+    Returns
+    -------
+    ndarray of shape (b, d)
+        Row i depends on point i and sample i alone if the gradients' does.
+    """
+    together = getattr(gradients, "at_points", None)
+    if together is not None:
+        return together(points, samples)
+    rows = []
+    for i, point in enumerate(points):
+        arrays = unflatten(point, gradients.shapes)
+        rows.append(np.asarray(gradients(arrays, pick(samples, slice(i, i + 1))))[0])
+    return np.stack(rows)
+
+
+def unflatten(values: NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
+    """A vector of d values as arrays of the model's shapes; views of it."""
+    arrays, start = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        arrays.append(values[start : start + size].reshape(shape))
+        start += size
+    return arrays
+
+
+def pick(samples: Any, chosen: slice) -> Any:
+    """Some samples of a batch.
+
+    Raises
+    ------
+    ConfigurationError
+        If the batch is neither an array nor a tuple of arrays.
+    """
+    if isinstance(samples, tuple):
+        return tuple(part[chosen] for part in samples)
+    if isinstance(samples, np.ndarray):
+        return samples[chosen]
+    raise ConfigurationError(f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.")
+
+
 class TorchGradients:
     """Per-sample gradients of a PyTorch module by ``torch.func``.
 
@@ -127,6 +179,7 @@ class TorchGradients:
             return loss(output, target.unsqueeze(0))
 
         self._gradients = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(None, 0, 0))
+        self._gradients_at = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(0, 0, 0))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
         import torch
@@ -136,6 +189,21 @@ class TorchGradients:
             name: torch.tensor(np.asarray(values), dtype=dtype)
             for name, values, dtype in zip(self._names, parameters, self._dtypes, strict=True)
         }
-        gradients = self._gradients(named, inputs, targets)
-        rows = [gradients[name].reshape(len(inputs), -1).double().numpy() for name in self._names]
+        return self._rows(self._gradients(named, inputs, targets), len(inputs))
+
+    def at_points(self, points: NDArray[np.floating], samples: Any) -> NDArray[np.float64]:
+        """The gradient of sample i at point i, shape (b, d)."""
+        import torch
+
+        inputs, targets = (torch.as_tensor(part) for part in samples)
+        named, start = {}, 0
+        for name, shape, dtype in zip(self._names, self.shapes, self._dtypes, strict=True):
+            size = math.prod(shape)
+            values = np.ascontiguousarray(points[:, start : start + size])
+            named[name] = torch.as_tensor(values, dtype=dtype).reshape(len(points), *shape)
+            start += size
+        return self._rows(self._gradients_at(named, inputs, targets), len(inputs))
+
+    def _rows(self, gradients: dict[str, torch.Tensor], count: int) -> NDArray[np.float64]:
+        rows = [gradients[name].reshape(count, -1).double().numpy() for name in self._names]
         return np.concatenate(rows, axis=1)

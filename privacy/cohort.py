@@ -132,7 +132,7 @@ def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) ->
     if not admitted:
         return
     stack = contributions([i for i, _, _ in admitted], [admission.samples for _, _, admission in admitted])
-    batches = [machine.policy.batch_size for _, machine, _ in admitted]
+    batches = [machine.policy.rows_per_release for _, machine, _ in admitted]
     clip_norms = np.repeat([machine.policy.clip_norm for _, machine, _ in admitted], batches)
     scales = bounded_scales(stack.norms(), clip_norms).tolist()
     row = 0

@@ -45,7 +45,8 @@ _ROUNDING = 1e-9
 _OWN_CACHE_BYTES = 256 << 20
 
 PerSampleContribution = Callable[[slice], NDArray[np.floating]]
-"""Contributions of the samples in a slice of the machine's data: shape (samples, parameters)."""
+"""Contributions of the samples in a slice of the machine's data: shape (samples, parameters), or (1, parameters) for an
+update made from all of them."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class PrivateMachine:
     num_parameters : int
         d.
     num_samples : int
-        Samples the machine holds; each is used at most once.
+        Samples the machine holds; each is used as often as the policy says.
     ledger : Ledger
         Where releases are recorded before they leave.
     keys : NoiseKeys
@@ -202,11 +203,13 @@ class PrivateMachine:
                 f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
                 "simulation only."
             )
-        needed = policy.batch_size * policy.max_participations
-        if needed > num_samples:
+        releases, name, why = policy.max_participations, "max_participations", "each is used once"
+        if policy.sample_participations > 1:
+            releases, name, why = policy.min_separation, "min_separation", "so many are gone through"
+        if policy.batch_size * releases > num_samples:
             raise ConfigurationError(
-                f"Expected batch_size x max_participations <= the machine's {num_samples} samples (each is used once), "
-                f"got {policy.batch_size} x {policy.max_participations} = {needed}."
+                f"Expected batch_size x {name} <= the machine's {num_samples} samples ({why}), got "
+                f"{policy.batch_size} x {releases} = {policy.batch_size * releases}."
             )
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
@@ -237,8 +240,8 @@ class PrivateMachine:
             The last release of this session that the server has aggregated; 0 for none.
         contribution : callable
             Gives the per-sample contributions, one row a sample, of the slice of samples it is handed. Rows are clipped
-            here; a non-finite row becomes zero and still counts. With real keys it is called for every sample by
-            itself, and a sample it fails on counts as zero.
+            here; a non-finite row becomes zero and still counts. With real keys it is called for every row by itself,
+            and a row it fails on counts as zero.
 
         Returns
         -------
@@ -297,9 +300,9 @@ class PrivateMachine:
                 "Expected a session's stream and its reserved budget in the ledger together, got one of them: the "
                 "ledger is damaged. Restore it from a backup or retire this machine's data; nothing was released."
             )
-        if stream is not None and account.samples_used < stream.release * self.policy.batch_size:
+        if stream is not None and account.samples_used < self._samples_of(stream.release):
             raise LedgerError(
-                f"Expected at least {stream.release * self.policy.batch_size} used samples in the ledger, got "
+                f"Expected at least {self._samples_of(stream.release)} used samples in the ledger, got "
                 f"{account.samples_used}: the ledger is damaged. Restore it from a backup or retire this machine's "
                 "data; nothing was released."
             )
@@ -314,9 +317,17 @@ class PrivateMachine:
         if stream.release >= self.policy.max_participations:
             raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
         start, batch = account.samples_used, self.policy.batch_size
+        if self.policy.sample_participations > 1:
+            start = stream.release % self.policy.min_separation * batch
         if start + batch > self.num_samples:
             raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
         return Admission(self._acknowledge(stream, ack), account, slice(start, start + batch))
+
+    def _samples_of(self, releases: int) -> int:
+        """The least number of samples that many releases of a session have used."""
+        if self.policy.sample_participations > 1:
+            releases = min(releases, self.policy.min_separation)
+        return releases * self.policy.batch_size
 
     def _finish(
         self,
@@ -328,7 +339,8 @@ class PrivateMachine:
     ) -> Release:
         """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
         stream, values = self._advance(admission.stream, session, counts, normals)
-        page.commit(session, stream, Account(admission.samples.stop, admission.account.reserved))
+        used = max(admission.account.samples_used, admission.samples.stop)
+        page.commit(session, stream, Account(used, admission.account.reserved))
         return Release(self.plan.grid.values(values), stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
@@ -362,21 +374,24 @@ class PrivateMachine:
         if self._keys.simulated:
             rows = self._rows_of(contribution, samples)
         else:
-            # Each sample by itself: its row then depends on it alone by construction, and so does whether it fails,
+            # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails,
             # which must not show. A failure that zeroed the whole batch would move the release by S and not by 2 S / b.
-            rows = np.zeros((self.policy.batch_size, self.num_parameters))
-            for i, sample in enumerate(range(samples.start, samples.stop)):
+            count = self.policy.rows_per_release
+            share = self.policy.batch_size // count
+            rows = np.zeros((count, self.num_parameters))
+            for i in range(count):
+                start = samples.start + i * share
                 try:
-                    rows[i] = self._rows_of(contribution, slice(sample, sample + 1))[0]
+                    rows[i] = self._rows_of(contribution, slice(start, start + share))[0]
                 except Exception:
-                    logger.exception("The contribution of a sample could not be computed; it counts as zero.")
+                    logger.exception("A contribution could not be computed; it counts as zero.")
         clipped = clip_per_sample(rows, self.policy.clip_norm)
-        return self.plan.grid.counts(clipped, scale=1.0 / self.policy.batch_size, bound=self.policy.clip_norm).sum(
-            axis=0
-        )
+        share = 1.0 / self.policy.rows_per_release
+        return self.plan.grid.counts(clipped, scale=share, bound=self.policy.clip_norm).sum(axis=0)
 
     def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.floating]:
-        rows, expected = contribution(samples), (samples.stop - samples.start, self.num_parameters)
+        count = samples.stop - samples.start if self.policy.clip_unit == "sample" else 1
+        rows, expected = contribution(samples), (count, self.num_parameters)
         if np.shape(rows) != expected:
             raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
         return rows

@@ -5,6 +5,7 @@ from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .online import OnlineFedSGD, OnlineState, online_step
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
 from .trusted_mu2 import TrustedMu2
 
@@ -18,6 +19,8 @@ __all__ = [
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "OnlineFedSGD",
+    "OnlineState",
     "Outcome",
     "Refusal",
     "ReleaseStrategy",
@@ -29,6 +32,7 @@ __all__ = [
     "mu2_start",
     "mu2_step",
     "noisy_sgd_step",
+    "online_step",
     "sample_machines",
     "save_checkpoint",
 ]

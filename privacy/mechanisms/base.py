@@ -28,7 +28,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import combinations
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,7 +158,7 @@ class Mechanism(ABC):
         """The largest magnitude of a value added or removed, in units of the largest normal; None if not known."""
         return None
 
-    def noise_std(self, sensitivity: float, mu: float) -> float:
+    def noise_std(self, sensitivity: float, mu: float, **pattern: Any) -> float:
         """Standard deviation to put in front of Z so that the stream is mu-GDP.
 
         Parameters
@@ -166,14 +166,16 @@ class Mechanism(ABC):
         sensitivity : float
             Delta, the L2 change of one contribution when one sample is replaced; > 0.
         mu : float
-            Gaussian-DP parameter wanted for all num_releases releases, one participation a sample; > 0.
+            Gaussian-DP parameter wanted for all num_releases releases; > 0.
+        **pattern
+            A sample's participations, as :meth:`sensitivity` takes them; default one.
 
         Returns
         -------
         float
-            Delta x sensitivity() / mu, unless a mechanism says otherwise (never less).
+            Delta x sensitivity(**pattern) / mu, unless a mechanism says otherwise (never less).
         """
-        return sensitivity * self.sensitivity() / mu
+        return sensitivity * self.sensitivity(**pattern) / mu
 
     def sensitivity(self, num_participations: int = 1, min_separation: int = 1, *, n: int | None = None) -> float:
         """How much C stretches a sample's contributions: the largest norm of a sum of its columns.

@@ -18,7 +18,7 @@ schedule       sigma_k^2                     source
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,9 +108,9 @@ class CancellingNoise(Mechanism):
     def row_std(self, release: int) -> float:
         return self._sigmas[self._check_release(release) - 1]
 
-    def noise_std(self, sensitivity: float, mu: float) -> float:
+    def noise_std(self, sensitivity: float, mu: float, **pattern: Any) -> float:
         # The schedules are written in units of Delta / mu; `paper` keeps its own, slightly too large, constant.
-        return sensitivity / mu
+        return sensitivity / mu * (self.sensitivity(**pattern) / self.sensitivity())
 
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float:
         # Column j of C is 1/sigma_k from row j on, so <c_i, c_j> is a sum from max(i, j): the earliest are worst.

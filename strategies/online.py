@@ -1,0 +1,96 @@
+"""Online federated learning, the server's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
+
+    x^{r+1} = x^r - eta~ (1 / m) sum of the releases,    eta~ = eta eta_g tau
+
+so that x is a step along the prefix sums of what the learners release, and their noise in it is a row of B Z.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..privacy import ConfigurationError
+from .base import ReleaseStrategy
+from .replies import Vector
+
+
+@dataclass(frozen=True)
+class OnlineState:
+    """State of online federated SGD: the global model, shape (d,)."""
+
+    x: Vector
+
+
+def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: int, step: float) -> OnlineState:
+    """One round: a pure function.
+
+    Parameters
+    ----------
+    state : OnlineState
+    release_sum : ndarray of shape (d,)
+        Sum of the releases aggregated in the round.
+    clients_per_round : int
+        m, learners asked.
+    step : float
+        eta~.
+    """
+    return OnlineState(state.x - step / clients_per_round * release_sum)
+
+
+class OnlineFedSGD(ReleaseStrategy[OnlineState]):
+    """Locally private online federated learning, for :class:`~murmurfl.clients.OnlineClient`.
+
+    Parameters
+    ----------
+    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
+        See :class:`~murmurfl.strategies.base.ReleaseStrategy`; the paper asks all learners in every round.
+    learning_rate : float
+        eta of the learners' local steps; they have their own, this one only scales the server's step.
+    local_steps : int
+        tau.
+    global_learning_rate : float
+        eta_g > 0.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: privacy is the learners' (:class:`~murmurfl.clients.OnlineClient`), and
+    everything computed here is post-processing.
+    """
+
+    state_type: ClassVar[type[OnlineState]] = OnlineState
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        clients_per_round: int,
+        learning_rate: float,
+        local_steps: int,
+        global_learning_rate: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
+        for name, value in (("learning_rate", learning_rate), ("global_learning_rate", global_learning_rate)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
+        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
+            raise ConfigurationError(f"Expected local_steps to be an integer >= 1, got {local_steps!r}.")
+        self.step_size = float(learning_rate) * float(global_learning_rate) * local_steps
+        """eta~."""
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "step_size": self.step_size}
+
+    def initial_state(self, start: Vector) -> OnlineState:
+        return OnlineState(start)
+
+    def query_points(self, state: OnlineState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def step(self, state: OnlineState, release_sum: Vector, server_round: int) -> OnlineState:
+        return online_step(state, release_sum, clients_per_round=self.clients_per_round, step=self.step_size)
+
+    def model(self, state: OnlineState) -> Vector:
+        return state.x
