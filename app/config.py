@@ -13,15 +13,16 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from ..privacy import NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
+from ..privacy import CLIP_UNITS, MECHANISMS, NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
 from ..strategies import SAMPLINGS
 
-STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd")
+STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
 PRESETS = ("practical", "paper")
-TASKS = ("digits", "mnist", "synthetic")
+TASKS = ("digits", "mnist", "synthetic", "synthetic-logistic")
 FEATURES = ("pixels", "oriented-gradients")
-MODELS = ("softmax", "mlp")
-PARTITIONS = ("iid", "dirichlet")
+MODELS = ("softmax", "mlp", "cnn", "logistic")
+PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
+NO_NOISE = "none"
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": STRATEGIES,
@@ -30,11 +31,15 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "features": FEATURES,
     "model": MODELS,
     "partition": PARTITIONS,
+    "mechanism": ("", NO_NOISE, *MECHANISMS),
+    "clip_unit": ("", *CLIP_UNITS),
     "schedule": ("", *SCHEDULES),
     "sampling": ("", *SAMPLINGS),
     "noise_quality": NOISE_QUALITIES,
     "release_rule": RELEASE_RULES,
 }
+
+_OPTION_OF = {"decoder": "tree", "workload": "optimal", "bands": "banded", "buffers": "blt"}
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,28 @@ class RunConfig:
     num_rounds : int
         T; 0 for one pass over the data.
     batch_size : int
-        b, fresh samples a release.
+        b, samples a release; with ``online`` tau, one local step for each.
+    passes : int
+        How often every machine goes through its samples; the noise covers that they return.
     max_participations : int
         K, the cap; 0 for as many as rounds and samples allow.
     mu, delta : float
         The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.
     clip_norm, learning_rate, diameter : float
         S, eta and D; 0 for the preset's.
+    global_learning_rate : float
+        eta_g of ``online``: the server's step is eta eta_g tau.
+    mechanism : str
+        How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
+        ``independent`` for noisy SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
+    decoder, workload : str
+        Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
+    bands, buffers : int
+        Options of ``banded`` and ``blt``; 0 for their defaults.
+    clip_unit : str
+        What is clipped: ``sample``, or with ``online`` ``update`` (the default) or ``contractive``.
+    feature_bound : float
+        R of the ``logistic`` model, a public bound on a sample's norm; 0 for the preset's.
     schedule : str
         Noise schedule of the cancelling mechanism; empty for the preset's.
     sampling : str
@@ -76,7 +96,9 @@ class RunConfig:
     seed : int
         Of partition, sampling, simulated losses and (in simulation) noise.
     synthetic_samples, synthetic_features : int
-        Training samples of the ``synthetic`` task, and values of each.
+        Training samples of the synthetic tasks, and values of each.
+    synthetic_alpha, synthetic_beta : float
+        How far the machines of ``synthetic-logistic`` differ in their rules and in their features.
     validation_samples : int
         Training samples held out and evaluated on in place of the test set, for tuning.
     evaluate_every : int
@@ -104,12 +126,21 @@ class RunConfig:
     clients_per_round: int = 10
     num_rounds: int = 0
     batch_size: int = 8
+    passes: int = 1
     max_participations: int = 0
     mu: float = 4.0
     delta: float = 1e-5
     clip_norm: float = 0.0
     learning_rate: float = 0.0
     diameter: float = 0.0
+    global_learning_rate: float = 1.0
+    mechanism: str = ""
+    decoder: str = ""
+    workload: str = ""
+    bands: int = 0
+    buffers: int = 0
+    clip_unit: str = ""
+    feature_bound: float = 0.0
     schedule: str = ""
     sampling: str = ""
     noise_quality: str = "exact"
@@ -118,6 +149,8 @@ class RunConfig:
     seed: int = 1
     synthetic_samples: int = 6000
     synthetic_features: int = 784
+    synthetic_alpha: float = 0.1
+    synthetic_beta: float = 0.1
     validation_samples: int = 0
     evaluate_every: int = 1
     round_timeout_s: float = 600.0
@@ -130,14 +163,16 @@ class RunConfig:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise _refuse(name, f"one of {', '.join(repr(value) for value in allowed)}", getattr(self, name))
-        counts = ("num_clients", "clients_per_round", "batch_size", "evaluate_every")
+        counts = ("num_clients", "clients_per_round", "batch_size", "passes", "evaluate_every")
         for name in (*counts, "synthetic_samples", "synthetic_features"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("num_rounds", "max_participations", "validation_samples", "seed"):
+        for name in ("num_rounds", "max_participations", "validation_samples", "seed", "bands", "buffers"):
             self._check(name, getattr(self, name) >= 0, "an integer >= 0")
-        for name in ("mu", "dirichlet_alpha", "round_timeout_s", "node_deadline_s"):
+        for name in ("mu", "dirichlet_alpha", "global_learning_rate", "round_timeout_s", "node_deadline_s"):
             self._check(name, getattr(self, name) > 0, "a number > 0")
-        for name in ("clip_norm", "learning_rate", "diameter"):
+        for name in ("synthetic_alpha", "synthetic_beta"):
+            self._check(name, getattr(self, name) >= 0, "a variance >= 0")
+        for name in ("clip_norm", "learning_rate", "diameter", "feature_bound"):
             self._check(name, getattr(self, name) >= 0, "a number >= 0 (0: the preset's)")
         self._check("delta", 0 < self.delta < 1, "a number between 0 and 1")
         self._check("lost_replies", 0 <= self.lost_replies < 1, "a share >= 0 and < 1")
@@ -147,8 +182,33 @@ class RunConfig:
         )
         if self.features != "pixels":
             self._check("features", self.task == "mnist", "'pixels' unless task = 'mnist'")
-        if self.model == "mlp":
-            self._check("preset", self.preset != "paper", "'practical' with model = 'mlp': the paper's are for softmax")
+        if self.model != "softmax":
+            self._check(
+                "preset", self.preset != "paper", "'practical' unless model = 'softmax': the paper's are for it"
+            )
+        online = self.strategy == "online"
+        units = ("", "update", "contractive") if online else ("", "sample")
+        self._check("clip_unit", self.clip_unit in units, f"one of {', '.join(map(repr, units))} with this strategy")
+        self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
+        if self.mechanism == NO_NOISE:
+            self._check("mechanism", online, "another one unless strategy = 'online'")
+        if self.strategy in ("trusted-mu2", "noisy-sgd"):
+            allowed = ("", "independent") if self.strategy == "noisy-sgd" else ("",)
+            self._check("mechanism", self.mechanism in allowed, "left to this strategy")
+        for name, mechanism in _OPTION_OF.items():
+            self._check(
+                name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
+            )
+        if self.passes > 1:
+            self._check("max_participations", self.max_participations == 0, "0 with passes > 1: they settle it")
+            self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")
+        if self.task == "synthetic-logistic":
+            self._check("partition", self.partition in ("own", "iid"), "'own' or 'iid' for this task")
+
+    @property
+    def mechanism_options(self) -> dict[str, str | int]:
+        """The mechanism's options that are set."""
+        return {name: getattr(self, name) for name in _OPTION_OF if getattr(self, name)}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:

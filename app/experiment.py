@@ -7,6 +7,7 @@ the strategy, and the record of the run.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +20,23 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ..clients import Mu2Client, NoisySGDClient, PrivateClient
-from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys, gdp_epsilon
-from ..strategies import DirectMachines, Mu2, NoisySGD, ReleaseStrategy, RoundReport, TrustedMu2
-from .config import RunConfig
+from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
+from ..privacy import (
+    ClipUnit,
+    ConfigurationError,
+    Ledger,
+    NoisePlan,
+    PrivacyPolicy,
+    RowCache,
+    SimulatedKeys,
+    gdp_epsilon,
+)
+from ..strategies import DirectMachines, Mu2, NoisySGD, OnlineFedSGD, ReleaseStrategy, RoundReport, TrustedMu2
+from .config import NO_NOISE, RunConfig
 from .models import Model, make_model
 from .network import LossyGrid
-from .presets import Hyperparameters, hyperparameters
+from .presets import Hyperparameters, feature_bound, hyperparameters
+from .regret import OnlineLosses
 from .tasks import Shard, Task, load_shards, load_task
 
 _SERVER_NOISE = "server"
@@ -84,23 +95,41 @@ class Experiment:
 
     def _make_policy(self, samples: int) -> PrivacyPolicy:
         config = self.config
-        cap = config.max_participations or min(self.num_rounds, samples // config.batch_size)
-        cancelling = config.strategy == "mu2"
-        schedule = self.values.schedule if cancelling else None
+        separation = samples // config.batch_size
+        cap = config.max_participations or min(self.num_rounds, config.passes * separation)
+        schedule = self.values.schedule if self.mechanism == "cancelling" and config.strategy == "mu2" else None
+        no_noise = config.strategy == "trusted-mu2" or config.mechanism == NO_NOISE
         return PrivacyPolicy(
             clip_norm=self.values.clip_norm,
             batch_size=config.batch_size,
             max_participations=cap,
             mu=config.mu,
             delta=config.delta,
-            mechanism="independent" if config.strategy == "noisy-sgd" else "cancelling",
+            mechanism=self.mechanism,
+            mechanism_options=config.mechanism_options,
             schedule=schedule,
             num_rounds=self.num_rounds if schedule == "paper" else None,
+            clip_unit=self.clip_unit,
+            sample_participations=config.passes,
+            min_separation=separation if config.passes > 1 else 1,
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
             # Noisy SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
             release_rule="paper" if config.strategy == "noisy-sgd" else config.release_rule,  # type: ignore[arg-type]
-            trust="trusted-server" if config.strategy == "trusted-mu2" else "untrusted-server",
+            trust="trusted-server" if no_noise else "untrusted-server",
         )
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism of the machines' noise."""
+        if self.config.mechanism not in ("", NO_NOISE):
+            return self.config.mechanism
+        return "independent" if self.config.strategy == "noisy-sgd" else "cancelling"
+
+    @property
+    def clip_unit(self) -> ClipUnit:
+        """What the machines clip."""
+        default = "update" if self.config.strategy == "online" else "sample"
+        return self.config.clip_unit or default  # type: ignore[return-value]
 
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
@@ -110,9 +139,11 @@ class Experiment:
     def client(self, machine: int, ledger: Ledger, rows: RowCache | None = None) -> PrivateClient:
         """A simulated machine, with seeded keys. For engines only."""
         name = str(machine)
+        parts = (self.model, self.shards[machine], self.policy(machine), ledger, SimulatedKeys(self.config.seed, name))
+        if self.config.strategy == "online":
+            return OnlineClient(*parts, name=name, learning_rate=self.values.learning_rate, rows=rows)
         kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
-        keys = SimulatedKeys(self.config.seed, name)
-        return kind(self.model, self.shards[machine], self.policy(machine), ledger, keys, name=name, rows=rows)
+        return kind(*parts, name=name, rows=rows)
 
     def strategy(self, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half."""
@@ -121,7 +152,6 @@ class Experiment:
             "num_clients": config.num_clients,
             "clients_per_round": config.clients_per_round,
             "learning_rate": values.learning_rate,
-            "diameter": values.diameter,
             "seed": config.seed,
             "sampling": values.sampling,
             "session": self.session,
@@ -129,6 +159,10 @@ class Experiment:
             "node_deadline_s": config.node_deadline_s,
             **options,
         }
+        if config.strategy == "online":
+            rate = config.global_learning_rate
+            return OnlineFedSGD(local_steps=config.batch_size, global_learning_rate=rate, **common)
+        common["diameter"] = values.diameter
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
         if config.strategy == "trusted-mu2":
@@ -150,6 +184,12 @@ class Experiment:
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
 
+def _rounds_of_a_pass(config: RunConfig, shards: list[Shard], samples: int) -> int:
+    if config.strategy == "online":  # every sample of a round is somebody's: until the first machine has no more
+        return min(len(shard) for shard in shards) // config.batch_size
+    return samples // (config.clients_per_round * config.batch_size)
+
+
 @lru_cache(maxsize=2)
 def prepare(config: RunConfig) -> Experiment:
     """Work out a run configuration on its data; cached, so every message of a simulation pays for it once.
@@ -161,9 +201,9 @@ def prepare(config: RunConfig) -> Experiment:
     """
     task = load_task(config)
     shards = load_shards(config, task)
-    model = make_model(config.model, task.num_features, task.num_classes)
+    model = make_model(config.model, task.num_features, task.num_classes, feature_bound(config))
     per_round = config.clients_per_round * config.batch_size
-    num_rounds = config.num_rounds or len(task.train_labels) // per_round
+    num_rounds = config.num_rounds or config.passes * _rounds_of_a_pass(config, shards, len(task.train_labels))
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {len(task.train_labels)} samples for clients-per-round x "
@@ -218,6 +258,8 @@ class RunResult:
         The guarantee, at the configuration's delta.
     seconds : float
         Wall-clock time of the rounds.
+    online : dict or None
+        Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
     """
 
     experiment: Experiment
@@ -228,6 +270,7 @@ class RunResult:
     mu: float
     epsilon: float
     seconds: float
+    online: dict[str, Any] | None = None
 
     @property
     def accuracy(self) -> float:
@@ -250,6 +293,8 @@ def guaranteed_mu(experiment: Experiment) -> float:
     """
     if experiment.config.strategy == "trusted-mu2":
         return experiment.config.mu
+    if experiment.config.mechanism == NO_NOISE:
+        return math.inf
     return max(plan.mu for plan in experiment.plans())
 
 
@@ -279,11 +324,17 @@ def run_experiment(
     """
     experiment = prepare(config)
     mu = guaranteed_mu(experiment)
-    epsilon = gdp_epsilon(mu, config.delta)
+    epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf
     progress: list[Progress] = []
+    online = None
+    if config.strategy == "online" and config.passes == 1 and config.clients_per_round == config.num_clients:
+        online = OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds)
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        return experiment.evaluate(arrays) if server_round else None
+        if online is not None:
+            online.record(server_round, arrays.to_numpy_ndarrays())
+        wanted = server_round % config.evaluate_every == 0 or server_round == experiment.num_rounds
+        return experiment.evaluate(arrays) if server_round and wanted else None
 
     def on_round(report: RoundReport, metrics: MetricRecord | None) -> None:
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
@@ -292,7 +343,8 @@ def run_experiment(
         if on_progress is not None:
             on_progress(progress[-1])
 
-    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=config.evaluate_every, on_round=on_round)
+    every = 1 if online is not None else config.evaluate_every
+    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
@@ -323,6 +375,7 @@ def run_experiment(
         mu=mu,
         epsilon=epsilon,
         seconds=seconds,
+        online=None if online is None else online.document(),
     )
 
 

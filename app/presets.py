@@ -53,7 +53,9 @@ def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_p
     num_parameters : int
         d.
     """
-    if config.preset == "paper":
+    if config.strategy == "online":
+        preset = _online(config)
+    elif config.preset == "paper":
         preset = _paper(config, num_rounds, num_features, num_parameters)
     else:
         preset = _practical(config, num_rounds)
@@ -114,8 +116,25 @@ _TUNED = {
 }
 
 
+_FEATURE_BOUND = 12.0
+"""Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
+
+
+def feature_bound(config: RunConfig) -> float:
+    """R of the ``logistic`` model."""
+    return config.feature_bound or _FEATURE_BOUND
+
+
+def _online(config: RunConfig) -> Hyperparameters:
+    if config.model == "logistic":
+        return Hyperparameters(
+            clip_norm=_FEATURE_BOUND, learning_rate=0.01, diameter=1.0, schedule="uniform", sampling="uniform"
+        )
+    return Hyperparameters(clip_norm=1.0, learning_rate=0.05, diameter=1.0, schedule="uniform", sampling="uniform")
+
+
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
-    tuned = _TUNED[config.task, config.features]
+    tuned = _TUNED.get((config.task, config.features), _TUNED["synthetic", "pixels"])
     if config.strategy == "noisy-sgd":
         eta = tuned.sgd_rate * config.mu * config.batch_size * math.sqrt(config.clients_per_round / num_rounds)
         return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")

@@ -37,8 +37,8 @@ def result_document(result: RunResult) -> dict[str, Any]:
     return {
         "accuracy": result.accuracy,
         "loss": result.loss,
-        "mu": result.mu,
-        "epsilon": result.epsilon,
+        "mu": _finite_or_none(result.mu),
+        "epsilon": _finite_or_none(result.epsilon),
         "delta": config.delta,
         "guarantee": guarantee_sentence(result),
         "rounds": len(history),
@@ -60,6 +60,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "schedule": result.experiment.values.schedule,
             "sampling": result.experiment.values.sampling,
         },
+        "online": result.online,
         # JSON has no infinity: null where nothing is guaranteed.
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
@@ -67,9 +68,11 @@ def result_document(result: RunResult) -> dict[str, Any]:
 
 
 def _finite(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in entries.items()
-    }
+    return {key: _finite_or_none(value) for key, value in entries.items()}
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def noise_note(noise_quality: str) -> str:
@@ -80,13 +83,21 @@ def noise_note(noise_quality: str) -> str:
 def guarantee_sentence(result: RunResult) -> str:
     """The guarantee in one sentence: unit, relation, trust, mechanism and what it covers."""
     config = result.experiment.config
+    if math.isinf(result.mu):
+        return "No noise was added: nothing is guaranteed."
     if config.strategy == "trusted-mu2":
         who = "against everybody but the trusted server"
         noise = f"fresh server noise in each of {result.experiment.num_rounds} rounds"
     else:
         who = "against the server and everybody else"
-        kind = "independent" if config.strategy == "noisy-sgd" else f"cancelling ({result.experiment.values.schedule})"
+        kind = result.experiment.mechanism
+        if kind == "cancelling":
+            kind += f" ({result.experiment.policy().schedule or 'uniform'})"
         noise = f"{kind} noise on each machine, over all releases its cap allows"
+        if config.strategy == "online":
+            noise += f", {result.experiment.clip_unit} sensitivity"
+        if config.passes > 1:
+            noise += f", every sample in up to {config.passes} of them"
     quality = (
         ""
         if config.noise_quality == "exact"
@@ -118,6 +129,11 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     return document
 
 
+def shown(value: float | None) -> str:
+    """A mu or an epsilon for people; None is infinite."""
+    return "infinite" if value is None else f"{value:.4g}"
+
+
 def plot_accuracy(document: dict[str, Any], path: Path) -> None:
     """Accuracy against rounds, with the epsilon of the run, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -143,7 +159,7 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
     axes.text(
         0.98,
         0.05,
-        f"whole run: μ = {document['mu']:.3g}, ε = {document['epsilon']:.3g} at δ = {document['delta']:g}\n"
+        f"whole run: μ = {shown(document['mu'])}, ε = {shown(document['epsilon'])} at δ = {document['delta']:g}\n"
         f"{document['num_clients']} machines, {document['releases']} releases"
         f"{noise_note(config['noise-quality'])}",
         transform=axes.transAxes,
@@ -157,10 +173,10 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     """A short summary for people."""
     rows = [
         ("test accuracy", f"{100 * document['accuracy']:.1f} %"),
-        ("mu", f"{document['mu']:.4g}"),
+        ("mu", shown(document["mu"])),
         (
             "epsilon",
-            f"{document['epsilon']:.4g} at delta = {document['delta']:g}"
+            f"{shown(document['epsilon'])} at delta = {document['delta']:g}"
             f"{noise_note(document['config']['noise-quality'])}",
         ),
         ("rounds", str(document["rounds"])),

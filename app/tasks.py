@@ -19,6 +19,7 @@ from .features import oriented_gradients
 _DIGITS_TEST_SHARE = 0.2
 _SYNTHETIC_TEST = 1000
 _SYNTHETIC_BLOCK = 10_000
+_SYNTHETIC_LOGISTIC_TEST = 5000
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Task:
     train_features, test_features : ndarray of shape (samples, features), float32
     train_labels, test_labels : ndarray of shape (samples,), int64
     num_classes : int
+    machine_of : ndarray of shape (samples,), int64, optional
+        Which machine a training sample belongs to, where the data say so.
     """
 
     train_features: NDArray[np.float32]
@@ -37,6 +40,7 @@ class Task:
     test_features: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     num_classes: int
+    machine_of: NDArray[np.int64] | None = None
 
     @property
     def num_features(self) -> int:
@@ -75,9 +79,19 @@ def load_task(config: RunConfig) -> Task:
         If the data are not where the configuration says, or more validation samples are asked for than there are.
     """
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
-    task = _load(
-        config.task, config.features, root, config.download, (config.synthetic_samples, config.synthetic_features)
-    )
+    if config.task == "synthetic-logistic":
+        task = _synthetic_logistic(
+            config.num_clients,
+            config.synthetic_samples,
+            config.synthetic_features,
+            config.synthetic_alpha,
+            config.synthetic_beta,
+            config.seed,
+        )
+    else:
+        task = _load(
+            config.task, config.features, root, config.download, (config.synthetic_samples, config.synthetic_features)
+        )
     return _held_out(task, config.validation_samples) if config.validation_samples else task
 
 
@@ -94,16 +108,19 @@ def load_shards(config: RunConfig, task: Task) -> list[Shard]:
         raise ConfigurationError(
             f"Expected num-clients <= the {len(labels)} training samples of {config.task!r}, got {config.num_clients}."
         )
-    parts = _partition(
-        labels.tobytes(), len(labels), config.partition, config.num_clients, config.dirichlet_alpha, config.seed
-    )
+    if config.partition == "own":
+        parts = _own_partition(task, config)
+    else:
+        parts = _partition(
+            labels.tobytes(), len(labels), config.partition, config.num_clients, config.dirichlet_alpha, config.seed
+        )
     least = min(len(part) for part in parts)
     if config.batch_size > least:
         raise ConfigurationError(
             f"Expected batch-size <= {least}, the samples of the smallest machine, got {config.batch_size}; "
             "use fewer machines or a smaller batch."
         )
-    if config.batch_size * config.max_participations > least:
+    if config.passes == 1 and config.batch_size * config.max_participations > least:
         raise ConfigurationError(
             f"Expected batch-size x max-participations <= {least}, the samples of the smallest machine (each is used "
             f"once), got {config.batch_size} x {config.max_participations}."
@@ -153,6 +170,38 @@ def _synthetic(samples: int, num_features: int) -> Task:
         block += centres[labels[start : start + _SYNTHETIC_BLOCK]]
         np.clip(block, 0, 1, out=block)
     return Task(features[:samples], labels[:samples], features[samples:], labels[samples:], 10)
+
+
+@lru_cache(maxsize=2)
+def _synthetic_logistic(machines: int, samples: int, num_features: int, alpha: float, beta: float, seed: int) -> Task:
+    """synthetic(alpha, beta) of Li et al. 2020 (section 5.1 there), with two classes as zhang-2025 uses it.
+
+    Machine i has its own linear rule, of entries N(u_i, 1) with u_i ~ N(0, alpha), and its own features,
+    N(v_i, diag(j^-1.2)) with the entries of v_i from N(B_i, 1) and B_i ~ N(0, beta). Alpha and beta are variances.
+    """
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic(alpha, beta)", seed)))
+    each = samples // machines
+    if each < 1:
+        raise ConfigurationError(f"Expected synthetic-samples >= num-clients = {machines}, got {samples}.")
+    held_out = max(_SYNTHETIC_LOGISTIC_TEST // machines, 1)
+    deviations = np.arange(1, num_features + 1) ** -0.6
+    features = np.empty((machines, each + held_out, num_features), np.float32)
+    labels = np.empty((machines, each + held_out), np.int64)
+    for i in range(machines):
+        model_mean, feature_mean = generator.normal(0.0, [alpha**0.5, beta**0.5])
+        weights = generator.normal(model_mean, 1.0, size=(2, num_features))
+        offsets = generator.normal(model_mean, 1.0, size=2)
+        centre = generator.normal(feature_mean, 1.0, size=num_features)
+        rows = centre + deviations * generator.standard_normal((each + held_out, num_features))
+        features[i], labels[i] = rows, (rows @ weights.T + offsets).argmax(axis=1)
+    return Task(
+        features[:, :each].reshape(-1, num_features),
+        labels[:, :each].ravel(),
+        features[:, each:].reshape(-1, num_features),
+        labels[:, each:].ravel(),
+        2,
+        np.repeat(np.arange(machines), each),
+    )
 
 
 def _mnist(
@@ -214,15 +263,38 @@ def _held_out(task: Task, count: int) -> Task:
 def _partition(
     labels: bytes, count: int, kind: str, num_clients: int, alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Indices of each machine's samples, of a seeded shuffle: equal shares, or flwr-datasets' Dirichlet partitioner."""
+    """Indices of each machine's samples, of a seeded shuffle."""
     generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", seed)))
     order = generator.permutation(count)
     if kind == "iid":
         parts = [np.asarray(part, dtype=np.int64) for part in np.array_split(order, num_clients)]
+    elif kind == "half-by-label":
+        parts = _half_by_label(np.frombuffer(labels, dtype=np.int64), order, num_clients)
     else:
         parts = _dirichlet(labels, order, num_clients, alpha, int(generator.integers(2**31)))
     # A partitioner may group a machine's samples by label; it uses them in order, so the order must not tell labels.
     return [generator.permutation(part) for part in parts]
+
+
+def _half_by_label(labels: NDArray[np.int64], order: NDArray[np.int64], num_clients: int) -> list[NDArray[np.int64]]:
+    """zhang-2025, section V-B: half of the samples spread evenly, the other half by label, digit l to machine l."""
+    classes = int(labels.max()) + 1
+    if num_clients != classes:
+        raise ConfigurationError(
+            f"Expected num-clients = {classes}, one a class, for partition 'half-by-label', got {num_clients}."
+        )
+    half = len(order) // 2
+    even = np.array_split(order[:half], num_clients)
+    rest = order[half:]
+    return [np.concatenate([part, rest[labels[rest] == i]]) for i, part in enumerate(even)]
+
+
+def _own_partition(task: Task, config: RunConfig) -> list[NDArray[np.int64]]:
+    """The machines the data come with, each with its samples in a seeded order."""
+    if task.machine_of is None:
+        raise ConfigurationError(f"Expected partition 'iid' or 'dirichlet' for task {config.task!r}, got 'own'.")
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
+    return [generator.permutation(np.flatnonzero(task.machine_of == i)) for i in range(config.num_clients)]
 
 
 def _dirichlet(

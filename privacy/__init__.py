@@ -8,16 +8,18 @@ from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
-from .policy import RELEASE_RULES, TRUST_MODELS, NoisePlan, PrivacyPolicy
+from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 
 __all__ = [
+    "CLIP_UNITS",
     "MECHANISMS",
     "NOISE_QUALITIES",
     "RELEASE_RULES",
     "SCHEDULES",
     "TRUST_MODELS",
     "Account",
+    "ClipUnit",
     "ConfigurationError",
     "Grid",
     "Ledger",
