@@ -1,8 +1,8 @@
 """All benchmarks in one run: ``python -m benchmarks`` (``make bench``).
 
 Writes one JSON document and prints it as tables; ``python -m benchmarks.pages`` puts them into the README and
-docs/performance.md. ``--without-peers`` leaves out pfl and plain Flower, which need the network once for pfl's own
-environment.
+docs/performance.md. ``--without-peers`` leaves out pfl, plain Flower and jax_privacy, which need the network once
+for environments of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from murmurfl.app.cohort import DEFAULT_ROW_CACHE_MIB
 
-from . import engines, noise, profile, scale
+from . import engines, noise, profile, scale, streams
 from .peers import run as peers
 
 DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.json"
@@ -41,11 +41,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=DEFAULT)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--without-peers", action="store_true")
-    parser.add_argument("--only", choices=["engines", "noise", "profile", "scale", "peers"], action="append")
+    parser.add_argument("--only", choices=["engines", "noise", "streams", "profile", "scale", "peers"], action="append")
     arguments = parser.parse_args()
     parts: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
         "engines": (lambda: engines.measure(arguments.repeats), engines.table),
         "noise": (noise.measure, noise.table),
+        "streams": (streams.measure, streams.table),
         "profile": (profile.measure, profile.table),
         "scale": (lambda: scale.measure(1, DEFAULT_ROW_CACHE_MIB), scale.table),
         "peers": (
@@ -57,7 +58,7 @@ def main() -> None:
         ),
     }
     if arguments.without_peers:
-        del parts["peers"]
+        del parts["peers"], parts["streams"]
     document = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     for name, (measure, table) in parts.items():
         if arguments.only and name not in arguments.only:

@@ -241,14 +241,15 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
         raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")
     mechanism = policy.make_mechanism()
     releases = policy.max_participations
-    fingerprint = hashlib.sha256(repr((sorted(asdict(policy).items()), num_parameters)).encode()).hexdigest()
+    fingerprint = hashlib.sha256(repr((sorted(asdict(policy).items()), num_parameters)).encode())
     if policy.trust == "trusted-server":
         grid = Grid(
             power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
         )
         sensitivity = policy.sensitivity + grid.charge(num_parameters)
         largest = releases * (policy.clip_norm + grid.charge(num_parameters))
-        return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest, policy.pattern)
+        return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint.hexdigest(), largest, policy.pattern)
+    fingerprint.update(mechanism.identity())
     least_std, largest_std = mechanism.row_std_range()
     smallest = mechanism.noise_std(policy.sensitivity, policy.mu, **policy.pattern) * least_std
     spacing = min(smallest * _GRID_PER_SIGMA, policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
@@ -271,7 +272,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     mu = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std
     # Calibration and this line are inverse up to rounding; the configured mu is what was asked for, never less noise.
     mu = min(mu, policy.mu) if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
-    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest)
+    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint.hexdigest(), largest, policy.pattern)
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -6,10 +6,14 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from .base import Draw, Increment, Mechanism, Memory, State, worst_pattern
+from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .independent import IndependentNoise
+from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band
 
-MECHANISMS: dict[str, type[Mechanism]] = {kind.name: kind for kind in (IndependentNoise, CancellingNoise)}
+MECHANISMS: dict[str, type[Mechanism]] = {
+    kind.name: kind for kind in (IndependentNoise, CancellingNoise, SqrtToeplitzNoise, BandedNoise, BltNoise)
+}
 
 
 def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
@@ -18,7 +22,7 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
     Parameters
     ----------
     name : str
-        A key of :data:`MECHANISMS`: ``independent`` or ``cancelling``.
+        A key of :data:`MECHANISMS`, such as ``cancelling`` or ``blt``.
     num_releases : int
         K, the most releases of one stream; >= 1.
     **options
@@ -49,6 +53,8 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
 __all__ = [
     "MECHANISMS",
     "SCHEDULES",
+    "BandedNoise",
+    "BltNoise",
     "CancellingNoise",
     "Draw",
     "Increment",
@@ -56,7 +62,10 @@ __all__ = [
     "Mechanism",
     "Memory",
     "Schedule",
+    "SqrtToeplitzNoise",
     "State",
     "make_mechanism",
+    "optimise_band",
+    "optimise_blt",
     "worst_pattern",
 ]

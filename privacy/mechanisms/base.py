@@ -110,6 +110,13 @@ class Mechanism(ABC):
         """What turns Z into increments: row k of B minus row k - 1, which is C^{-1} where C is square."""
         return np.diff(self.decoder(n), axis=0, prepend=0.0)
 
+    def identity(self) -> bytes:
+        """What settles C beside the options: the factors an optimiser found, which another version may not find again.
+
+        A stream goes on only under the C it was begun with.
+        """
+        return b""
+
     def draws(self, release: int) -> int:
         """How many rows of Z are first used by a release: 1, but for trees."""
         return 1

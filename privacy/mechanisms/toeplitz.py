@@ -1,0 +1,350 @@
+r"""Toeplitz encoders: every column of C is the first one moved down, so C, C^{-1} and B are one sequence each.
+
+With c(x) the generating function of C's first column, C^{-1} is that of 1 / c(x) and B = A C^{-1} that of
+1 / ((1 - x) c(x)). All columns here are non-negative and do not increase. Then
+
+* of all patterns of at most k participations at least s releases apart, columns 0, s, 2s, ... are the worst (Kalinin
+  and Lampert 2024, theorem 2), which gives the exact sensitivity in O(n);
+* every root of c lies on or outside the unit circle (Enestroem and Kakeya): rounding errors of a stream that is made
+  by recurrence do not grow.
+
+=================  ===========================================================  =====================================
+mechanism          first column of C                                            source
+=================  ===========================================================  =====================================
+``sqrt_toeplitz``  h_0 = 1, h_r = (1 - 1/(2r)) h_{r-1}: (1 - x)^{-1/2}, B = C   Fichtenberger, Henzinger, Upadhyay
+                                                                               2023; zhang-2025 (iii)
+``banded``         the best with only the first ``bands`` entries not zero,     Choquette-Choo et al. 2023; McKenna
+                   or h cut to them                                             2024; Kalinin and Lampert 2024
+=================  ===========================================================  =====================================
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import cached_property
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from ..errors import ConfigurationError
+from .base import Increment, Mechanism, State
+from .cache import Arrays, cached
+from .history import HistoryMechanism
+
+BLOCK = 1 << 14
+"""Values handled at a time: what a block of them is made from stays in the second-level cache."""
+
+_WORST_EXCESS = 1.1
+
+
+class ToeplitzMechanism(Mechanism):
+    """A mechanism with a Toeplitz C whose first column is non-negative and does not increase.
+
+    A subclass gives the first columns of C and C^{-1}.
+    """
+
+    @cached_property
+    def encoder_column(self) -> NDArray[np.float64]:
+        """First column of C: c_0 = 1, then num_releases - 1 entries from 0 to 1 that do not increase."""
+        return self._encoder_column()
+
+    @cached_property
+    def inverse_column(self) -> NDArray[np.float64]:
+        """First column of C^{-1}, num_releases entries."""
+        return self._inverse_column()
+
+    @cached_property
+    def decoder_column(self) -> NDArray[np.float64]:
+        """First column of B, num_releases entries."""
+        return np.cumsum(self.inverse_column)
+
+    @abstractmethod
+    def _encoder_column(self) -> NDArray[np.float64]: ...
+
+    @abstractmethod
+    def _inverse_column(self) -> NDArray[np.float64]: ...
+
+    def identity(self) -> bytes:
+        return self.encoder_column.tobytes()
+
+    def materialize(self, n: int | None = None) -> NDArray[np.float64]:
+        return _lower_triangle(self.encoder_column[: self._check_n(n)])
+
+    def decoder(self, n: int | None = None) -> NDArray[np.float64]:
+        return _lower_triangle(self.decoder_column[: self._check_n(n)])
+
+    def inverse(self, n: int | None = None) -> NDArray[np.float64]:
+        return _lower_triangle(self.inverse_column[: self._check_n(n)])
+
+    def row_std(self, release: int) -> float:
+        return self._row_stds[self._check_release(release) - 1]
+
+    def row_std_range(self) -> tuple[float, float]:
+        return self._row_stds[0], self._row_stds[-1]
+
+    def increment_bound(self, release: int) -> float:
+        return self._increment_bounds[self._check_release(release) - 1]
+
+    @cached_property
+    def _row_stds(self) -> list[float]:
+        return np.sqrt(np.cumsum(self.decoder_column**2)).tolist()
+
+    @cached_property
+    def _increment_bounds(self) -> list[float]:
+        return np.cumsum(np.abs(self.inverse_column)).tolist()
+
+    def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float:
+        # Row i of the sum of columns 0, s, 2s, ... is c_i + c_{i-s} + ..., at most k terms.
+        separation = min(min_separation, n)
+        rows = -(-n // separation)
+        terms = np.zeros((rows, separation))
+        terms.flat[:n] = self.encoder_column[:n]
+        sums = np.cumsum(terms, axis=0)
+        if num_participations < rows:
+            sums[num_participations:] -= sums[:-num_participations].copy()
+        return float(np.linalg.norm(sums.flat[:n]))
+
+
+class SqrtToeplitzNoise(ToeplitzMechanism, HistoryMechanism):
+    """The square root of the prefix sum: C = B (ALGORITHMS section 3, ``sqrt_toeplitz``).
+
+    Parameters
+    ----------
+    num_releases : int
+        K, the most releases of one stream.
+
+    Notes
+    -----
+    **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
+    declared pattern; exact for every pattern. State: the nonces of all releases.
+    """
+
+    name = "sqrt_toeplitz"
+
+    def entries(self, rows: range, columns: range) -> NDArray[np.float64]:
+        return _by_lag(self.inverse_column, rows, columns)
+
+    def _encoder_column(self) -> NDArray[np.float64]:
+        return _one_minus_x(-0.5, self.num_releases)
+
+    def _inverse_column(self) -> NDArray[np.float64]:
+        return _one_minus_x(0.5, self.num_releases)
+
+    @cached_property
+    def decoder_column(self) -> NDArray[np.float64]:
+        return self.encoder_column
+
+
+class BandedNoise(ToeplitzMechanism):
+    r"""Noise whose releases are correlated over a band (ALGORITHMS section 3, ``banded``).
+
+    Row k of C^{-1} Z is y_k = z_k - \sum_{j=1}^{bands-1} c_j y_{k-j}: the stream keeps its last bands - 1 increments.
+
+    Parameters
+    ----------
+    num_releases : int
+        K, the most releases of one stream.
+    bands : int, optional
+        Diagonals of C, >= 1; more than num_releases are the same as num_releases. Default: chosen (below).
+    min_separation : int, optional
+        In place of ``bands``: as many as there are releases between two participations of one sample, so that its
+        columns do not overlap.
+    optimised : bool
+        Whether the entries in the band are optimised (:func:`optimise_band`) or those of ``sqrt_toeplitz``, cut.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of range, or both ``bands`` and ``min_separation`` are given.
+
+    Notes
+    -----
+    With neither ``bands`` nor ``min_separation``, samples are taken to participate once. The error then falls with
+    every further band, the memory grows, and the default is the smallest power of two for which the root mean square
+    error of the last release, with h cut to the band, is within 10 % of that with all of h: about half of num_releases.
+    Where that is too much to remember, ``blt`` comes closer with three rows.
+
+    Optimised entries, at the same privacy, take 14 % off the standard deviation of the last prefix sum for 16 bands of
+    1000 releases, 5 % for 400 of 2000 (9.62 to 9.17 at Delta = mu = 1 with 5 participations), nothing for all bands.
+
+    **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
+    declared pattern; exact for every pattern. With at most k participations at least ``bands`` apart, the sensitivity
+    is at most sqrt(k) times that of one. State: bands - 1 rows, which must be kept.
+    """
+
+    name = "banded"
+    memory = "state"
+
+    def __init__(
+        self,
+        num_releases: int,
+        *,
+        bands: int | None = None,
+        min_separation: int | None = None,
+        optimised: bool = True,
+    ) -> None:
+        super().__init__(num_releases)
+        if bands is not None and min_separation is not None:
+            raise ConfigurationError(
+                f"Expected bands or min_separation, not both, got bands {bands!r}, min_separation {min_separation!r}."
+            )
+        if bands is not None:
+            bands = positive_integer("bands", bands)
+        elif min_separation is not None:
+            bands = positive_integer("min_separation", min_separation)
+        else:
+            bands = _bands_of_one_participation(self.num_releases)
+        self.bands: int = min(bands, self.num_releases)
+        self.band: NDArray[np.float64] = (
+            optimise_band(self.num_releases, self.bands) if optimised else _one_minus_x(-0.5, self.bands)
+        )
+        """The entries of C's first column that are not zero: c_0 = 1, c_1, ..., c_{bands-1}."""
+        self._weights: list[float] = self.band[1:].tolist()
+
+    def initial_state(self, size: int) -> State:
+        return ()
+
+    def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
+        self._check_release(release)
+        added = np.empty_like(normals)
+        scratch = np.empty(min(BLOCK, normals.size), normals.dtype)
+        for start in range(0, normals.size, BLOCK):
+            values = slice(start, start + BLOCK)
+            block = np.multiply(normals[values], scale, out=added[values])
+            term = scratch[: block.size]
+            for weight, row in zip(self._weights, state, strict=False):
+                block -= np.multiply(row[values], weight, out=term)
+        return Increment(added, None, (added, *state)[: self.bands - 1])
+
+    def memory_bytes(self, size: int) -> int:
+        return (self.bands - 1) * size * np.dtype(np.float64).itemsize
+
+    def _encoder_column(self) -> NDArray[np.float64]:
+        return np.concatenate((self.band, np.zeros(self.num_releases - self.bands)))
+
+    def _inverse_column(self) -> NDArray[np.float64]:
+        return _reciprocal(self.band, self.num_releases)
+
+
+def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
+    r"""The banded Toeplitz column of least error, among those that are positive and decrease.
+
+    Minimises \|c\|^2 \|b\|^2 with b the first column of B: the variance of the last prefix sum, which is the largest,
+    at a fixed mu, for any number of participations at least ``bands`` releases apart. By L-BFGS over the logits of
+    c_j / c_{j-1}, from ``sqrt_toeplitz`` cut to the band; kept in the cache (:mod:`.cache`).
+
+    Parameters
+    ----------
+    num_releases : int
+        Releases of one stream, >= 1.
+    bands : int
+        Entries that may differ from zero, 1 <= bands <= num_releases.
+
+    Returns
+    -------
+    ndarray of shape (bands,)
+        c_0 = 1, c_1, ..., in float64.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``bands`` is out of range.
+
+    Notes
+    -----
+    **Formal guarantees.** Whatever the result, the sensitivity derived from it is exact: the optimiser affects the
+    error only.
+    """
+    if not 1 <= bands <= num_releases:
+        raise ConfigurationError(f"Expected 1 <= bands <= num_releases = {num_releases}, got {bands}.")
+    if bands == 1:
+        return np.ones(1)
+
+    def column(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate(([1.0], np.cumprod(1.0 / (1.0 + np.exp(-logits)))))
+
+    def loss(logits: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        c = column(logits)
+        inverse = _reciprocal(c, num_releases)
+        b = np.cumsum(inverse)
+        squared_sensitivity, squared_error = c @ c, b @ b
+        # b changes by -(b * inverse * change of c), with * the product of generating functions.
+        correlation = _product(b[::-1], _product(b, inverse, num_releases), num_releases)[::-1]
+        by_column = 2.0 * c / squared_sensitivity - 2.0 * correlation[:bands] / squared_error
+        # c_j holds the ratios up to j, and the logit of ratio r moves it by c_j (1 - r).
+        by_logit = np.cumsum((by_column * c)[:0:-1])[::-1] * (1.0 - c[1:] / c[:-1])
+        return math.log(squared_sensitivity * squared_error), by_logit
+
+    def compute() -> Arrays:
+        lags = np.arange(1, bands)
+        start = np.log(2.0 * lags - 1.0)  # the logit of 1 - 1/(2r)
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxcor": 20, "maxiter": 500})
+        return {"column": column(found.x)}
+
+    def check(arrays: Arrays) -> bool:
+        c = arrays["column"]
+        return c.shape == (bands,) and c[0] == 1.0 and bool((np.diff(c) <= 0.0).all()) and c[-1] >= 0.0
+
+    return cached("optimise_band", {"num_releases": num_releases, "bands": bands}, compute, check)["column"]
+
+
+def positive_integer(name: str, value: int) -> int:
+    """The option ``name`` as an integer >= 1.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+    return int(value)
+
+
+def _bands_of_one_participation(num_releases: int) -> int:
+    """The smallest power of two (at most num_releases) with an error within 10 % of the full square root's."""
+    full = _one_minus_x(-0.5, num_releases)
+    largest = _WORST_EXCESS * float(full @ full)
+    bands = 1
+    while bands < num_releases:
+        b = np.cumsum(_reciprocal(full[:bands], num_releases))
+        if np.linalg.norm(full[:bands]) * np.linalg.norm(b) <= largest:
+            return bands
+        bands *= 2
+    return num_releases
+
+
+def _one_minus_x(power: float, n: int) -> NDArray[np.float64]:
+    """The first n coefficients of (1 - x)^power."""
+    ratios = np.ones(n)
+    ratios[1:] -= (1.0 + power) / np.arange(1, n)
+    return np.cumprod(ratios, dtype=np.float64)
+
+
+def _product(a: NDArray[np.float64], b: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """The first n coefficients of the product of two power series."""
+    length = 1 << (len(a) + len(b) - 1).bit_length()
+    return np.fft.irfft(np.fft.rfft(a, length) * np.fft.rfft(b, length), length)[:n]
+
+
+def _reciprocal(series: NDArray[np.float64], n: int) -> NDArray[np.float64]:
+    """The first n coefficients of 1 / series, whose first coefficient is 1, by Newton's iteration."""
+    inverse = np.ones(1)
+    while len(inverse) < n:
+        length = min(2 * len(inverse), n)
+        residual = -_product(series[:length], inverse, length)
+        residual[0] += 2.0
+        inverse = _product(inverse, residual, length)
+    return inverse
+
+
+def _lower_triangle(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    return _by_lag(column, range(len(column)), range(len(column)))
+
+
+def _by_lag(column: NDArray[np.float64], rows: range, columns: range) -> NDArray[np.float64]:
+    lags = np.subtract.outer(rows, columns)
+    return np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
