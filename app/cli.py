@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ..privacy import MurmurflError
 from .config import RunConfig, parse_assignments
+from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 
 cli = typer.Typer(
     help="Private federated learning whose noise cancels itself.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -117,9 +118,9 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
 
 @cli.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="reshef-levy-2025 or reshef-levy-2024.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(REPRODUCTIONS)}.")],
     assignments: Assignments = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this; 0 for as many as the paper.")] = 0,
     engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
@@ -130,6 +131,7 @@ def reproduce(
 
     with _failing_clearly():
         cells = cells_of(name, parse_assignments(assignments or []))
+        seeds = seeds or DEFAULT_SEEDS[name]
         plan_runs(cells, seeds, engine)  # refuses before the progress bar shows
         folder = out or Path("runs") / name
         console = Console(stderr=True)
@@ -158,7 +160,8 @@ def reproduce(
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title)
     formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f", "mu": ".3g"}
-    formats |= {"epsilon": ".4g", "delta": "g", "seconds": ".1f", "mu asked": "g"}
+    formats |= {"epsilon": ".4g", "delta": "g", "seconds": ".1f", "mu asked": ".4g", "step": "g"}
+    formats |= {column: ".1f" for column in rows[0] if "regret" in column or "cumulative" in column}
     for column in rows[0]:
         table.add_column(column, justify="left" if column in ("table", "algorithm") else "right")
     for row in rows:

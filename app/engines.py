@@ -13,6 +13,7 @@ from ..privacy import ConfigurationError
 from .client_app import app
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .config import RunConfig
+from .curves import run_curves
 from .experiment import Progress, RunResult, prepare, run_experiment
 from .inprocess import InProcessGrid
 from .launch import run_flower_app
@@ -24,7 +25,7 @@ FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", 
 
 
 def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
-    """One run on an engine; the figures a table needs, as plain values.
+    """One run on an engine; the figures a table needs, and the curves a figure needs, as plain values.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
         document = run_on_ray(config)
     else:
         raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
-    return {name: document[name] for name in FIGURES}
+    return {**{name: document[name] for name in FIGURES}, "curves": run_curves(document)}
 
 
 def run_in_process(

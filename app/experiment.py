@@ -328,7 +328,9 @@ def run_experiment(
     progress: list[Progress] = []
     online = None
     if config.strategy == "online" and config.passes == 1 and config.clients_per_round == config.num_clients:
-        online = OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds)
+        online = OnlineLosses(
+            experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, _data_of(config)
+        )
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if online is not None:
@@ -376,6 +378,24 @@ def run_experiment(
         epsilon=epsilon,
         seconds=seconds,
         online=None if online is None else online.document(),
+    )
+
+
+def _data_of(config: RunConfig) -> str:
+    """What settles every machine's samples, their order and the model's loss on them."""
+    return repr(
+        (
+            *(
+                config.task,
+                config.features,
+                config.partition,
+                config.num_clients,
+                config.seed,
+                config.validation_samples,
+            ),
+            *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
+            *(config.dirichlet_alpha, config.model, feature_bound(config)),
+        )
     )
 
 

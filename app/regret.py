@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.mechanisms.cache import cached
 from .models import Batch, Model
 from .tasks import Shard
 
@@ -41,9 +42,12 @@ class OnlineLosses:
         tau, samples of a machine and round.
     num_rounds : int
         R.
+    data : str
+        Names the data, their order and the model, for optima to be found in the cache on disk.
     """
 
-    def __init__(self, model: Model, shards: Sequence[Shard], local_steps: int, num_rounds: int) -> None:
+    def __init__(self, model: Model, shards: Sequence[Shard], local_steps: int, num_rounds: int, data: str) -> None:
+        self._data = data
         self._model = model
         self._shards = shards
         self._local_steps = local_steps
@@ -71,8 +75,8 @@ class OnlineLosses:
         losses = np.array([self.losses[r] for r in range(self._num_rounds)])
         dynamic = static = None
         if isinstance(self._model, ComputableOptima):
-            dynamic = losses - self._best_of_each_round(self._model)
-            static = losses - self._best_fixed(self._model)
+            optima = self._optima(self._model)
+            dynamic, static = losses - optima["of each round"], losses - optima["fixed"]
         shown = np.unique(np.linspace(0, self._num_rounds - 1, min(most_points, self._num_rounds)).round().astype(int))
 
         def sums(values: NDArray[np.float64] | None) -> list[float] | None:
@@ -89,20 +93,28 @@ class OnlineLosses:
         chosen = slice(server_round * self._local_steps, (server_round + 1) * self._local_steps)
         return Shard.stack([(shard, chosen) for shard in self._shards])
 
-    def _best_of_each_round(self, model: ComputableOptima) -> NDArray[np.float64]:
-        best, start = np.empty(self._num_rounds), np.zeros(self._size)
-        for r in range(self._num_rounds):
-            best[r] = _minimum(model, self._round(r), start)[0]
-        return best
+    def _optima(self, model: ComputableOptima) -> dict[str, NDArray[np.float64]]:
+        """The loss of every round at its own optimum, and at that of all rounds."""
+        start = np.zeros(self._model.num_parameters)
 
-    def _best_fixed(self, model: ComputableOptima) -> NDArray[np.float64]:
-        used = slice(0, self._num_rounds * self._local_steps)
-        _, optimum = _minimum(model, Shard.stack([(shard, used) for shard in self._shards]), np.zeros(self._size))
-        return np.array([model.loss_and_gradient(optimum, self._round(r))[0] for r in range(self._num_rounds)])
+        def compute() -> dict[str, NDArray[np.float64]]:
+            used = slice(0, self._num_rounds * self._local_steps)
+            _, fixed = _minimum(model, Shard.stack([(shard, used) for shard in self._shards]), start)
+            rounds = [self._round(r) for r in range(self._num_rounds)]
+            return {
+                "of each round": np.array([_minimum(model, samples, start)[0] for samples in rounds]),
+                "fixed": np.array([model.loss_and_gradient(fixed, samples)[0] for samples in rounds]),
+            }
 
-    @property
-    def _size(self) -> int:
-        return self._model.num_parameters
+        inputs: dict[str, int | float | str] = {"data": self._data, "rounds": self._num_rounds}
+        inputs["local steps"] = self._local_steps
+        shape = (self._num_rounds,)
+        return cached(
+            "optima of online learning, 1",
+            inputs,
+            compute,
+            lambda found: all(found[name].shape == shape for name in ("of each round", "fixed")),
+        )
 
 
 def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

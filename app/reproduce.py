@@ -1,7 +1,7 @@
 """Reproduce the papers' tables: cells times seeds, in worker processes, finished ones kept.
 
-A cell is a set of run-config overrides; an algorithm is one more. Every run is the ordinary app on an engine, so a
-table says what the code does that users run.
+A cell (:mod:`.papers`) is a set of run-config overrides; an algorithm is one more. Every run is the ordinary app on an
+engine, so a table says what the code does that users run.
 """
 
 from __future__ import annotations
@@ -15,129 +15,15 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError
 from .config import RunConfig
+from .curves import SUMS, curve_statistics, plot_curves
 from .engines import ENGINES, FIGURES, run_once
-
-Overrides = Mapping[str, bool | int | float | str]
-
-_PAPER_MNIST: dict[str, bool | int | float | str] = {
-    "task": "mnist",
-    "batch-size": 1,
-    "noise-quality": "fast",
-    "evaluate-every": 1_000_000,
-    "checkpoint": False,
-    "node-deadline-s": 600.0,
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table.
-
-    Parameters
-    ----------
-    table : str
-        The table it belongs to.
-    settings : mapping
-        Run-config overrides, beside those of the algorithm.
-    algorithms : mapping of str to mapping
-        Overrides of each algorithm in the cell.
-    paper : mapping of str to mapping
-        What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
-    """
-
-    table: str
-    settings: Overrides
-    algorithms: Mapping[str, Overrides]
-    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-
-def _mu2_and_baseline(**extra: Any) -> dict[str, Overrides]:
-    return {"mu2": {"strategy": "mu2", **extra}, "noisy-sgd": {"strategy": "noisy-sgd", **extra}}
-
-
-def _reshef_levy_2025() -> list[Cell]:
-    figures = {  # mu, m: ours, noisy SGD
-        (4, 50): (53.8, 45.1),
-        (8, 50): (63.7, 58.9),
-        (12, 50): (66.5, 63.7),
-        (8, 20): (60.8, 54.9),
-        (8, 80): (63.8, 57.0),
-    }
-    cells = [
-        Cell(
-            "paper's constants",
-            {**_PAPER_MNIST, "preset": "paper", "mu": float(mu), "num-clients": 100, "clients-per-round": m},
-            _mu2_and_baseline(),
-            {"mu2": {"accuracy": ours}, "noisy-sgd": {"accuracy": sgd}},
-        )
-        for (mu, m), (ours, sgd) in figures.items()
-    ]
-    practical: dict[str, bool | int | float | str] = {**_PAPER_MNIST, "preset": "practical", "num-clients": 100}
-    cells += [
-        Cell("practical", {**practical, "mu": mu, "clients-per-round": 50}, _mu2_and_baseline()) for mu in (1.0, 4.0)
-    ]
-    full: dict[str, bool | int | float | str] = {**practical, "clients-per-round": 100, "batch-size": 12}
-    cells.append(Cell("practical, all machines", {**full, "mu": 1.0}, _mu2_and_baseline()))
-    cells += [
-        Cell(
-            "practical, oriented gradients",
-            {**full, "features": "oriented-gradients", "mu": mu},
-            _mu2_and_baseline(),
-        )
-        for mu in (0.25, 1.0)
-    ]
-    lossy = {"mu2": {"strategy": "mu2"}, "mu2, papers' release rule": {"strategy": "mu2", "release-rule": "paper"}}
-    cells.append(Cell("20 % of replies lost", {**full, "mu": 1.0, "lost-replies": 0.2}, lossy))
-    return cells
-
-
-def _reshef_levy_2024() -> list[Cell]:
-    figures = {  # mu, M: untrusted loss and accuracy, trusted loss and accuracy
-        (4, 1): ((2.256, 69.9), (2.256, 69.9)),
-        (4, 10): ((2.267, 69.4), (2.256, 69.7)),
-        (4, 100): ((2.285, 65.4), (2.258, 69.5)),
-        (8, 1): ((2.253, 70.2), (2.253, 70.2)),
-        (8, 10): ((2.259, 70.0), (2.253, 70.1)),
-        (8, 100): ((2.274, 69.8), (2.257, 69.6)),
-        (16, 1): ((2.252, 70.4), (2.252, 70.4)),
-        (16, 10): ((2.255, 70.1), (2.252, 70.3)),
-        (16, 100): ((2.264, 70.0), (2.256, 69.7)),
-    }
-    algorithms: dict[str, Overrides] = {
-        "mu2": {"strategy": "mu2"},
-        "trusted-mu2": {"strategy": "trusted-mu2"},
-        "noisy-sgd": {"strategy": "noisy-sgd"},
-    }
-    return [
-        Cell(
-            "paper's constants",
-            {
-                **_PAPER_MNIST,
-                "preset": "paper",
-                "mu": float(mu),
-                "num-clients": machines,
-                "clients-per-round": machines,
-            },
-            algorithms,
-            {
-                name: dict(zip(("loss", "accuracy"), figure, strict=True))
-                for name, figure in zip(("mu2", "trusted-mu2"), pair, strict=True)
-            },
-        )
-        for (mu, machines), pair in figures.items()
-    ]
-
-
-REPRODUCTIONS: dict[str, Callable[[], list[Cell]]] = {
-    "reshef-levy-2025": _reshef_levy_2025,
-    "reshef-levy-2024": _reshef_levy_2024,
-}
+from .papers import REPRODUCTIONS, Cell, Overrides
 
 
 def cells_of(name: str, overrides: Overrides) -> list[Cell]:
@@ -284,15 +170,21 @@ def _cell_document(
     for label in cell.algorithms:
         runs = [results[index, label, seed] for seed in range(1, seeds + 1)]
         entry: dict[str, Any] = {name: _statistics([run[name] for run in runs]) for name in FIGURES}
+        entry["settings"] = dict(cell.algorithms[label])
         entry["paper"] = dict(cell.paper.get(label, {}))
+        if all(run.get("curves") for run in runs):
+            entry["curves"] = curve_statistics([run["curves"] for run in runs])
         algorithms[label] = entry
     return {"table": cell.table, "settings": dict(cell.settings), "algorithms": algorithms}
 
 
-def _statistics(values: list[float]) -> dict[str, Any]:
+def _statistics(values: list[float | None]) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):  # an infinite mu or epsilon
+        return {"mean": None, "std": None, "runs": values}
     return {
-        "mean": statistics.fmean(values),
-        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "mean": statistics.fmean(known),
+        "std": statistics.stdev(known) if len(known) > 1 else 0.0,
         "runs": values,
     }
 
@@ -322,6 +214,13 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "seconds": entry["seconds"]["mean"],
                 "runs": len(entry["accuracy"]["runs"]),
             }
+            if "curves" in entry:
+                row["step"] = {**settings, **entry["settings"]}["learning-rate"]
+                for name in SUMS:
+                    curve = entry["curves"].get(name)
+                    row[name], row[f"± {name}"] = (
+                        (None, None) if curve is None else (curve["mean"][-1], curve["std"][-1])
+                    )
             rows.append(row)
     return rows
 
@@ -336,11 +235,17 @@ def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> Non
         writer.writeheader()
         writer.writerows(rows)
     (out / f"{name}.md").write_text(markdown_table(rows))
-    _plot(rows, name, out / f"{name}.png")
+    if "step" in rows[0]:
+        plot_curves(document, name, out / f"{name}.png")
+    else:
+        _plot(rows, name, out / f"{name}.png")
 
 
 def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """The rows as a Markdown table for people: figures with their spread, the paper's beside them."""
+    rows = list(rows)
+    if "step" in rows[0]:
+        return _online_table(rows)
     lines = [
         "| table | asked of machines | batch | mu asked | algorithm | accuracy % | paper "
         "| loss | paper | epsilon | noise | seconds |",
@@ -363,6 +268,28 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             f"{row['seconds']:.0f}",
         )
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _online_table(rows: list[Mapping[str, Any]]) -> str:
+    lines = [
+        "| setting | mechanism | step | accuracy % | cumulative loss | dynamic regret | static regret "
+        "| epsilon | noise |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        sums = ["" if row[name] is None else f"{row[name]:.0f} ± {row[f'± {name}']:.0f}" for name in SUMS]
+        epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+        cells = (
+            row["table"],
+            row["algorithm"],
+            f"{row['step']:g}",
+            f"{row['accuracy %']:.1f} ± {row['± std']:.1f}",
+            *sums,
+            epsilon,
+            row["noise"],
+        )
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,8 @@ import csv
 import json
 
 import pytest
-from murmurfl.app.reproduce import REPRODUCTIONS, Cell, cells_of, run_cells, table_rows, write_reproduction
+from murmurfl.app.papers import REPRODUCTIONS, Cell
+from murmurfl.app.reproduce import cells_of, run_cells, table_rows, write_reproduction
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
