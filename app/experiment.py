@@ -327,7 +327,8 @@ def run_experiment(
     epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf
     progress: list[Progress] = []
     online = None
-    if config.strategy == "online" and config.passes == 1 and config.clients_per_round == config.num_clients:
+    everybody = config.strategy == "online" and config.clients_per_round == config.num_clients
+    if everybody and experiment.num_rounds * config.batch_size <= min(len(shard) for shard in experiment.shards):
         online = OnlineLosses(
             experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, _data_of(config)
         )

@@ -5,14 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigurationError
-from .base import Draw, Increment, Mechanism, Memory, State, worst_pattern
+from .base import Draw, Increment, Mechanism, Memory, State
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .independent import IndependentNoise
+from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
+from .sensitivity import PATTERNS, Pattern, Sensitivity
 from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band
+from .tree import DECODERS, Decoder, TreeNoise
 
 MECHANISMS: dict[str, type[Mechanism]] = {
-    kind.name: kind for kind in (IndependentNoise, CancellingNoise, SqrtToeplitzNoise, BandedNoise, BltNoise)
+    kind.name: kind
+    for kind in (
+        IndependentNoise,
+        CancellingNoise,
+        TreeNoise,
+        SqrtToeplitzNoise,
+        BandedNoise,
+        BltNoise,
+        OptimalNoise,
+    )
 }
 
 
@@ -51,21 +63,30 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
 
 
 __all__ = [
+    "DECODERS",
     "MECHANISMS",
+    "PATTERNS",
     "SCHEDULES",
+    "WORKLOADS",
     "BandedNoise",
     "BltNoise",
     "CancellingNoise",
+    "Decoder",
     "Draw",
     "Increment",
     "IndependentNoise",
     "Mechanism",
     "Memory",
+    "OptimalNoise",
+    "Pattern",
     "Schedule",
+    "Sensitivity",
     "SqrtToeplitzNoise",
     "State",
+    "TreeNoise",
+    "Workload",
     "make_mechanism",
+    "optimal_encoder",
     "optimise_band",
     "optimise_blt",
-    "worst_pattern",
 ]

@@ -5,12 +5,17 @@ Releasing C G + Z with Z standard normal is a Gaussian mechanism, and multiplyin
 prefix sums with noise of covariance B B^T. Row k may use only noise drawn up to release k (causal). Everything in
 murmurfl that adds noise over time is this with another C (ALGORITHMS section 3):
 
-==================  =========================================  ==============================================
-mechanism           C                                          row k of B Z
-==================  =========================================  ==============================================
-``independent``     the identity                               z_1 + ... + z_k
-``cancelling``      diag(1 / sigma) A                          sigma_k z_k
-==================  =========================================  ==============================================
+==================  =======================================  ================================================
+mechanism           C                                        row k of B Z
+==================  =======================================  ================================================
+``independent``     the identity                             z_1 + ... + z_k
+``cancelling``      diag(1 / sigma) A                        sigma_k z_k
+``tree``            sums over dyadic intervals               the estimates of the intervals that make up 1 .. k
+``sqrt_toeplitz``   Toeplitz, (1 - x)^{-1/2}                 the same Toeplitz: B = C
+``banded``          Toeplitz with few diagonals              A C^{-1}
+``blt``             Toeplitz, a sum of few exponentials      A C^{-1}
+``optimal``         the least ||A C^{-1}||_F                 A C^{-1}
+==================  =======================================  ================================================
 
 What a machine adds to contribution k is the *increment*, row k of B Z minus row k - 1 (row k of C^{-1} Z where C is
 square); the increments up to k sum to row k.
@@ -27,13 +32,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import combinations
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
+from .sensitivity import PATTERNS, Pattern, Sensitivity, dense_sensitivity
 
 State = tuple[NDArray[np.floating], ...]
 """What the next increment is made from: arrays of the parameters' size."""
@@ -184,48 +189,72 @@ class Mechanism(ABC):
         """
         return sensitivity * self.sensitivity(**pattern) / mu
 
-    def sensitivity(self, num_participations: int = 1, min_separation: int = 1, *, n: int | None = None) -> float:
-        """How much C stretches a sample's contributions: the largest norm of a sum of its columns.
+    def sensitivity(
+        self,
+        num_participations: int = 1,
+        min_separation: int = 1,
+        *,
+        n: int | None = None,
+        pattern: Pattern = "separated",
+    ) -> float:
+        """How much C stretches one sample's contributions: the value of :meth:`sensitivity_bound`.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :meth:`sensitivity_bound`.
+        """
+        return self.sensitivity_bound(num_participations, min_separation, n=n, pattern=pattern).value
+
+    def sensitivity_bound(
+        self,
+        num_participations: int = 1,
+        min_separation: int = 1,
+        *,
+        n: int | None = None,
+        pattern: Pattern = "separated",
+    ) -> Sensitivity:
+        """How much C stretches one sample's contributions, and whether that is exact (:mod:`.sensitivity`).
 
         Parameters
         ----------
         num_participations : int
             Most releases one sample takes part in.
         min_separation : int
-            Least distance, in releases of this machine, between two of them.
+            Distance, in releases of this machine, between two of them.
         n : int, optional
             Count only the first n releases.
+        pattern : {"separated", "epochs"}
+            Whether participations are at least, or exactly, min_separation apart.
 
         Returns
         -------
-        float
-            In units of the change of one release, for noise of standard deviation 1. Exact when C^T C has no negative
-            entry (all patterns are searched, or the mechanism knows the worst); otherwise the upper bound with
-            |C^T C|, never the plain sum of columns.
+        Sensitivity
+            In units of the change of one release, for noise of standard deviation 1.
 
         Raises
         ------
         ConfigurationError
-            If a parameter is out of range, or the search would be too long and no formula is known.
+            If a parameter is out of range.
 
         Notes
         -----
-        **Formal guarantees.** mu = Delta x sensitivity / noise_std is valid for replacement of one sample whose
+        **Formal guarantees.** mu = Delta x value / noise_std is valid for replacement of one sample whose
         participations obey the declared pattern. Nothing is promised for a sample that breaks it.
         """
         n = self._check_n(n)
-        if num_participations < 1 or min_separation < 1:
+        if num_participations < 1 or min_separation < 1 or pattern not in PATTERNS:
             raise ConfigurationError(
-                f"Expected num_participations >= 1 and min_separation >= 1, got {num_participations}, {min_separation}."
+                f"Expected num_participations >= 1, min_separation >= 1 and a pattern of {PATTERNS}, got "
+                f"{num_participations}, {min_separation}, {pattern!r}."
             )
-        return self._sensitivity(n, num_participations, min_separation)
+        value = self._sensitivity(n, num_participations, min_separation)
+        if value is not None:
+            return Sensitivity(value, True, "formula")
+        return dense_sensitivity(self.materialize(n), num_participations, min_separation, pattern)
 
-    def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float:
-        gram = self.materialize(n)
-        gram = gram.T @ gram
-        if num_participations == 1:
-            return float(np.sqrt(gram.diagonal().max()))
-        return float(np.sqrt(worst_pattern(np.abs(gram), num_participations, min_separation)))
+    def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float | None:
+        """The exact sensitivity where a formula is proved for it, for both patterns; None where none is."""
+        return None
 
     def _check_n(self, n: int | None) -> int:
         if n is None:
@@ -238,34 +267,3 @@ class Mechanism(ABC):
         if not 1 <= release <= self.num_releases:
             raise ConfigurationError(f"Expected a release from 1 to {self.num_releases}, got {release}.")
         return release
-
-
-_MOST_PATTERNS = 2_000_000
-
-
-def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
-    """Largest sum of ``gram`` over pairs of an allowed pattern, by trying every pattern; gram has no negative entry.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are more than two million patterns.
-    """
-    n = len(gram)
-    # With no negative entry a longer pattern is never better off shortened, but it may not fit: take the longest size.
-    size = min(num_participations, (n - 1) // min_separation + 1)
-    free = n - (size - 1) * (min_separation - 1)
-    count = 1
-    for i in range(size):
-        count = count * (free - i) // (i + 1)
-    if count > _MOST_PATTERNS:
-        raise ConfigurationError(
-            f"Expected at most {_MOST_PATTERNS} participation patterns to search, got {count}: "
-            "use fewer participations or a mechanism with a closed formula."
-        )
-    worst = 0.0
-    stretch = np.arange(size) * (min_separation - 1)
-    for compact in combinations(range(free), size):
-        chosen = np.array(compact) + stretch
-        worst = max(worst, float(gram[np.ix_(chosen, chosen)].sum()))
-    return worst

@@ -4,8 +4,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError, make_mechanism
-from murmurfl.privacy.mechanisms import worst_pattern
+from murmurfl.privacy import ConfigurationError, Mechanism, make_mechanism
+from murmurfl.privacy.mechanisms.sensitivity import pattern_bound, worst_pattern
 
 CASES = {
     "independent": ("independent", {}),
@@ -13,6 +13,15 @@ CASES = {
     "harmonic": ("cancelling", {"schedule": "harmonic"}),
     "paper": ("cancelling", {"schedule": "paper"}),
     "paper, more rounds than releases": ("cancelling", {"schedule": "paper", "num_rounds": 100}),
+    "tree, least squares": ("tree", {}),
+    "tree, dyadic": ("tree", {"decoder": "dyadic"}),
+    "sqrt_toeplitz": ("sqrt_toeplitz", {}),
+    "banded": ("banded", {"bands": 4}),
+    "banded, cut": ("banded", {"bands": 4, "optimised": False}),
+    "blt": ("blt", {}),
+    "blt, given": ("blt", {"theta": [0.9, 0.3], "omega": [0.2, 0.3]}),
+    "optimal": ("optimal", {}),
+    "optimal, mu2": ("optimal", {"workload": "mu2"}),
 }
 mechanisms = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
@@ -27,22 +36,65 @@ def make(case, releases):
 def test_decoder_times_encoder_is_the_prefix_sum(case, n):
     mechanism = make(case, n)
     assert mechanism.decoder() @ mechanism.materialize() == pytest.approx(np.tri(n))
-    assert mechanism.decoder() == pytest.approx(np.tril(mechanism.decoder())), "row k may use only noise up to k"
+    used = np.cumsum([mechanism.draws(k) for k in range(1, n + 1)])
+    for row, drawn in zip(mechanism.decoder(), used, strict=True):
+        assert not row[drawn:].any(), "row k may use only noise up to k"
 
 
 @mechanisms
-@pytest.mark.parametrize("n", [1, 7, 20])
+@pytest.mark.parametrize("n", [1, 7, 71])
 def test_streamed_increments_add_up_to_the_rows_of_dense_b_z(case, n):
     mechanism = make(case, n)
-    normals = np.random.Generator(np.random.Philox(key=5)).normal(size=(n, 11))
+    draws = [mechanism.draws(k) for k in range(1, n + 1)]
+    normals = np.random.Generator(np.random.Philox(key=5)).normal(size=(sum(draws), 11))
     dense = mechanism.decoder() @ normals
-    state, row = mechanism.initial_state(11), np.zeros(11)
+    assert mechanism.inverse() @ normals == pytest.approx(np.diff(dense, axis=0, prepend=0))
+    state, row, first = mechanism.initial_state(11), np.zeros(11), 0
     for k in range(1, n + 1):
-        increment = mechanism.increment(state, k, normals[k - 1])
+        own = normals[first : first + draws[k - 1]]
+        first += len(own)
+        if state is None:
+            state = mechanism.state_after(k - 1, lambda releases: normals[np.array(releases) - 1])
+        before = [values.copy() for values in state]
+        increment = mechanism.increment(state, k, own.ravel())
+        assert all((old == values).all() for old, values in zip(before, state, strict=True)), "a pure function"
+        added = np.abs(increment.added).max() / np.abs(normals).max()
+        assert (bound := mechanism.increment_bound(k)) is None or added <= bound * (1 + 1e-12)
         row = row + increment.added - (0 if increment.removed is None else increment.removed)
         assert row == pytest.approx(dense[k - 1])
         assert mechanism.row_std(k) == pytest.approx(np.linalg.norm(mechanism.decoder()[k - 1]))
         state = increment.state
+    stds = [mechanism.row_std(k) for k in range(1, n + 1)]
+    assert mechanism.row_std_range() == pytest.approx((min(stds), max(stds)))
+
+
+@mechanisms
+def test_the_scale_is_in_front_of_all_noise_and_single_precision_stays_single(case):
+    mechanism = make(case, 20)
+    generator = np.random.Generator(np.random.Philox(key=9))
+    one = other = small = mechanism.initial_state(5)
+    for k in range(1, 10):
+        normals = generator.normal(size=5 * mechanism.draws(k))
+        first, second = mechanism.increment(one, k, normals), mechanism.increment(other, k, normals, 3.0)
+        assert second.added == pytest.approx(3.0 * first.added)
+        third = mechanism.increment(small, k, normals.astype(np.float32))
+        assert third.added == pytest.approx(first.added, abs=1e-4)
+        if mechanism.memory in ("state", "all"):
+            assert all(values.dtype == np.float32 for values in third.state)
+        one, other, small = first.state, second.state, third.state
+
+
+@mechanisms
+def test_what_a_stream_keeps_is_no_more_than_it_says(case):
+    mechanism = make(case, 37)
+    if mechanism.memory != "state":
+        assert mechanism.memory_bytes(1000) == {"nothing": 0, "last": 16, "all": 16 * 37}[mechanism.memory]
+        return
+    state, most = mechanism.initial_state(3), 0
+    for k in range(1, 38):
+        state = mechanism.increment(state, k, np.ones(3 * mechanism.draws(k))).state
+        most = max(most, sum(values.nbytes for values in state))
+    assert most <= mechanism.memory_bytes(3)
 
 
 @mechanisms
@@ -60,31 +112,46 @@ def test_the_state_of_a_stream_can_be_regenerated_to_the_last_bit(case):
         assert all((a == b).all() for a, b in zip(state, again, strict=True))
 
 
+def allowed(n, participations, separation, pattern):
+    """Every non-empty set of releases a sample may take part in."""
+    for size in range(1, participations + 1):
+        for chosen in combinations(range(n), size):
+            steps = [b - a for a, b in pairwise(chosen)]
+            if all(step == separation if pattern == "epochs" else step >= separation for step in steps):
+                yield list(chosen)
+
+
 @mechanisms
+@pytest.mark.parametrize("pattern", ["separated", "epochs"])
 @pytest.mark.parametrize("n", [1, 3, 8, 12])
-def test_sensitivity_is_exact_over_every_allowed_pattern(case, n):
-    """Brute force over all subsets: C is non-negative, so the worst signs are all equal."""
+def test_sensitivity_is_exact_over_every_allowed_pattern(case, n, pattern):
+    """Brute force over all subsets: C^T C is non-negative, so the worst signs are all equal."""
     mechanism = make(case, n)
     encoder = mechanism.materialize()
-    assert (encoder.T @ encoder >= 0).all()
-    for participations in range(1, n + 1):
-        for separation in range(1, n + 1):
-            worst = 0.0
-            for size in range(1, participations + 1):
-                for chosen in combinations(range(n), size):
-                    if all(b - a >= separation for a, b in pairwise(chosen)):
-                        worst = max(worst, float(np.linalg.norm(encoder[:, chosen].sum(axis=1))))
-            assert mechanism.sensitivity(participations, separation) == pytest.approx(worst)
+    gram = encoder.T @ encoder
+    assert gram.min() > -1e-12
+    squares = {}
+    for size in range(1, n + 1):
+        for chosen in combinations(range(n), size):
+            squares[chosen] = float(gram[np.ix_(chosen, chosen)].sum())
+    for participations in {1, 2, 3, n}:
+        for separation in {1, 2, 4, n}:
+            patterns = allowed(n, participations, separation, pattern)
+            worst = max(squares[tuple(chosen)] for chosen in patterns) ** 0.5
+            found = mechanism.sensitivity_bound(participations, separation, pattern=pattern)
+            assert found.value == pytest.approx(worst)
+            assert found.exact
+            assert mechanism.sensitivity(participations, separation, pattern=pattern) == found.value
 
 
 @mechanisms
 def test_sensitivity_of_the_first_releases_is_that_of_the_leading_block(case):
     mechanism = make(case, 9)
     for n in range(1, 10):
-        assert mechanism.sensitivity(n=n) == pytest.approx(
-            np.linalg.norm(mechanism.materialize()[:n, :n], axis=0).max()
-        )
-        assert (mechanism.materialize(n) == mechanism.materialize()[:n, :n]).all()
+        leading = mechanism.materialize(n)
+        assert mechanism.sensitivity(n=n) == pytest.approx(np.linalg.norm(leading, axis=0).max())
+        assert (leading == mechanism.materialize()[: len(leading), :n]).all()
+        assert mechanism.decoder(n) == pytest.approx(mechanism.decoder()[:n, : len(leading)])
 
 
 def test_the_plain_search_agrees_with_the_closed_formula():
@@ -94,6 +161,63 @@ def test_the_plain_search_agrees_with_the_closed_formula():
         assert np.sqrt(worst_pattern(gram, participations, separation)) == pytest.approx(
             mechanism.sensitivity(participations, separation)
         )
+
+
+class Alternating(Mechanism):
+    """C with negative entries in C^T C: a made-up mechanism to see what is said of it."""
+
+    name = "alternating"
+    memory = "nothing"
+
+    def materialize(self, n=None):
+        n = self._check_n(n)
+        return np.eye(n) - 0.8 * np.eye(n, k=-1)
+
+    def decoder(self, n=None):
+        return np.tri(self._check_n(n)) @ np.linalg.inv(self.materialize(n))
+
+    initial_state = increment = row_std = memory_bytes = None
+
+
+def test_negative_overlaps_give_a_bound_that_says_so_and_never_the_plain_sum_of_columns():
+    mechanism = type("Concrete", (Alternating,), {"__abstractmethods__": frozenset()})(8)
+    encoder = mechanism.materialize()
+    generator = np.random.Generator(np.random.Philox(key=13))
+    for participations, separation, pattern in [(2, 1, "separated"), (3, 1, "epochs"), (8, 1, "separated")]:
+        found = mechanism.sensitivity_bound(participations, separation, pattern=pattern)
+        assert not found.exact
+        assert "negative" in found.method
+        plain = worst = 0.0
+        for chosen in allowed(8, participations, separation, pattern):
+            plain = max(plain, np.linalg.norm(encoder[:, chosen].sum(axis=1)))
+            for _ in range(20):
+                units = generator.normal(size=(len(chosen), 3))
+                units /= np.linalg.norm(units, axis=1, keepdims=True)
+                worst = max(worst, np.linalg.norm(encoder[:, chosen] @ units))
+            signs = (-1.0) ** np.arange(len(chosen))
+            worst = max(worst, np.linalg.norm(encoder[:, chosen] @ signs))
+        assert plain < 0.9 * worst, "the plain sum would be too little noise"
+        assert worst <= found.value * (1 + 1e-12)
+    assert mechanism.sensitivity_bound(1).exact
+
+
+def test_the_bound_for_too_many_patterns_is_one_and_is_not_loose():
+    generator = np.random.Generator(np.random.Philox(key=14))
+    for _ in range(30):
+        n = int(generator.integers(2, 11))
+        encoder = np.abs(generator.normal(size=(n, n))) * generator.uniform(0.2, 3.0, size=n)
+        gram = encoder.T @ encoder
+        for participations, separation in [(1, 1), (2, 1), (2, 3), (3, 2), (n, 1)]:
+            exact, bound = (
+                worst_pattern(gram, participations, separation),
+                pattern_bound(gram, participations, separation),
+            )
+            assert exact <= bound * (1 + 1e-12)
+            assert bound <= 1.35 * exact
+    large = make_mechanism("optimal", 200)
+    found = large.sensitivity_bound(20, 3)
+    assert not found.exact
+    assert large.sensitivity(20, 3, pattern="epochs") <= found.value
 
 
 def test_schedules_are_those_of_the_papers():
@@ -117,6 +241,9 @@ def test_schedules_are_those_of_the_papers():
         ("cancelling", 4, {"schedule": "uniform", "num_rounds": 9}),
         ("cancelling", 4, {"schedule": "paper", "num_rounds": 3}),
         ("independent", 4, {"schedule": "uniform"}),
+        ("tree", 4, {"decoder": "full"}),
+        ("optimal", 4, {"workload": "mu3"}),
+        ("optimal", 5000, {}),
     ],
 )
 def test_unknown_names_and_impossible_options_are_refused(arguments):
@@ -132,6 +259,7 @@ def test_releases_out_of_range_are_refused():
         lambda: mechanism.materialize(4),
         lambda: mechanism.sensitivity(0),
         lambda: mechanism.sensitivity(n=0),
+        lambda: mechanism.sensitivity(pattern="often"),
     ):
         with pytest.raises(ConfigurationError, match="Expected"):
             call()

@@ -1,6 +1,7 @@
 """The release rule: exact prefixes, no residual noise, nothing spent twice, nothing released beyond the budget."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,8 +29,15 @@ MECHANISMS = [
     {"mechanism": "cancelling", "schedule": "harmonic"},
     {"mechanism": "cancelling", "schedule": "paper"},
     {"mechanism": "independent"},
+    {"mechanism": "sqrt_toeplitz"},
+    {"mechanism": "banded", "bands": 4},
+    {"mechanism": "blt"},
+    {"mechanism": "tree"},
+    {"mechanism": "tree", "decoder": "dyadic"},
+    {"mechanism": "optimal"},
 ]
-mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(options.values()))
+MECHANISM_OPTIONS = ("bands", "buffers", "decoder", "workload")
+mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(map(str, options.values())))
 
 
 class DurableLedger(MemoryLedger):
@@ -39,6 +47,7 @@ class DurableLedger(MemoryLedger):
 
 
 def machine(ledger=None, keys=None, num_samples=200, **changes):
+    changes["mechanism_options"] = {k: changes.pop(k) for k in list(changes) if k in MECHANISM_OPTIONS}
     policy = PrivacyPolicy(**{"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 2.0, **changes})
     keys = SimulatedKeys(1, "m") if keys is None else keys
     return PrivateMachine(policy, D, num_samples, DurableLedger() if ledger is None else ledger, keys)
@@ -55,14 +64,16 @@ def zero(samples):
 def dense_prefixes(subject, releases, options, data=DATA):
     """P_1 .. P_releases from the definition: prefix sums of contributions plus dense B Z, each on the grid."""
     policy, plan, keys = subject.policy, subject.plan, SimulatedKeys(1, "m")
-    normals = np.array(
+    names = {key: value for key, value in options.items() if key != "mechanism"}
+    mechanism = make_mechanism(options["mechanism"], policy.max_participations, **names)
+    normals = np.concatenate(
         [
-            standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, policy.noise_quality)
+            standard_normals(
+                row_key(keys.secret_key, keys.nonce("s", k)), mechanism.draws(k) * D, policy.noise_quality
+            ).reshape(-1, D)
             for k in range(1, releases + 1)
         ]
     )
-    names = {key: value for key, value in options.items() if key != "mechanism"}
-    mechanism = make_mechanism(options["mechanism"], policy.max_participations, **names)
     noise = plan.noise_std * mechanism.decoder(releases) @ normals
     rows = data[: 2 * releases].reshape(releases, 2, D)
     norms = np.linalg.norm(rows, axis=2, keepdims=True)
@@ -374,3 +385,91 @@ def test_a_delta_the_noise_cannot_deliver_is_refused():
 
 def test_whole_numbers_and_floats_are_the_same_policy():
     assert machine(mu=2).plan.fingerprint == machine(mu=2.0).plan.fingerprint
+
+
+@mechanisms
+def test_a_stream_interrupted_at_any_release_goes_on_to_the_last_bit(options):
+    """Another process with the same ledger: what it remembers is all a machine needs."""
+    ledger, whole = DurableLedger(), machine(max_participations=40, **options)
+    for k in range(1, 41):
+        resumed = machine(ledger=ledger, max_participations=40, **options)
+        ours, theirs = resumed.release("s", k - 1, contribution), whole.release("s", k - 1, contribution)
+        assert (ours.values == theirs.values).all()
+
+
+def test_an_audit_would_see_noise_that_is_not_correlated_as_claimed():
+    """The planted bug of the test above: a resumed stream that forgets its state adds other noise."""
+    ledger, whole = DurableLedger(), machine(mechanism="blt")
+    for k in range(1, 6):
+        whole.release("s", k - 1, contribution)
+        resumed = machine(ledger=ledger, mechanism="blt")
+        with ledger.exclusive() as page:
+            if (stream := page.stream("s")) is not None:
+                state = tuple(np.zeros_like(values) for values in stream.noise_state)
+                page.commit("s", replace(stream, noise_state=state), page.account())
+        resumed.release("s", k - 1, contribution)
+    ours, theirs = machine(ledger=ledger, mechanism="blt").release("s", 5, zero), whole.release("s", 5, zero)
+    assert not np.allclose(ours.values, theirs.values)
+
+
+RETURNING = {"batch_size": 2, "max_participations": 12, "sample_participations": 3, "min_separation": 4}
+
+
+@pytest.mark.parametrize("name", ["independent", "cancelling", "sqrt_toeplitz", "banded", "blt", "tree", "optimal"])
+def test_samples_that_return_keep_their_declared_pattern_and_the_noise_covers_it(name):
+    subject, asked = machine(mechanism=name, **RETURNING), []
+    for k in range(1, 13):
+        subject.release("s", k - 1, lambda samples: asked.append(samples) or contribution(samples))
+    assert [(s.start, s.stop) for s in asked] == [(2 * (k % 4), 2 * (k % 4) + 2) for k in range(12)]
+    with pytest.raises(RefusedError, match="cap"):
+        subject.release("s", 12, contribution)
+    once = machine(mechanism=name, batch_size=2, max_participations=12).plan
+    encoder = subject.plan.mechanism.materialize()
+    worst = max(np.linalg.norm(encoder[:, j::4].sum(axis=1)) for j in range(4))
+    assert subject.plan.noise_std == pytest.approx(subject.plan.sensitivity * worst / 2.0)
+    assert subject.plan.noise_std > 1.3 * once.noise_std
+    assert subject.plan.mu == pytest.approx(2.0)
+    assert subject.plan.spent_mu(12) == pytest.approx(2.0)
+
+
+def test_a_second_session_of_returning_samples_spends_its_own_budget():
+    subject = machine(mechanism="blt", budget_mu=3.0, **RETURNING)
+    for session in ("a", "b"):
+        for k in range(1, 13):
+            subject.release(session, k - 1, contribution)
+    with pytest.raises(RefusedError, match="budget"):  # three times mu = 2 is more than 3
+        subject.release("c", 0, contribution)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sample_participations": 2, "min_separation": 5}, "max_participations <= sample_participations"),
+        ({"min_separation": 5}, "only with sample_participations > 1"),
+        ({"sample_participations": 0}, "sample_participations"),
+        ({"clip_unit": "batch"}, "clip_unit"),
+        ({"sample_participations": 2, "min_separation": 150, "max_participations": 200}, "min_separation <="),
+    ],
+)
+def test_patterns_that_cannot_hold_are_refused(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        machine(**changes)
+
+
+def test_an_update_is_clipped_as_a_whole_and_charged_as_one():
+    subject = machine(clip_unit="update", batch_size=5, trust="trusted-server")
+    release = subject.release("s", 0, lambda samples: 7.0 * np.ones((1, D)))
+    assert np.linalg.norm(release.values) == pytest.approx(1.0, abs=1e-5)
+    assert subject.policy.sensitivity == 2.0
+    assert machine(clip_unit="contractive", batch_size=5).policy.sensitivity == pytest.approx(0.4, rel=1e-5)
+    assert machine(clip_unit="contractive", batch_size=5).policy.sensitivity > 0.4
+    with pytest.raises(ConfigurationError, match="shape"):
+        machine(clip_unit="update").release("s", 0, contribution)
+
+
+def test_an_update_that_cannot_be_computed_on_a_real_machine_counts_as_zero():
+    def failing(samples):
+        raise ValueError("the third sample is 7")
+
+    subject = machine(clip_unit="update", keys=SystemKeys.generate(), trust="trusted-server")
+    assert (subject.release("s", 0, failing).values == 0).all()

@@ -5,9 +5,20 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
-from murmurfl.strategies import Mu2, NoisySGD, TrustedMu2, mu2_start, mu2_step, noisy_sgd_step, sample_machines
+from murmurfl.strategies import (
+    Mu2,
+    NoisySGD,
+    OnlineFedSGD,
+    TrustedMu2,
+    mu2_start,
+    mu2_step,
+    noisy_sgd_step,
+    online_step,
+    sample_machines,
+)
 from murmurfl.strategies.mu2 import project_to_ball
 from murmurfl.strategies.noisy_sgd import NoisySGDState
+from murmurfl.strategies.online import OnlineState
 
 rng = np.random.Generator(np.random.Philox(key=21))
 
@@ -50,6 +61,18 @@ def test_noisy_sgd_is_a_projected_step():
     state = NoisySGDState(np.zeros(2), np.array([1.0, 0.0]))
     state = noisy_sgd_step(state, np.array([-8.0, 0.0]), clients_per_round=4, learning_rate=0.5, diameter=3.0)
     assert state.w == pytest.approx([1.5, 0.0])
+
+
+def test_online_learning_steps_by_the_mean_of_what_was_asked_for():
+    """x^{r+1} = x^r - eta~ / n sum of replies, eta~ = eta eta_g tau (zhang-2025, algorithm 1)."""
+    options = {"num_clients": 4, "clients_per_round": 4, "learning_rate": 0.1, "local_steps": 5}
+    assert OnlineFedSGD(**options).step_size == pytest.approx(0.5)
+    assert OnlineFedSGD(**options, global_learning_rate=3.0).step_size == pytest.approx(1.5)
+    state = online_step(OnlineState(np.ones(2)), np.array([4.0, 8.0]), clients_per_round=4, step=0.5)
+    assert state.x == pytest.approx([0.5, 0.0])
+    for wrong in ({"learning_rate": 0.0}, {"local_steps": 0}, {"global_learning_rate": math.inf}):
+        with pytest.raises(ConfigurationError, match="Expected"):
+            OnlineFedSGD(**{**options, **wrong})
 
 
 def test_projection_leaves_inner_points_alone():

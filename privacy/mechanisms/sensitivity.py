@@ -1,0 +1,150 @@
+r"""How much an encoder C stretches what one sample contributes, for every way in which it may come back.
+
+A sample that takes part in releases P changes C G by sum_{j in P} c_j u_j^T with ||u_j|| <= 1 and c_j column j of C.
+Its square is at most sum_{i, j in P} |<c_i, c_j>|, with equality where no <c_i, c_j> is negative (all u_j alike). So
+with the Gram matrix G = C^T C:
+
+* no negative entry: the sensitivity is the square root of the largest sum of G over an allowed pattern, *exact*;
+* negative entries: that sum over |G| is an *upper bound*. The plain sum of the columns is then a lower bound, for the
+  u_j may be opposite, and is never used.
+
+Patterns are ``separated`` (at most k releases, any two at least s apart) and ``epochs`` (at most k releases, each s
+after the one before).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pattern = Literal["separated", "epochs"]
+PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+
+_MOST_PATTERNS = 200_000
+_NEGATIVE = 1e-12
+
+
+class Sensitivity(NamedTuple):
+    """The largest change of C G by one sample, in units of the change of one release.
+
+    Parameters
+    ----------
+    value : float
+        Never less than the true one.
+    exact : bool
+        Whether it is the true one; otherwise an upper bound.
+    method : str
+        How it was found.
+    """
+
+    value: float
+    exact: bool
+    method: str
+
+
+def dense_sensitivity(
+    encoder: NDArray[np.float64], num_participations: int, min_separation: int, pattern: Pattern
+) -> Sensitivity:
+    """The sensitivity of any encoder that can be written out.
+
+    Parameters
+    ----------
+    encoder : ndarray of shape (rows, n)
+        C.
+    num_participations : int
+        k.
+    min_separation : int
+        s.
+    pattern : {"separated", "epochs"}
+
+    Returns
+    -------
+    Sensitivity
+
+    Notes
+    -----
+    **Formal guarantees.** The value is an upper bound on the L2 change of C G under replacement of one sample with an
+    allowed pattern, in units of the change of one release; see the module for when it is exact.
+    """
+    gram = encoder.T @ encoder
+    if num_participations == 1:
+        return Sensitivity(float(np.sqrt(gram.diagonal().max())), True, "largest column")
+    exact = bool(gram.min() >= -_NEGATIVE * gram.max())
+    gram = np.abs(gram)
+    why = "" if exact else ", of |C^T C| for it has negative entries"
+    if pattern == "epochs":
+        worst = max(
+            float(gram[np.ix_(chosen, chosen)].sum())
+            for chosen in (np.arange(j, len(gram), min_separation)[:num_participations] for j in range(min_separation))
+            if len(chosen)
+        )
+        return Sensitivity(float(np.sqrt(worst)), exact, f"all epoch patterns tried{why}")
+    if _count_patterns(len(gram), num_participations, min_separation) <= _MOST_PATTERNS:
+        worst = worst_pattern(gram, num_participations, min_separation)
+        return Sensitivity(float(np.sqrt(worst)), exact, f"all patterns tried{why}")
+    worst = pattern_bound(gram, num_participations, min_separation)
+    return Sensitivity(float(np.sqrt(worst)), False, f"bound by the best partners of each release{why}")
+
+
+def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
+    """Largest sum of ``gram`` over pairs of a separated pattern, by trying every pattern; gram has no negative entry.
+
+    Parameters
+    ----------
+    gram : ndarray of shape (n, n)
+    num_participations, min_separation : int
+        k and s.
+    """
+    # Shorter ones too: {2} cannot be extended within three releases two apart.
+    n, worst = len(gram), 0.0
+    for size in range(1, min(num_participations, (n - 1) // min_separation + 1) + 1):
+        stretch = np.arange(size) * (min_separation - 1)
+        for compact in combinations(range(n - (size - 1) * (min_separation - 1)), size):
+            chosen = np.array(compact) + stretch
+            worst = max(worst, float(gram[np.ix_(chosen, chosen)].sum()))
+    return worst
+
+
+def pattern_bound(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
+    """An upper bound on :func:`worst_pattern` in O(n^2 k): each release with its best partners, not with common ones.
+
+    With r_i the largest sum of row i of ``gram`` over i and up to k - 1 releases that are separated from i and from
+    each other, the sum over a pattern P is sum_{i in P} sum_{j in P} G_ij <= sum_{i in P} r_i, and the right side is
+    maximised exactly. Both maxima are of separated selections with non-negative weights: dynamic programming.
+    """
+    n = len(gram)
+    distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    partners = np.where(distance >= min_separation, gram, 0.0)
+    reach = gram.diagonal() + best_selection(partners, num_participations - 1, min_separation)
+    return float(best_selection(reach[None], num_participations, min_separation)[0])
+
+
+def best_selection(weights: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
+    """For each row, the largest sum of at most ``count`` weights at least ``separation`` apart.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (rows, n)
+        Non-negative.
+
+    Returns
+    -------
+    ndarray of shape (rows,)
+    """
+    rows, n = weights.shape
+    best = np.zeros((rows, n + 1))
+    for _ in range(min(count, (n - 1) // separation + 1)):
+        longer = np.zeros_like(best)
+        for i in range(n):
+            longer[:, i + 1] = np.maximum(longer[:, i], weights[:, i] + best[:, max(i + 1 - separation, 0)])
+        best = longer
+    return best[:, -1]
+
+
+def _count_patterns(n: int, num_participations: int, min_separation: int) -> int:
+    sizes = range(1, min(num_participations, (n - 1) // min_separation + 1) + 1)
+    return sum(comb(n - (size - 1) * (min_separation - 1), size) for size in sizes)
