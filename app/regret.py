@@ -110,7 +110,7 @@ class OnlineLosses:
         inputs["local steps"] = self._local_steps
         shape = (self._num_rounds,)
         return cached(
-            "optima of online learning, 1",
+            "optima of online learning, 2",
             inputs,
             compute,
             lambda found: all(found[name].shape == shape for name in ("of each round", "fixed")),
@@ -118,14 +118,15 @@ class OnlineLosses:
 
 
 def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """The least mean loss over some samples and where; where it is not attained, to about 1e-5."""
+    """The least mean loss over some samples and where; where it is not attained, to about 1e-4."""
     from scipy.optimize import minimize
 
+    double = np.asarray(samples[0], dtype=np.float64), samples[1]  # once, and not at every step
     found = minimize(
-        lambda weight: model.loss_and_gradient(weight, samples),
+        lambda weight: model.loss_and_gradient(weight, double),
         start,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-7},
+        options={"maxiter": 500, "ftol": 1e-9, "gtol": 1e-5},
     )
     return float(found.fun), found.x

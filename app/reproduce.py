@@ -127,8 +127,9 @@ def run_cells(
             waiting.append((key, config, path))
     if on_run is not None:
         on_run(len(results), len(configs))
-    # The longest first, so that no worker is left with one at the end: a run costs its client updates.
-    waiting.sort(key=lambda item: -item[1].num_clients / max(item[1].clients_per_round, 1))
+    # The longest first, so that no worker is left with one at the end: a run costs its client updates. Then by seed:
+    # data that are made from it are made once.
+    waiting.sort(key=lambda item: (-item[1].num_clients / max(item[1].clients_per_round, 1), item[1].seed))
     workers = 1 if engine == "ray" else jobs or os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, max(len(waiting), 1)), mp_context=context, initializer=_one_thread) as pool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from murmurfl.app.reproduce import markdown_table, table_rows
 
-from . import engines, noise, profile, scale
+from . import engines, mechanisms, noise, profile, scale
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -124,6 +124,7 @@ BLOCKS = {
         "scale": part("scale", scale.table),
         "peers": part("peers", peers.table),
     },
+    "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {name: lambda name=name: table(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
 }
 
