@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from .sensitivity import PATTERNS, Pattern, Sensitivity, dense_sensitivity
+from .sensitivity import PATTERNS, Gram, Pattern, Sensitivity, gram_sensitivity
 
 State = tuple[NDArray[np.floating], ...]
 """What the next increment is made from: arrays of the parameters' size."""
@@ -167,7 +167,7 @@ class Mechanism(ABC):
         return min(stds), max(stds)
 
     def increment_bound(self, release: int) -> float | None:
-        """The largest magnitude of a value added or removed, in units of the largest normal; None if not known."""
+        """No value added or removed is larger in magnitude, in units of the largest normal; None if not known."""
         return None
 
     def noise_std(self, sensitivity: float, mu: float, **pattern: Any) -> float:
@@ -250,11 +250,19 @@ class Mechanism(ABC):
         value = self._sensitivity(n, num_participations, min_separation)
         if value is not None:
             return Sensitivity(value, True, "formula")
-        return dense_sensitivity(self.materialize(n), num_participations, min_separation, pattern)
+        if num_participations == 1:
+            return Sensitivity(float(np.linalg.norm(self.materialize(n), axis=0).max()), True, "largest column")
+        return gram_sensitivity(self._gram(n), n, num_participations, min_separation, pattern)
 
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float | None:
         """The exact sensitivity where a formula is proved for it, for both patterns; None where none is."""
         return None
+
+    def _gram(self, n: int) -> Gram:
+        """C^T C for the first n releases."""
+        encoder = self.materialize(n)
+        gram = encoder.T @ encoder
+        return lambda releases: gram[np.ix_(releases, releases)]
 
     def _check_n(self, n: int | None) -> int:
         if n is None:

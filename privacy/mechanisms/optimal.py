@@ -36,7 +36,7 @@ Workload = Literal["prefix-sum", "mu2"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 
 _TOLERANCE = 1e-3
-_MOST_RELEASES = 4096
+_MOST_RELEASES: dict[Workload, int] = {"prefix-sum": 4096, "mu2": 1024}
 _FIXED_POINT_STEPS = 5
 _MOST_STEPS = 200
 # Multipliers of columns whose bound does not bind go to zero; their logarithms stop so far from the start's largest.
@@ -51,7 +51,7 @@ class OptimalNoise(HistoryMechanism):
     Parameters
     ----------
     num_releases : int
-        K, the most releases of one stream; at most 4096, for C is dense.
+        K, the most releases of one stream; at most 4096, or 1024 with ``mu2``, for C is dense and must be found.
     workload : {"prefix-sum", "mu2"}
         Whose error is least (module description).
 
@@ -68,10 +68,11 @@ class OptimalNoise(HistoryMechanism):
         super().__init__(num_releases)
         if workload not in WORKLOADS:
             raise ConfigurationError(f"Expected workload one of {WORKLOADS}, got {workload!r}.")
-        if self.num_releases > _MOST_RELEASES:
+        most = _MOST_RELEASES[workload]
+        if self.num_releases > most:
             raise ConfigurationError(
-                f"Expected num_releases <= {_MOST_RELEASES} for the dense mechanism 'optimal', got "
-                f"{self.num_releases}: use 'blt' or 'banded'."
+                f"Expected num_releases <= {most} for the dense mechanism 'optimal' with workload {workload!r}, got "
+                f"{self.num_releases}: use {'blt' if workload == 'prefix-sum' else 'cancelling'!r}."
             )
         self.workload: Workload = workload
 
@@ -147,13 +148,13 @@ def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE
     **Formal guarantees.** The columns have norm 1 up to rounding whatever the gap: the gap is about error, not privacy.
     """
     gram = workload.T @ workload
-    gap = np.inf
+    gap, accurate = np.inf, True
 
     def negative_dual(logarithms: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        nonlocal gap
+        nonlocal gap, accurate
         multipliers = np.exp(logarithms)
         roots = np.sqrt(multipliers)
-        values, vectors = _square_root(gram, workload, roots)
+        values, vectors, accurate = _square_root(gram, workload, roots, accurate)
         diagonal = vectors**2 @ values  # of S
         trace, total = diagonal.sum(), multipliers.sum()
         # X(v) with its rows and columns scaled to a unit diagonal: its inverse, and the objective.
@@ -193,14 +194,15 @@ class _FoundError(Exception):
 
 
 def _square_root(
-    gram: NDArray[np.float64], workload: NDArray[np.float64], roots: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Eigenvalues and eigenvectors of S = (D^{1/2} W D^{1/2})^{1/2}."""
-    values, vectors = eigh(roots[:, None] * gram * roots, overwrite_a=True, check_finite=False)
-    if values[0] > _ILL_CONDITIONED * values[-1]:
-        return np.sqrt(values), vectors
+    gram: NDArray[np.float64], workload: NDArray[np.float64], roots: NDArray[np.float64], accurate: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """Eigenvalues and eigenvectors of S = (D^{1/2} W D^{1/2})^{1/2}, and whether W itself is accurate enough for it."""
+    if accurate:
+        values, vectors = eigh(roots[:, None] * gram * roots, overwrite_a=True, check_finite=False)
+        if values[0] > _ILL_CONDITIONED * values[-1]:
+            return np.sqrt(values), vectors, True
     _, values, transposed = svd(workload * roots, full_matrices=False, overwrite_a=True, check_finite=False)
-    return values, transposed.T
+    return values, transposed.T, False
 
 
 def _encoder_of(square: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ after the one before).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from math import comb
 from typing import Literal, NamedTuple, get_args
@@ -23,6 +24,9 @@ from numpy.typing import NDArray
 
 Pattern = Literal["separated", "epochs"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
+
+Gram = Callable[[NDArray[np.intp]], NDArray[np.float64]]
+"""The rows and columns of C^T C that belong to the given releases, counted from 0: shape (releases, releases)."""
 
 _MOST_PATTERNS = 200_000
 _NEGATIVE = 1e-12
@@ -46,15 +50,15 @@ class Sensitivity(NamedTuple):
     method: str
 
 
-def dense_sensitivity(
-    encoder: NDArray[np.float64], num_participations: int, min_separation: int, pattern: Pattern
-) -> Sensitivity:
-    """The sensitivity of any encoder that can be written out.
+def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation: int, pattern: Pattern) -> Sensitivity:
+    """The sensitivity of any encoder whose C^T C is known, where a sample may come back.
 
     Parameters
     ----------
-    encoder : ndarray of shape (rows, n)
-        C.
+    gram : callable
+        Entries of C^T C for the first n releases. ``epochs`` asks for those of one pattern at a time.
+    n : int
+        Releases.
     num_participations : int
         k.
     min_separation : int
@@ -70,24 +74,19 @@ def dense_sensitivity(
     **Formal guarantees.** The value is an upper bound on the L2 change of C G under replacement of one sample with an
     allowed pattern, in units of the change of one release; see the module for when it is exact.
     """
-    gram = encoder.T @ encoder
-    if num_participations == 1:
-        return Sensitivity(float(np.sqrt(gram.diagonal().max())), True, "largest column")
-    exact = bool(gram.min() >= -_NEGATIVE * gram.max())
-    gram = np.abs(gram)
-    why = "" if exact else ", of |C^T C| for it has negative entries"
     if pattern == "epochs":
-        worst = max(
-            float(gram[np.ix_(chosen, chosen)].sum())
-            for chosen in (np.arange(j, len(gram), min_separation)[:num_participations] for j in range(min_separation))
-            if len(chosen)
-        )
-        return Sensitivity(float(np.sqrt(worst)), exact, f"all epoch patterns tried{why}")
-    if _count_patterns(len(gram), num_participations, min_separation) <= _MOST_PATTERNS:
-        worst = worst_pattern(gram, num_participations, min_separation)
-        return Sensitivity(float(np.sqrt(worst)), exact, f"all patterns tried{why}")
-    worst = pattern_bound(gram, num_participations, min_separation)
-    return Sensitivity(float(np.sqrt(worst)), False, f"bound by the best partners of each release{why}")
+        worst, exact = 0.0, True
+        for start in range(min(min_separation, n)):
+            block = gram(np.arange(start, n, min_separation)[:num_participations])
+            worst, exact = max(worst, float(np.abs(block).sum())), exact and _non_negative(block)
+        return Sensitivity(float(np.sqrt(worst)), exact, f"all epoch patterns tried{_why(exact)}")
+    whole = gram(np.arange(n))
+    exact, whole = _non_negative(whole), np.abs(whole)
+    if _count_patterns(n, num_participations, min_separation) <= _MOST_PATTERNS:
+        worst = worst_pattern(whole, num_participations, min_separation)
+        return Sensitivity(float(np.sqrt(worst)), exact, f"all patterns tried{_why(exact)}")
+    worst = pattern_bound(whole, num_participations, min_separation)
+    return Sensitivity(float(np.sqrt(worst)), False, f"bound by the best partners of each release{_why(exact)}")
 
 
 def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
@@ -148,3 +147,12 @@ def best_selection(weights: NDArray[np.float64], count: int, separation: int) ->
 def _count_patterns(n: int, num_participations: int, min_separation: int) -> int:
     sizes = range(1, min(num_participations, (n - 1) // min_separation + 1) + 1)
     return sum(comb(n - (size - 1) * (min_separation - 1), size) for size in sizes)
+
+
+def _non_negative(gram: NDArray[np.float64]) -> bool:
+    """Whether no entry is negative beyond rounding; the absolute values are taken in any case."""
+    return bool(gram.min() >= -_NEGATIVE * gram.max())
+
+
+def _why(exact: bool) -> str:
+    return "" if exact else ", of |C^T C| for it has negative entries"

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
 from .base import Increment, Mechanism, Memory, State
+from .sensitivity import Gram
 
 Decoder = Literal["least-squares", "dyadic"]
 DECODERS: tuple[Decoder, ...] = get_args(Decoder)
@@ -117,6 +118,16 @@ class TreeNoise(Mechanism):
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float | None:
         # Complete nodes over release j: those of the first release are 1, 2, 4, ... long, and none is in more.
         return math.sqrt(n.bit_length()) if num_participations == 1 else None
+
+    def _gram(self, n: int) -> Gram:
+        def common_nodes(releases: NDArray[np.intp]) -> NDArray[np.float64]:
+            shared = np.zeros((len(releases), len(releases)))
+            for height in range(n.bit_length()):
+                nodes = releases >> height
+                shared += np.equal.outer(nodes, nodes) & (nodes < n >> height)
+            return shared
+
+        return common_nodes
 
     def _own_weight(self, height: int) -> float:
         if self.decoder_name == "dyadic":

@@ -244,6 +244,7 @@ def test_schedules_are_those_of_the_papers():
         ("tree", 4, {"decoder": "full"}),
         ("optimal", 4, {"workload": "mu3"}),
         ("optimal", 5000, {}),
+        ("optimal", 1100, {"workload": "mu2"}),
     ],
 )
 def test_unknown_names_and_impossible_options_are_refused(arguments):

@@ -58,3 +58,20 @@ def test_a_long_stream_keeps_one_array_a_height():
         state = mechanism.increment(state, k, np.ones(2 * mechanism.draws(k))).state
         assert len(state) == k.bit_count()
     assert mechanism.memory_bytes(10**6) == 8 * 10**6 * 10
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 12, 13, 64, 100])
+def test_overlaps_are_counted_without_writing_the_encoder_out(n):
+    mechanism = make_mechanism("tree", 100)
+    encoder = mechanism.materialize(n)
+    some = np.arange(n)[::-2]
+    assert (mechanism._gram(n)(some) == (encoder.T @ encoder)[np.ix_(some, some)]).all()
+
+
+def test_the_sensitivity_of_ten_thousand_releases_needs_no_dense_encoder(monkeypatch):
+    mechanism = make_mechanism("tree", 10_000)
+    monkeypatch.setattr(mechanism, "materialize", None)
+    assert mechanism.sensitivity() == pytest.approx(np.sqrt(14))
+    found = mechanism.sensitivity_bound(5, 2000, pattern="epochs")
+    assert found.exact
+    assert found.value == pytest.approx(10.0), "what the dense search finds in 43 s"
