@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from murmurfl.app.papers import REPRODUCTIONS
 from murmurfl.app.reproduce import markdown_table, table_rows
 
 from . import engines, mechanisms, noise, profile, scale
@@ -125,7 +126,9 @@ BLOCKS = {
         "peers": part("peers", peers.table),
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
-    "docs/results.md": {name: lambda name=name: table(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
+    "docs/results.md": {
+        name: lambda name=name: table(name) for name in REPRODUCTIONS if (DOCUMENTS / f"{name}.json").exists()
+    },
 }
 
 
