@@ -1,0 +1,29 @@
+"""Measuring privacy: lower bounds on mu and epsilon of the code that runs, to hold against what it claims.
+
+Formal guarantees
+-----------------
+None is given to anybody's data. A lower bound above the claim refutes the claim (at the stated confidence); one below
+it proves nothing, for another attack may do better. Both audits ask the machines' own code: policy, ledger, keys,
+clipping, noise and release rule.
+"""
+
+from .bounds import epsilon_bound, error_bound, mu_bound
+from .many_runs import Answers, AuditResult, Streams, audit_client, likelihood_weights, prefix_sums
+from .one_run import OneRunResult, audit_one_run, canary_scores, one_run_epsilon, one_run_p_value
+
+__all__ = [
+    "Answers",
+    "AuditResult",
+    "OneRunResult",
+    "Streams",
+    "audit_client",
+    "audit_one_run",
+    "canary_scores",
+    "epsilon_bound",
+    "error_bound",
+    "likelihood_weights",
+    "mu_bound",
+    "one_run_epsilon",
+    "one_run_p_value",
+    "prefix_sums",
+]

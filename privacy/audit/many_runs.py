@@ -1,0 +1,326 @@
+r"""The audit of many runs: how well a canary's presence shows in everything a machine sends.
+
+Two neighbouring data sets differ in one sample, the canary. The machine's whole stream is run many times on each, with
+fresh keys, and its noisy prefix sums P_1 .. P_K are put together again from its messages, whatever was acknowledged.
+Numbers made from them, *statistics*, then tell the data sets apart with certain errors, and these bound mu and epsilon
+from below (:mod:`.bounds`). All statistics are linear, on the directions in which the canary moves the prefixes:
+
+``claimed likelihood ratio``
+    With Delta P the canary's change of the prefix sums: their projection on (B B^T)^{-1} Delta P, which is C G + Z
+    projected on the canary's C Delta G. The best there is against the C that is claimed.
+``release k``, ``release k less the one before``
+    A prefix sum, or what release k added to it, by itself.
+``fitted``
+    The projection on (covariance)^{-1} (difference of means), both from the runs: the best there is against whatever
+    noise is really there, such as none in one combination. Left out where too few runs would have to settle it.
+
+A quarter of the runs fits, the next one chooses the canary and the statistic, both together choose its thresholds, and
+half of the runs is counted. So what is counted was fixed beforehand, and only the errors of two thresholds (one for mu,
+one for epsilon) share the confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigurationError, RefusedError
+from ..gdp import gdp_epsilon
+from ..mechanisms import Mechanism
+from ..policy import PrivacyPolicy, ReleaseRule
+from ..release import Release
+from .bounds import epsilon_bound, error_bound, mu_bound
+
+Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
+"""What the machines of some runs answer to request k, from 1: one acknowledgement and one release a run."""
+
+Streams = Callable[[str | None, range], Answers]
+"""Fresh machines for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
+all these machines may have keys in common."""
+
+# So many runs are held at a time.
+_TOGETHER = 250
+# What one combination of releases needs to be fitted.
+_RUNS_PER_WEIGHT = 10
+_RIDGE = 1e-12
+# A statistic this many of its standard deviations apart has no noise in it: only the grid's rounding.
+_UNNOISED = 1e4
+# False alarms and misses, for mu and for epsilon.
+_BOUNDS = 4
+# A threshold is chosen by bounds this sure: one with few errors by luck is not.
+_CHOOSING = 1e-6
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What was claimed and what was measured.
+
+    Parameters
+    ----------
+    claimed_mu, claimed_epsilon : float
+        For exactly the releases that were run; epsilon at ``delta``.
+    delta : float
+    measured_mu : float
+        No mu-GDP with a smaller mu allows what was counted. Infinite where a statistic moved with the canary and not
+        with the noise.
+    measured_epsilon : float
+        No (epsilon, delta)-DP with a smaller epsilon allows what was counted, whatever the noise. Never above the
+        logarithm of the number of runs, unless infinite as above.
+    estimated_mu : float
+        The canary's mean move of the statistic over its standard deviation: mu if the noise is Gaussian. No bound.
+    confidence : float
+        With which both bounds hold together.
+    runs : int
+        On each of the two data sets; half of them were counted.
+    canary, statistic : str
+        What told the data sets apart best, in the runs that chose.
+    """
+
+    claimed_mu: float
+    claimed_epsilon: float
+    delta: float
+    measured_mu: float
+    measured_epsilon: float
+    estimated_mu: float
+    confidence: float
+    runs: int
+    canary: str
+    statistic: str
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is refuted, at the stated confidence."""
+        return self.measured_mu > self.claimed_mu or self.measured_epsilon > self.claimed_epsilon
+
+    @property
+    def epsilon_of_measured_mu(self) -> float:
+        """Epsilon at delta of a Gaussian mechanism with the measured mu."""
+        return gdp_epsilon(self.measured_mu, self.delta)
+
+    @property
+    def largest_measurable_mu(self) -> float:
+        """What would have been measured without any error: above it these runs tell nothing of noise."""
+        least = error_bound(0, self.runs - self.runs // 2, (1.0 - self.confidence) / _BOUNDS)
+        return float(mu_bound(least, least))
+
+
+def audit_client(
+    policy: PrivacyPolicy,
+    streams: Streams,
+    shifts: Mapping[str, NDArray[np.floating]],
+    *,
+    runs: int = 2000,
+    lost: Sequence[bool] = (),
+    confidence: float = 0.95,
+) -> AuditResult:
+    """Measure the privacy of machines by the best of several canaries and statistics.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        What the machines claim to keep to.
+    streams : callable
+        Makes the machines of some runs and asks them (:data:`Streams`).
+    shifts : mapping of str to ndarray of shape (releases, parameters)
+        For each canary, by how much it moves the prefix sums P_1 .. P_K; not zero. All have the same shape; with fewer
+        releases than the policy's cap, the claim is that of so many.
+    runs : int
+        Of each data set; >= 20.
+    lost : sequence of bool
+        Whether release k never reached the server, for its acknowledgements; the auditor has it all the same. Default
+        none.
+    confidence : float
+        Of both bounds together.
+
+    Returns
+    -------
+    AuditResult
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy claims nothing, an argument does not fit, or a machine refuses.
+
+    Notes
+    -----
+    **Formal guarantees.** With probability at least ``confidence`` over the runs' keys, the measured bounds are not
+    above the true mu and epsilon for replacement of one sample, if the keys are as good as random: an honest machine
+    is accused with probability at most 1 - confidence. An infinite result is no confidence bound: it says that in all
+    runs the canary moved a statistic by 10^4 times its spread.
+    """
+    shapes = {np.shape(shift) for shift in shifts.values()}
+    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
+        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+    if runs < 20 or not 0 < confidence < 1:
+        raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
+    ((releases, parameters),) = shapes
+    plan = policy.plan(parameters)
+    if plan.noise_std == 0.0:
+        raise ConfigurationError("Expected a policy with noise of the machine's own, got 'trusted-server'.")
+    directions = _row_space(np.concatenate(list(shifts.values())))
+
+    def transcripts(canary: str | None) -> NDArray[np.float64]:
+        blocks = [range(start, min(start + _TOGETHER, runs)) for start in range(0, runs, _TOGETHER)]
+        parts = [
+            prefix_sums(streams(canary, block), len(block), releases, directions, lost, policy.release_rule)
+            for block in blocks
+        ]
+        return np.concatenate(parts)
+
+    fit, choose = slice(runs // 4), slice(runs // 4, runs // 2)
+    without = transcripts(None)
+
+    def scored() -> Iterator[tuple[str, str, list[NDArray[np.float64]]]]:
+        for canary, shift in shifts.items():
+            own = _row_space(shift @ directions.T)
+            pair = without @ own.T, transcripts(canary) @ own.T
+            weights = _statistics(plan.mechanism, shift @ directions.T @ own.T, *(sums[fit] for sums in pair))
+            for statistic, weight in weights.items():
+                yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
+
+    canary, statistic, scores = max(scored(), key=lambda found: _separation(*(score[choose] for score in found[2])))
+    chosen, counted = ([score[part] for score in scores] for part in (slice(runs // 2), slice(runs // 2, None)))
+    estimated, significance = _separation(*counted), (1.0 - confidence) / _BOUNDS
+    mu, epsilon = math.inf, math.inf
+    if estimated < _UNNOISED:
+        mu = _measured(mu_bound, chosen, counted, significance)
+        epsilon = _measured(partial(epsilon_bound, delta=policy.delta), chosen, counted, significance)
+    claimed = plan.spent_mu(releases)
+    return AuditResult(
+        claimed_mu=claimed,
+        claimed_epsilon=gdp_epsilon(claimed, policy.delta),
+        delta=policy.delta,
+        measured_mu=mu,
+        measured_epsilon=epsilon,
+        estimated_mu=estimated,
+        confidence=confidence,
+        runs=runs,
+        canary=canary,
+        statistic=statistic,
+    )
+
+
+def prefix_sums(
+    answers: Answers,
+    runs: int,
+    releases: int,
+    directions: NDArray[np.floating] | None = None,
+    lost: Sequence[bool] = (),
+    rule: ReleaseRule = "acknowledged",
+) -> NDArray[np.float64]:
+    """The noisy prefix sums of some runs, put together again from what was sent.
+
+    Parameters
+    ----------
+    answers : callable
+        Of ``runs`` machines (:data:`Answers`).
+    runs, releases : int
+    directions : ndarray of shape (rank, parameters)
+        What is kept of a prefix sum: its product with each row; default the whole of it, rank = parameters.
+    lost : sequence of bool
+        Whether release k is never acknowledged; default none.
+    rule : {"acknowledged", "paper"}
+        The policy's release rule: whether a message is P_k - P_ack or P_k - P_{k-1}.
+
+    Returns
+    -------
+    ndarray of shape (runs, releases, rank)
+
+    Raises
+    ------
+    ConfigurationError
+        If a machine refuses, or lost is not one for each release.
+    """
+    if len(lost) not in (0, releases):
+        raise ConfigurationError(f"Expected one entry of lost for each of {releases} releases, got {len(lost)}.")
+    sums: list[NDArray[np.floating]] = []
+    ack = 0
+    for k in range(1, releases + 1):
+        messages = []
+        for release in answers(k, [ack] * runs):
+            if isinstance(release, RefusedError):
+                raise ConfigurationError(f"Expected {releases} releases, got a refusal of release {k}: {release}.")
+            messages.append(release.values if directions is None else directions @ release.values)
+        base = ack if rule == "acknowledged" else k - 1
+        sums.append(np.array(messages) + (sums[base - 1] if base else 0.0))
+        if not (lost and lost[k - 1]):
+            ack = k
+    return np.stack(sums, axis=1, dtype=np.float64)
+
+
+def likelihood_weights(mechanism: Mechanism, shift: NDArray[np.floating]) -> NDArray[np.float64]:
+    """What to weight noisy prefix sums with, to see a shift of them best: (B B^T)^{-1} shift.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    shift : ndarray of shape (releases, ...)
+
+    Returns
+    -------
+    ndarray of the shift's shape
+    """
+    decoder = mechanism.decoder(len(shift))
+    return np.asarray(np.linalg.solve(decoder @ decoder.T, shift), dtype=np.float64)
+
+
+def _row_space(rows: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Orthonormal rows that span those given."""
+    _, values, directions = np.linalg.svd(rows, full_matrices=False)
+    return directions[values > 1e-9 * values[0]]
+
+
+def _statistics(
+    mechanism: Mechanism, shift: NDArray[np.float64], without: NDArray[np.float64], present: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Weights of every statistic by its name, each of the shift's shape (releases, rank)."""
+    weights = {"claimed likelihood ratio": likelihood_weights(mechanism, shift)}
+    rows = np.eye(len(shift))
+    for k, (own, step) in enumerate(zip(shift, np.diff(shift, axis=0, prepend=0.0), strict=True)):
+        if own.any():
+            weights[f"release {k + 1}"] = np.outer(rows[k], own)
+        if step.any():
+            weights[f"release {k + 1} less the one before"] = np.outer(rows[k] - (rows[k - 1] if k else 0.0), step)
+    if 2 * len(without) >= _RUNS_PER_WEIGHT * shift.size:
+        groups = [group.reshape(len(group), -1) for group in (without, present)]
+        centred = np.concatenate([group - group.mean(axis=0) for group in groups])
+        covariance = centred.T @ centred / len(centred)
+        covariance += _RIDGE * covariance.trace() / shift.size * np.eye(shift.size)
+        difference = groups[1].mean(axis=0) - groups[0].mean(axis=0)
+        weights["fitted"] = np.linalg.solve(covariance, difference).reshape(shift.shape)
+    return weights
+
+
+def _separation(without: NDArray[np.float64], present: NDArray[np.float64]) -> float:
+    """How far apart the two are, in standard deviations; the canary's is the larger."""
+    spread = math.sqrt((without.var() + present.var()) / 2)
+    move = float(present.mean() - without.mean())
+    return move / spread if spread > 0 else math.copysign(math.inf, move)
+
+
+def _measured(
+    bound: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+    chosen: Sequence[NDArray[np.float64]],
+    counted: Sequence[NDArray[np.float64]],
+    significance: float,
+) -> float:
+    """The bound from the counted runs, at the threshold where it is largest for those that choose."""
+    candidates = np.concatenate(chosen)
+    threshold = candidates[np.argmax(bound(*_errors(chosen, candidates, _CHOOSING)))]
+    return float(bound(*_errors(counted, np.array([threshold]), significance))[0])
+
+
+def _errors(
+    scores: Sequence[NDArray[np.float64]], thresholds: NDArray[np.float64], significance: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bounds on false alarms and misses of saying "present" above each threshold."""
+    below = [np.searchsorted(np.sort(score), thresholds, side="right") for score in scores]
+    return (
+        error_bound(len(scores[0]) - below[0], len(scores[0]), significance),
+        error_bound(below[1], len(scores[1]), significance),
+    )
