@@ -17,6 +17,8 @@ from ..privacy import MurmurflError
 from .config import RunConfig, parse_assignments
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 
+_AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
+
 cli = typer.Typer(
     help="Private federated learning whose noise cancels itself.", no_args_is_help=True, pretty_exceptions_enable=False
 )
@@ -124,7 +126,7 @@ def reproduce(
     engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set any other cell of them."""
     from .reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
@@ -157,18 +159,86 @@ def reproduce(
         typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
 
 
+@cli.command()
+def audit(
+    assignments: Assignments = None,
+    runs: Annotated[int, typer.Option(help="Simulated machines with the canary, and as many without.")] = 2000,
+    as_json: Annotated[bool, _AS_JSON] = False,
+) -> None:
+    """Measure the privacy of a run's machines and hold it against their claim; exit code 3 if that is refuted."""
+    from .audit import audit_lines, audit_run
+
+    with _failing_clearly():
+        found = audit_run(RunConfig.from_mapping(parse_assignments(assignments or [])), runs)
+        if as_json:
+            typer.echo(json.dumps(found.document(), indent=2))
+        else:
+            for line in audit_lines(found):
+                typer.echo(line)
+        if found.result.violated:
+            _fail("the measured privacy loss is above the claimed one.", code=3)
+
+
+@cli.command()
+def plan(
+    machines: Annotated[int, typer.Option(help="Machines, M.")],
+    samples: Annotated[int, typer.Option(help="Samples of each machine.")],
+    rounds: Annotated[int, typer.Option(help="Rounds, T.")],
+    batch: Annotated[int, typer.Option(help="Samples in one release, b.")],
+    epsilon: Annotated[float, typer.Option(help="For one sample of one machine, over all its releases.")],
+    delta: Annotated[float, typer.Option(help="Of the same guarantee.")] = 1e-5,
+    per_round: Annotated[int, typer.Option(help="Machines asked in a round, m; 0 for all.")] = 0,
+    passes: Annotated[int, typer.Option(help="How often a machine goes through its samples.")] = 1,
+    clip: Annotated[float, typer.Option(help="Clip norm of one sample's gradient, S.")] = 1.0,
+    parameters: Annotated[int, typer.Option(help="Values in the model, d.")] = 1000,
+    as_json: Annotated[bool, _AS_JSON] = False,
+) -> None:
+    """What every mechanism would need and do, before anything runs: noise, cap, errors, memory, and which is best."""
+    from .plan import PlanRequest, make_plan, plan_lines, plan_rows
+
+    with _failing_clearly():
+        request = PlanRequest(
+            machines=machines,
+            samples=samples,
+            rounds=rounds,
+            batch_size=batch,
+            epsilon=epsilon,
+            delta=delta,
+            per_round=per_round or machines,
+            passes=passes,
+            clip_norm=clip,
+            parameters=parameters,
+        )
+        made = make_plan(request)
+        if as_json:
+            typer.echo(json.dumps(made.document(), indent=2))
+            return
+        before, after = plan_lines(made)
+        for line in before:
+            typer.echo(line)
+        Console(width=max(Console().width, 120)).print(_table("Noise of one value", plan_rows(made)))
+        for line in after:
+            typer.echo(line)
+
+
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title)
     formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f", "mu": ".3g"}
     formats |= {"epsilon": ".4g", "delta": "g", "seconds": ".1f", "mu asked": ".4g", "step": "g"}
     formats |= {column: ".1f" for column in rows[0] if "regret" in column or "cumulative" in column}
     for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("table", "algorithm") else "right")
+        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=column == "mechanism")
     for row in rows:
         table.add_row(
-            *("" if value is None else format(value, formats.get(column, "")) for column, value in row.items())
+            *(
+                "" if value is None else format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
+                for column, value in row.items()
+            )
         )
     return table
+
+
+_TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
 
 
 class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used

@@ -27,7 +27,7 @@ def commands(document):
     ]
 
 
-MAKE_RUN, FLWR_RUN, REPRODUCE = commands("README.md")[2:]
+MAKE_RUN, FLWR_RUN, PLAN, AUDIT, REPRODUCE = commands("README.md")[2:]
 
 
 def test_ci_runs_the_two_commands():
@@ -94,6 +94,16 @@ def test_reproduce_a_cell(tmp_path):
     (cell,) = json.loads(output)["cells"]
     assert cell["algorithms"]["mu2"]["accuracy"]["mean"] > 0.82
     assert cell["algorithms"]["mu2"]["mu"]["mean"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("line", "said"), [(PLAN, "Least noise on prefix sums"), (AUDIT, "The claim stands")])
+def test_plan_and_audit(line, said):
+    command = shlex.split(line)
+    assert command[0] == ".venv/bin/murmurfl"
+    output = subprocess.run(
+        [BIN / "murmurfl", *command[1:]], check=True, timeout=250, capture_output=True, text=True
+    ).stdout
+    assert said in output
 
 
 def test_links_of_the_documents_lead_somewhere():

@@ -1,0 +1,127 @@
+"""`murmurfl plan`: what it prints is what machines would do, by dense algebra and by a run."""
+
+import json
+import math
+import shlex
+
+import numpy as np
+import pytest
+from murmurfl.app.cli import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort
+from murmurfl.app.plan import PlanRequest, make_plan, plan_lines, plan_rows
+from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
+from typer.testing import CliRunner
+
+REQUEST = PlanRequest(machines=10, samples=96, rounds=30, batch_size=4, epsilon=3.0, delta=1e-5, per_round=5)
+OPTIONS = {
+    "cancelling uniform": {"schedule": "uniform"},
+    "cancelling harmonic": {"schedule": "harmonic"},
+    "cancelling paper": {"schedule": "paper", "num_rounds": 30},
+    "tree dyadic": {"decoder": "dyadic"},
+    "tree least-squares": {"decoder": "least-squares"},
+    "optimal prefix-sum": {"workload": "prefix-sum"},
+    "optimal mu2": {"workload": "mu2"},
+}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(REQUEST)
+
+
+def test_noise_and_errors_are_those_of_dense_algebra(plan):
+    assert plan.releases == 24
+    assert {made.name for made in plan.mechanisms} >= OPTIONS.keys() | {"independent", "banded", "blt", "sqrt_toeplitz"}
+    sums = np.tril(np.ones((24, 24)))
+    for made in plan.mechanisms:
+        mechanism = make_mechanism(made.name.split()[0], 24, **OPTIONS.get(made.name, {}))
+        encoder = mechanism.materialize(24)
+        columns = np.linalg.norm(encoder, axis=0)
+        noise = plan.sensitivity * columns.max() / gdp_mu(3.0, 1e-5)
+        assert made.noise_std >= noise * (1 - 1e-3)  # more only where a schedule is more than is needed
+        if not made.name.startswith("tree"):
+            decoder = sums @ np.linalg.inv(encoder)
+            errors = np.linalg.norm(decoder, axis=1) * made.noise_std
+            assert made.prefix_rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6), made.name
+            assert made.prefix_last == pytest.approx(errors[-1], rel=1e-6)
+            errors = np.linalg.norm(sums @ decoder, axis=1) * made.noise_std
+            assert made.mu2_rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6)
+        assert made.server_prefix_rmse == pytest.approx(made.prefix_rmse * math.sqrt(10) / 5)
+
+
+def test_it_says_what_is_best(plan):
+    assert plan.best_for_prefix_sums == "optimal prefix-sum"
+    assert plan.best_for_mu2 == "optimal mu2"
+    assert plan_rows(plan)[0]["mechanism"] == "optimal prefix-sum"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"batch-size": 8}, "cancelling uniform"), ({"batch-size": 8, "mechanism": "blt"}, "blt")],
+)
+def test_the_noise_is_what_machines_of_a_run_add(settings, name):
+    result = run_cohort(RunConfig.from_mapping({**settings, "clip-norm": 1.0, "mu": gdp_mu(3.0, 1e-5)}))
+    request = PlanRequest(
+        machines=10,
+        samples=min(len(shard) for shard in result.experiment.shards),
+        rounds=result.experiment.num_rounds,
+        batch_size=8,
+        epsilon=3.0,
+        delta=1e-5,
+        per_round=10,
+        parameters=result.experiment.model.num_parameters,
+    )
+    (made,) = (made for made in make_plan(request).mechanisms if made.name == name)
+    assert {statement["noise-std"] for statement in result.statements.values()} == {made.noise_std}
+
+
+def test_samples_that_return_need_more_noise():
+    once, often = (
+        make_plan(PlanRequest(**{**vars(REQUEST), "samples": 40, "passes": passes, "rounds": 30})) for passes in (1, 3)
+    )
+    assert (once.releases, often.releases) == (10, 30)
+    noise = [{made.name: made.noise_std for made in plan.mechanisms} for plan in (once, often)]
+    assert noise[1]["independent"] == pytest.approx(math.sqrt(3) * noise[0]["independent"], rel=1e-3)
+
+
+def test_what_takes_too_long_is_left_out_and_named():
+    plan = make_plan(PlanRequest(**{**vars(REQUEST), "samples": 3000, "rounds": 2500, "batch_size": 1}))
+    assert set(plan.left_out) == {"optimal prefix-sum", "optimal mu2"}
+    assert plan.best_for_mu2 is None
+    assert any("Left out: optimal mu2" in line for line in plan_lines(plan)[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"per_round": 11}, "per_round"), ({"batch_size": 97}, "batch_size"), ({"machines": 0}, "machines")],
+)
+def test_impossible_requests_are_refused(change, named):
+    with pytest.raises(ConfigurationError, match=named):
+        PlanRequest(**{**vars(REQUEST), **change})
+
+
+ARGUMENTS = shlex.split("plan --machines 10 --samples 96 --rounds 30 --batch 4 --per-round 5 --epsilon 3")
+
+
+def test_the_command_prints_a_table_and_the_best():
+    result = CliRunner().invoke(cli, ARGUMENTS)
+    assert result.exit_code == 0, result.output
+    for text in (
+        "24 releases a machine",
+        "epsilon = 3 at delta = 1e-05",
+        "sqrt_toeplitz",
+        "Least noise on prefix sums",
+    ):
+        assert text in result.output
+
+
+def test_the_command_prints_json_and_nothing_else(plan):
+    result = CliRunner().invoke(cli, [*ARGUMENTS, "--json"])
+    assert json.loads(result.stdout) == json.loads(json.dumps(plan.document()))
+
+
+def test_the_command_refuses_in_one_line():
+    result = CliRunner().invoke(cli, [*ARGUMENTS[:-1], "-3"])
+    assert result.exit_code == 1
+    assert "murmurfl: Expected epsilon" in result.stderr
