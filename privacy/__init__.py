@@ -6,11 +6,12 @@ from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
+from .ledger_summary import LedgerSummary, SessionSummary, read_ledger
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
-from .sqlite_ledger import LedgerSummary, SessionSummary, SQLiteLedger, accept_rollback, new_mark, read_ledger
+from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark
 
 __all__ = [
     "CLIP_UNITS",

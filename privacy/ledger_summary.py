@@ -1,0 +1,200 @@
+"""What a ledger says, for its operator: read without altering it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import LedgerError
+from .gdp import compose_gdp
+from .high_water_mark import read_mark
+from .sqlite_format import (
+    CLOSED,
+    check_file,
+    check_format,
+    check_integrity,
+    check_mark,
+    clear_errors,
+    connect,
+    read_header,
+    read_state,
+)
+
+_ATTEMPTS = 50
+_PAUSE_S = 0.02
+_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class SessionSummary:
+    """What a ledger says of one session.
+
+    Parameters
+    ----------
+    session : str
+    mu : float
+        Reserved, whatever number of its releases was made.
+    releases, ack : int
+        Made, and the last one the server says it has.
+    closed : bool
+        Whether it was closed after a rollback.
+    first_release, last_release : float or None
+        When, in seconds since 1970.
+    terms : mapping
+        The policy it was opened with and the noise that followed from it.
+    """
+
+    session: str
+    mu: float
+    releases: int
+    ack: int
+    closed: bool
+    first_release: float | None
+    last_release: float | None
+    terms: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LedgerSummary:
+    """What a ledger says, for its operator.
+
+    Parameters
+    ----------
+    data : str
+        What the operator called the data.
+    created : float
+        When, in seconds since 1970.
+    budget_mu, delta : float
+    reserved_mu : float
+        Of all sessions together; this is what counts as spent.
+    samples_used, commits : int
+    mark : str
+        Where the high-water mark is.
+    mark_problem : str
+        What is wrong with it, or empty.
+    key_file : str
+        Where the noise key is; empty: in the ledger.
+    sessions : tuple of SessionSummary
+        In the order in which they were opened.
+    """
+
+    data: str
+    created: float
+    budget_mu: float
+    delta: float
+    reserved_mu: float
+    samples_used: int
+    commits: int
+    mark: str
+    mark_problem: str
+    key_file: str
+    sessions: tuple[SessionSummary, ...]
+
+    @property
+    def left_mu(self) -> float:
+        """Mu that new sessions may still reserve."""
+        return math.sqrt(max(self.budget_mu**2 - self.reserved_mu**2, 0.0))
+
+
+def read_ledger(path: str | Path) -> LedgerSummary:
+    """Read a ledger without altering it.
+
+    After a crash SQLite's own index (``-shm``) of the log that was left may be made again; nothing else is touched.
+
+    Parameters
+    ----------
+    path : path
+        A ledger, or a copy of one; it may be in use.
+
+    Returns
+    -------
+    LedgerSummary
+        A mark that is missing or does not agree is no error here; it is told.
+
+    Raises
+    ------
+    LedgerError
+        If there is no ledger at ``path``, or none that can be read or believed.
+
+    Notes
+    -----
+    **Formal guarantees.** Releases nothing. What it returns does not depend on the machine's data.
+    """
+    path = Path(path).absolute()
+    for _ in range(_ATTEMPTS):
+        check_file(path)
+        before = _times(path)
+        try:
+            summary = _read(path)
+        except LedgerError:
+            if _times(path) == before:
+                raise
+        else:
+            if _times(path) == before:
+                return summary
+        time.sleep(_PAUSE_S)  # its node wrote to it meanwhile
+    raise LedgerError(
+        f"Expected a moment in which {path} is not written to, got none in {_ATTEMPTS} attempts; try again."
+    )
+
+
+def _times(path: Path) -> list[tuple[int, int, int] | None]:
+    """What changes when a ledger is written to."""
+    stats = [file.stat() if file.exists() else None for file in (path, _log(path))]
+    return [None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _read(path: Path) -> LedgerSummary:
+    # Without a log nobody is writing, and SQLite need not make its own files; with one they are there already.
+    options = "mode=ro" if _log(path).exists() else "mode=ro&immutable=1"
+    with clear_errors(path, _WAIT_S), closing(connect(path, _WAIT_S, options)) as connection:
+        check_format(connection, path)
+        check_integrity(connection, path)
+        header, problem = read_header(connection, path), ""
+        try:
+            mark = read_mark(header.mark)
+        except LedgerError as error:
+            mark, problem = None, str(error)
+        connection.execute("BEGIN")
+        state = read_state(connection, header, path)
+        sessions = tuple(_session_summaries(connection))
+    if mark is not None:
+        try:
+            check_mark(state, mark, path)
+        except LedgerError as error:
+            problem = str(error)
+    mus = [session.mu for session in sessions]
+    return LedgerSummary(
+        data=header.data,
+        created=header.created,
+        budget_mu=header.budget_mu,
+        delta=header.delta,
+        reserved_mu=math.inf if math.inf in mus else compose_gdp(mus),
+        samples_used=state.samples_used,
+        commits=state.counter,
+        mark=str(header.mark),
+        mark_problem=problem,
+        key_file=str(header.key_file or ""),
+        sessions=sessions,
+    )
+
+
+def _session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
+    for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
+        "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "
+        "FROM streams s JOIN reserved r USING (session) LEFT JOIN releases l USING (session) "
+        "GROUP BY s.session ORDER BY r.rowid"
+    ):
+        closed = fingerprint == CLOSED
+        yield SessionSummary(session, mu, releases, ack, closed, first, last, json.loads(terms or "{}"))

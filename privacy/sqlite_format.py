@@ -1,0 +1,229 @@
+"""The file behind :mod:`.sqlite_ledger`: its tables, how they are read, and everything it is refused for."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import LedgerError
+from .files import check_private
+from .high_water_mark import LedgerState, SessionState
+from .ledger import StreamRecord
+
+APPLICATION_ID = 0x6D757266  # "murf"
+FORMAT = 1
+
+CLOSED = "closed"
+SCHEMA = """
+CREATE TABLE ledger (
+    name TEXT NOT NULL, created REAL NOT NULL, data TEXT NOT NULL, budget_mu REAL NOT NULL, delta REAL NOT NULL,
+    mark TEXT NOT NULL, key_file TEXT NOT NULL, key BLOB NOT NULL, key_check BLOB NOT NULL
+);
+CREATE TABLE state (counter INTEGER NOT NULL, samples_used INTEGER NOT NULL, seal TEXT NOT NULL);
+CREATE TABLE reserved (session TEXT PRIMARY KEY, mu REAL NOT NULL);
+CREATE TABLE streams (
+    session TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, release INTEGER NOT NULL, ack INTEGER NOT NULL,
+    nonces BLOB NOT NULL, terms TEXT NOT NULL, digest TEXT NOT NULL
+);
+CREATE TABLE arrays (
+    session TEXT NOT NULL, kind TEXT NOT NULL, number INTEGER NOT NULL, dtype TEXT NOT NULL, shape TEXT NOT NULL,
+    content BLOB NOT NULL, PRIMARY KEY (session, kind, number)
+);
+CREATE TABLE releases (
+    session TEXT NOT NULL, release INTEGER NOT NULL, time REAL NOT NULL, samples_used INTEGER NOT NULL,
+    PRIMARY KEY (session, release)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a ledger was made with."""
+
+    name: str
+    created: float
+    data: str
+    budget_mu: float
+    delta: float
+    mark: Path
+    key_file: Path | None
+    key_check: bytes
+
+
+def read_header(connection: sqlite3.Connection, path: Path) -> Header:
+    """What the ledger at ``path`` was made with."""
+    name, created, data, budget_mu, delta, mark, key_file, key_check = connection.execute(
+        "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check FROM ledger"
+    ).fetchone()
+    key_path = Path(key_file) if key_file else None
+    return Header(name, created, data, budget_mu, delta, mark_path(path, mark), key_path, key_check)
+
+
+def mark_path(path: Path, mark: str) -> Path:
+    """Where a ledger's high-water mark is: where it was put, or beside the ledger."""
+    return Path(mark) if mark else path.with_name(path.name + ".mark")
+
+
+def key_check(key: bytes) -> bytes:
+    """What a key is recognised by without being written down."""
+    return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
+
+
+def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> LedgerState:
+    """How far the ledger has come, if all its parts belong together."""
+    state = unsealed_state(connection, header)
+    (seal,) = connection.execute("SELECT seal FROM state").fetchone()
+    if state.seal != seal:
+        raise damaged(path, "contents that do not match their seal")
+    return state
+
+
+def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
+    """How far the ledger has come, as its tables say."""
+    counter, samples_used = connection.execute("SELECT counter, samples_used FROM state").fetchone()
+    sessions = {name: SessionState(mu, 0) for name, mu in connection.execute("SELECT session, mu FROM reserved")}
+    for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
+        mu = sessions[name].mu if name in sessions else 0.0
+        sessions[name] = SessionState(mu, release, digest)
+    return LedgerState(header.name, header.budget_mu, header.delta, counter, samples_used, sessions)
+
+
+def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:
+    """Whether a ledger is behind its mark, or beside it."""
+    return mark.counter > state.counter or (mark.counter == state.counter and mark.seal != state.seal)
+
+
+def check_mark_belongs(state: LedgerState, mark: LedgerState, path: Path) -> None:
+    """Refuse another ledger's mark."""
+    if mark.ledger != state.ledger:
+        raise LedgerError(
+            f"Expected the high-water mark of {path}, got that of another ledger. Put the right one back; nothing was "
+            "released."
+        )
+
+
+def check_mark(state: LedgerState, mark: LedgerState, path: Path) -> None:
+    """Refuse another ledger's mark, and a ledger that was copied back."""
+    check_mark_belongs(state, mark, path)
+    if is_rolled_back(state, mark):
+        raise LedgerError(
+            f"Expected {path} at commit {mark.counter} of its high-water mark or after it, got commit {state.counter}"
+            f"{' of another history' if mark.counter == state.counter else ''}: the ledger was copied back from a "
+            "backup and has forgotten releases. Nothing was released. Put the newest file back, or go on without "
+            "what was forgotten: `murmurfl ledger accept-rollback` closes all its sessions and counts as spent what the mark "
+            "knows of."
+        )
+
+
+def check_file(path: Path, *, writable: bool = False) -> None:
+    """Refuse a ledger that is not there, not private or not writable."""
+    check_private(
+        path,
+        "a ledger",
+        missing="A node that had one must get it back: put the file back, or a backup of it and `murmurfl ledger "
+        "accept-rollback`. On a new node make one: `murmurfl ledger create`. Nothing was released.",
+        writable=writable,
+    )
+
+
+def connect(path: Path, timeout_s: float, options: str = "mode=rw") -> sqlite3.Connection:
+    """A connection to an existing file; a commit on it waits for the disk."""
+    connection = sqlite3.connect(f"{path.as_uri()}?{options}", timeout=timeout_s, isolation_level=None, uri=True)
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")
+    return connection
+
+
+def check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is no ledger, or one of another version."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application_id != APPLICATION_ID:
+        raise LedgerError(
+            f"Expected a murmurfl ledger at {path}, got another file or one whose making was interrupted; it was left "
+            "alone. Check the path in the node's configuration; nothing was released."
+        )
+    if version != FORMAT:
+        age = "an older" if version < FORMAT else "a newer"
+        raise LedgerError(
+            f"Expected a ledger of format {FORMAT} at {path}, got {age} one, format {version}; it was left alone. Use "
+            "the murmurfl that wrote it; nothing was released."
+        )
+
+
+def check_integrity(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file whose pages do not fit together."""
+    with clear_errors(path, 0.0):
+        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise damaged(path, str(verdict).splitlines()[0])
+
+
+@contextmanager
+def clear_errors(path: Path, timeout_s: float) -> Iterator[None]:
+    """Turn what SQLite, the disk or a damaged row says into a LedgerError that says what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise LedgerError(
+                f"Expected {path} to be free within {timeout_s:g} s, but another process is using this ledger. Let "
+                "only one node use it, or wait; nothing was released."
+            ) from error
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+            raise LedgerError(
+                f"Expected {path} and its folder to be writable, got: {error}. Nothing can be recorded, so nothing is "
+                "released."
+            ) from error
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise LedgerError(
+                f"Expected room on a disk that works for {path}, got: {error}. Nothing was released."
+            ) from error
+        raise damaged(path, str(error)) from error
+    except OSError as error:
+        raise LedgerError(f"Expected to read {path}, got {error.strerror}. Nothing was released.") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise damaged(path, str(error)) from error
+
+
+def damaged(path: Path, what: str) -> LedgerError:
+    """The error of a ledger that cannot be believed."""
+    return LedgerError(
+        f"Expected a readable ledger at {path}, got {what}: it is damaged or no ledger. It was left alone and nothing "
+        "was released. Restore a backup (then `murmurfl ledger accept-rollback`), or use these data no more."
+    )
+
+
+def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, NDArray[Any]]]:
+    """A stream's arrays: kind, number, values."""
+    for release, counts in sorted(stream.pending.items()):
+        yield "pending", release, counts
+    for number, values in enumerate(stream.noise_state):
+        yield "state", number, values
+
+
+def bytes_of(values: NDArray[Any]) -> memoryview:
+    """An array's own bytes, not copied."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def digest_of(stream: StreamRecord) -> str:
+    """A digest of a stream, arrays and all."""
+    digest = hashlib.blake2b(digest_size=16)
+    plain = [stream.fingerprint, stream.release, stream.ack, stream.nonces.hex(), stream.terms]
+    digest.update(json.dumps(plain).encode())
+    for kind, number, values in arrays_of(stream):
+        digest.update(json.dumps([kind, number, values.dtype.str, values.shape]).encode())
+        digest.update(bytes_of(values))
+    return digest.hexdigest()
