@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ..privacy import MurmurflError
 from .config import RunConfig, parse_assignments
+from .ledger_command import ledger_cli
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
@@ -22,6 +23,8 @@ _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else
 cli = typer.Typer(
     help="Private federated learning whose noise cancels itself.", no_args_is_help=True, pretty_exceptions_enable=False
 )
+
+cli.add_typer(ledger_cli, name="ledger")
 
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="A run-config key=value; may be repeated.", show_default=False)

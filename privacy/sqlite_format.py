@@ -119,9 +119,9 @@ def check_mark(state: LedgerState, mark: LedgerState, path: Path) -> None:
         raise LedgerError(
             f"Expected {path} at commit {mark.counter} of its high-water mark or after it, got commit {state.counter}"
             f"{' of another history' if mark.counter == state.counter else ''}: the ledger was copied back from a "
-            "backup and has forgotten releases. Nothing was released. Put the newest file back, or go on without "
-            "what was forgotten: `murmurfl ledger accept-rollback` closes all its sessions and counts as spent what the mark "
-            "knows of."
+            "backup and has forgotten releases. Nothing was released. Put the newest file back, or go on without what "
+            "was forgotten: `murmurfl ledger accept-rollback` closes all its sessions and counts as spent what the "
+            "mark knows of."
         )
 
 

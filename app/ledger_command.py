@@ -1,0 +1,211 @@
+"""``murmurfl ledger``: make a real node's ledger, show what was spent, go on after a rollback."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..privacy import (
+    ConfigurationError,
+    LedgerSummary,
+    MurmurflError,
+    SQLiteLedger,
+    accept_rollback,
+    gdp_epsilon,
+    gdp_mu,
+    new_mark,
+    read_ledger,
+)
+
+ledger_cli = typer.Typer(help="A real node's ledger: make it, show it, mend it.", no_args_is_help=True)
+
+UNIT = "one sample of this machine"
+RELATION = "replaced by any other"
+TRUST = {
+    "untrusted-server": "holds against everybody, the server included",
+    "trusted-server": "no guarantee against the server",
+}
+
+LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+@ledger_cli.command()
+def create(
+    path: LedgerPath,
+    delta: Annotated[float, typer.Option(help="Where epsilon is shown, such as 1e-5.", show_default=False)],
+    epsilon: Annotated[float | None, typer.Option(help="Budget of everything ever released, at delta.")] = None,
+    mu: Annotated[float | None, typer.Option(help="The budget as a Gaussian-DP mu, instead of epsilon.")] = None,
+    data: Annotated[str, typer.Option(help="What you call the data.")] = "",
+    mark: Annotated[Path | None, typer.Option(help="The high-water mark's file; default PATH.mark.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="A new file for the noise key; default in the ledger.")] = None,
+) -> None:
+    """Make the ledger of a node that never had one."""
+    with _one_line_errors():
+        if (epsilon is None) == (mu is None):
+            raise ConfigurationError("Expected the budget as --epsilon or as --mu, got both or neither.")
+        budget = mu if epsilon is None else gdp_mu(epsilon, delta)
+        SQLiteLedger.create(path, budget_mu=budget or 0.0, delta=delta, data=data, mark=mark, key_file=key_file)
+        for line in _lines(read_ledger(path), path):
+            typer.echo(line)
+
+
+@ledger_cli.command()
+def show(
+    path: LedgerPath,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show what was spent, on which run, and what is left; alters nothing."""
+    with _one_line_errors():
+        summary = read_ledger(path)
+    if as_json:
+        typer.echo(json.dumps(document_of(summary, path), indent=2, allow_nan=False))
+        return
+    for line in _lines(summary, path):
+        typer.echo(line)
+    if summary.sessions:
+        Console(width=max(Console().width, 150)).print(_table(summary))
+    if summary.mark_problem:
+        typer.echo(f"\nThis node releases nothing: {summary.mark_problem}")
+
+
+@ledger_cli.command("accept-rollback")
+def accept(path: LedgerPath, yes: Yes = False) -> None:
+    """Go on with a ledger that was copied back, counting as spent all that its high-water mark knows of."""
+    if not yes:
+        typer.confirm(
+            "This closes every session on the ledger; their budget and samples stay spent. Putting the newest file "
+            "back would lose nothing. Go on?",
+            abort=True,
+        )
+    with _one_line_errors():
+        closed = accept_rollback(path)
+    typer.echo(f"Closed {closed} sessions. `murmurfl ledger show {path}` says what is left.")
+
+
+@ledger_cli.command("new-mark")
+def mark_again(path: LedgerPath, yes: Yes = False) -> None:
+    """Make a new high-water mark for a ledger whose mark is lost."""
+    if not yes:
+        typer.confirm(
+            "Nothing can check this: are you certain that the ledger is the newest and was never copied back? If it "
+            "was, privacy that is spent already will be spent again.",
+            abort=True,
+        )
+    with _one_line_errors():
+        new_mark(path)
+    typer.echo("Made a new high-water mark.")
+
+
+def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:
+    """A ledger's summary as a JSON document; null where there is no bound.
+
+    Parameters
+    ----------
+    summary : LedgerSummary
+    path : Path
+        Where it was read.
+
+    Notes
+    -----
+    **Formal guarantees.** ``spent`` is what all releases of all sessions opened so far together guarantee, made or not.
+    """
+    return {
+        "path": str(path),
+        "data": summary.data,
+        "created": summary.created,
+        "unit": UNIT,
+        "neighbours": RELATION,
+        "delta": summary.delta,
+        **{
+            name: {"mu": _finite(mu), "epsilon": _finite(gdp_epsilon(mu, summary.delta))}
+            for name, mu in (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
+        },
+        "samples_used": summary.samples_used,
+        "commits": summary.commits,
+        "mark": summary.mark,
+        "problem": summary.mark_problem,
+        "key_file": summary.key_file,
+        "sessions": [
+            {
+                "session": session.session,
+                "mu": _finite(session.mu),
+                "epsilon": _finite(gdp_epsilon(session.mu, summary.delta)),
+                "releases": session.releases,
+                "acknowledged": session.ack,
+                "closed": session.closed,
+                "first_release": session.first_release,
+                "last_release": session.last_release,
+                "terms": dict(session.terms),
+            }
+            for session in summary.sessions
+        ],
+    }
+
+
+def _lines(summary: LedgerSummary, path: Path) -> list[str]:
+    def amount(mu: float) -> str:
+        if math.isinf(mu):
+            return "no bound: a session under a trusted server sent its contributions without noise"
+        return f"epsilon {gdp_epsilon(mu, summary.delta):.4g} at delta {summary.delta:g} (mu {mu:.4g})"
+
+    trusts = {str(session.terms.get("trust")) for session in summary.sessions} & set(TRUST) or {"untrusted-server"}
+    return [
+        f"ledger    {path}",
+        f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
+        f"budget    {amount(summary.budget_mu)}",
+        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
+        f"left      {amount(summary.left_mu)}: for new sessions",
+        f"unit      {UNIT}, {RELATION}",
+        *(f"trust     {trust}: {TRUST[trust]}" for trust in sorted(trusts)),
+        f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
+        f"key       {summary.key_file or 'in the ledger'}",
+    ]
+
+
+def _table(summary: LedgerSummary) -> Table:
+    table = Table(title="Sessions: a run of training each")
+    for column in ("session", "opened", "last release", "releases", "mu", "epsilon", "clip", "batch", "noise", "state"):
+        table.add_column(column, overflow="fold")
+    for session in summary.sessions:
+        terms, mu = session.terms, session.mu
+        table.add_row(
+            session.session,
+            _when(session.first_release),
+            _when(session.last_release),
+            f"{session.releases} of {terms.get('max_participations', '?')}",
+            f"{mu:.4g}",
+            f"{gdp_epsilon(mu, summary.delta):.4g}",
+            f"{terms.get('clip_norm', '?')} a {terms.get('clip_unit', '?')}",
+            str(terms.get("batch_size", "?")),
+            f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}",
+            "closed" if session.closed else "open",
+        )
+    return table
+
+
+def _when(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+class _one_line_errors:  # noqa: N801 - reads as a sentence where it is used
+    """Turns an error of ours into one line and exit code 1."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MurmurflError):
+            typer.echo(f"murmurfl: {error}", err=True)
+            raise typer.Exit(1) from error
