@@ -158,15 +158,15 @@ class SQLiteLedger(Ledger):
         files = [path, mark_file] + ([] if key_file is None else [Path(key_file).absolute()])
         if len(set(files)) < len(files):
             raise ConfigurationError(f"Expected ledger, mark and key in files of their own, got {files}.")
-        if mark_file.exists() and (counter := read_mark(mark_file).counter) > 0:
-            raise LedgerError(
-                f"Expected no trace of an earlier ledger, got a high-water mark at {mark_file} that counts {counter} "
-                "commits: this node had a ledger. Restore that one (docs/ledger.md); nothing was made."
-            )
         key, state = secrets.token_bytes(KEY_BYTES), LedgerState(secrets.token_hex(16), float(budget_mu), float(delta))
         create_private(path, "a ledger")
         made = [path]
         try:
+            if mark_file.exists() and (counter := read_mark(mark_file).counter) > 0:
+                raise LedgerError(
+                    f"Expected no trace of an earlier ledger, got a high-water mark at {mark_file} that counts "
+                    f"{counter} commits: this node had a ledger. Restore that one (docs/ledger.md); nothing was made."
+                )
             for key_path in files[2:]:
                 create_private(key_path, "a noise key", key)
                 made.append(key_path)

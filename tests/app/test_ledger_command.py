@@ -1,0 +1,140 @@
+"""``murmurfl ledger``: what an operator sees, and that looking changes nothing."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from murmurfl.app.cli import cli
+from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, gdp_epsilon
+from typer.testing import CliRunner
+
+BUDGET = gdp_epsilon(2.0, 1e-5)
+
+
+def murmurfl(*arguments, answer=None):
+    result = CliRunner().invoke(cli, ["ledger", *map(str, arguments)], input=answer)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "ledger.db"
+    made = murmurfl("create", path, "--epsilon", BUDGET, "--delta", 1e-5, "--data", "ward 3")
+    assert made.exit_code == 0
+    assert f"epsilon {BUDGET:.4g} at delta 1e-05 (mu 2)" in made.stdout
+    return path
+
+
+def release(path, session, count, **changes):
+    ledger = SQLiteLedger(path)
+    policy = PrivacyPolicy(0.5, 2, 10, 1.0, **{"budget_mu": ledger.budget_mu, **changes})
+    machine = PrivateMachine(policy, 3, 100, ledger, ledger.keys())
+    first = machine.statement(session).releases
+    for k in range(first, first + count):
+        machine.release(session, k, lambda samples: np.zeros((samples.stop - samples.start, 3)))
+
+
+def folder(path):
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.parent.iterdir()}
+
+
+def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
+    release(path, "first", 3)
+    release(path, "second", 1, mechanism="blt")
+    before = folder(path)
+    text, document = murmurfl("show", path).stdout, json.loads(murmurfl("show", path, "--json").stdout)
+    assert folder(path) == before, "looking changes nothing"
+    assert document["budget"] == {"mu": pytest.approx(2.0), "epsilon": pytest.approx(BUDGET)}
+    for name, mu in (("spent", math.sqrt(2)), ("left", math.sqrt(2))):
+        assert document[name] == {"mu": pytest.approx(mu), "epsilon": pytest.approx(gdp_epsilon(mu, 1e-5))}
+    assert (document["unit"], document["neighbours"]) == ("one sample of this machine", "replaced by any other")
+    assert (document["data"], document["samples_used"], document["problem"]) == ("ward 3", 8, "")
+    first, second = document["sessions"]
+    assert (first["session"], first["releases"], first["acknowledged"], first["closed"]) == ("first", 3, 2, False)
+    assert first["first_release"] < first["last_release"]
+    assert (second["session"], second["mu"], second["epsilon"]) == ("second", 1.0, gdp_epsilon(1.0, 1e-5))
+    terms = second["terms"]
+    assert (terms["clip_norm"], terms["batch_size"], terms["max_participations"]) == (0.5, 2, 10)
+    assert (terms["mechanism"], terms["trust"], terms["num_parameters"]) == ("blt", "untrusted-server", 3)
+    assert terms["noise_std"] > terms["sensitivity"] > 0.5
+    for words in (
+        "ward 3; 8 samples used up",
+        f"spent     epsilon {gdp_epsilon(math.sqrt(2), 1e-5):.4g}",
+        "at delta 1e-05",
+        "replaced by any other",
+    ):
+        assert words in text
+    for words in ("server included", "first", "second", "3 of 10", "blt", "0.5 a sample"):
+        assert words in text
+
+
+def test_a_trusted_session_is_shown_as_no_bound_and_the_json_stays_json(path):
+    release(path, "trusted", 1, trust="trusted-server")
+    document = json.loads(murmurfl("show", path, "--json").stdout)
+    assert document["spent"] == {"mu": None, "epsilon": None}
+    assert document["left"]["mu"] == 0.0
+    text = murmurfl("show", path).stdout
+    assert "no bound" in text
+    assert "no guarantee against the server" in text
+
+
+def test_show_refuses_what_is_no_ledger_and_makes_nothing(tmp_path):
+    result = murmurfl("show", tmp_path / "ledger.db")
+    assert result.exit_code == 1
+    assert "got no file" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("budget", [[], ["--mu", 1.0, "--epsilon", 1.0], ["--mu", -1.0], ["--epsilon", "inf"]])
+def test_an_impossible_budget_makes_nothing(tmp_path, budget):
+    result = murmurfl("create", tmp_path / "ledger.db", "--delta", 1e-5, *budget)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("murmurfl: Expected ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_create_leaves_a_ledger_alone_and_can_put_mark_and_key_elsewhere(path, tmp_path):
+    before = folder(path)
+    assert murmurfl("create", path, "--mu", 1.0, "--delta", 1e-5).exit_code == 1
+    assert folder(path) == before
+    other = tmp_path / "other"
+    other.mkdir()
+    options = ["--mark", other / "mark", "--key-file", other / "key"]
+    made = murmurfl("create", tmp_path / "second.db", "--mu", 1.0, "--delta", 1e-5, *options)
+    assert made.exit_code == 0
+    assert str(other / "key") in made.stdout
+    assert sorted(file.name for file in other.iterdir()) == ["key", "mark"]
+
+
+def test_a_rollback_is_shown_and_accepted_only_when_the_operator_says_so(path):
+    release(path, "s", 1)
+    saved = path.read_bytes()
+    release(path, "s", 2)
+    path.write_bytes(saved)
+    shown = murmurfl("show", path)
+    assert shown.exit_code == 0
+    assert "This node releases nothing: Expected" in shown.stdout
+    assert "copied back" in json.loads(murmurfl("show", path, "--json").stdout)["problem"]
+    assert murmurfl("accept-rollback", path, answer="n\n").exit_code == 1
+    assert path.read_bytes() == saved
+    assert "Closed 1 session" in murmurfl("accept-rollback", path, "--yes").stdout
+    document = json.loads(murmurfl("show", path, "--json").stdout)
+    assert document["problem"] == ""
+    assert document["samples_used"] == 6
+    assert [(s["releases"], s["closed"]) for s in document["sessions"]] == [(3, True)]
+    assert murmurfl("accept-rollback", path, "--yes").exit_code == 1
+
+
+def test_a_lost_mark_is_made_again_only_when_the_operator_vouches_for_the_ledger(path):
+    release(path, "s", 1)
+    mark = path.with_name("ledger.db.mark")
+    mark.unlink()
+    assert "no file" in murmurfl("show", path).stdout
+    assert not mark.exists()
+    assert murmurfl("new-mark", path, answer="n\n").exit_code == 1
+    assert not mark.exists()
+    assert murmurfl("new-mark", path, answer="y\n").exit_code == 0
+    release(path, "s", 1)
+    assert murmurfl("new-mark", path, "--yes").exit_code == 1

@@ -1,0 +1,781 @@
+"""The ledger on disk: what was committed is what is read, whatever dies, and nothing it cannot believe is used."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    Account,
+    ConfigurationError,
+    LedgerError,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    SimulatedKeys,
+    SQLiteLedger,
+    StreamRecord,
+    accept_rollback,
+    clip_per_sample,
+    files,
+    high_water_mark,
+    new_mark,
+    protocol,
+    read_ledger,
+    row_key,
+    sqlite_ledger,
+    standard_normals,
+)
+
+D = 6
+DATA = np.random.Generator(np.random.Philox(key=5)).normal(size=(200, D))
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(request, monkeypatch):
+    """Nobody waits for the disk, which takes long; a killed process loses nothing it has written, waited for or not."""
+    if "real_disk" not in request.fixturenames:
+        real = sqlite_ledger.connect
+
+        def connect(*arguments):
+            connection = real(*arguments)
+            connection.execute("PRAGMA synchronous = OFF")
+            return connection
+
+        monkeypatch.setattr(sqlite_ledger, "connect", connect)
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def real_disk():
+    """Asks for the disk to be waited for."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "node" / "ledger.db"
+    path.parent.mkdir()
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, data="ward 3")
+    return path
+
+
+def machine(ledger, keys=None, **changes):
+    settings = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 1.0, "budget_mu": 2.0, **changes}
+    return PrivateMachine(PrivacyPolicy(**settings), D, 200, ledger, ledger.keys() if keys is None else keys)
+
+
+def contribution(samples):
+    return DATA[samples]
+
+
+def zero(samples):
+    return np.zeros((samples.stop - samples.start, D))
+
+
+def run(path, releases, session="s", first=1):
+    subject = machine(SQLiteLedger(path))
+    return [subject.release(session, k - 1, contribution) for k in range(first, first + releases)]
+
+
+def folder(path):
+    return {file.name: file.read_bytes() for file in path.parent.iterdir()}
+
+
+AWKWARD = (
+    np.array([[-0.0, np.nan, np.inf], [5e-324, -np.inf, 1.0]]),
+    np.array([0x7FF8DEADBEEF0001], dtype=np.int64).view(np.float64),
+    np.array([-0.0, 1e-45, 3.4e38], dtype=np.float32),
+    np.arange(6.0, dtype=">f8")[::2],
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.float64(2.5).reshape(()),
+    np.zeros((0, 3), dtype=np.float32),
+)
+
+
+def test_a_stream_and_an_account_come_back_to_the_last_bit(path):
+    limits = np.iinfo(np.int64)
+    pending = {3: np.array([limits.min, -1, 0, limits.max]), 10: np.arange(4)}
+    stream = StreamRecord("f" * 64, 10, 2, bytes(range(160)), pending, AWKWARD, '{"clip_norm": 1.0}')
+    account = Account(17, {"s": 0.1 + 0.2, "other": np.inf, "a": 5e-324})
+    with SQLiteLedger(path).exclusive() as page:
+        page.commit("s", stream, account)
+    with SQLiteLedger(path).exclusive() as page:
+        ours = page.stream("s")
+        assert page.account() == account
+        assert list(page.account().reserved) == list(account.reserved)
+        assert page.stream("other") is None
+    assert replace(ours, pending={}, noise_state=()) == replace(stream, pending={}, noise_state=())
+    assert list(ours.pending) == [3, 10]
+    for mine, theirs in zip([*ours.pending.values(), *ours.noise_state], [*pending.values(), *AWKWARD], strict=True):
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(
+    "options", [{"mechanism": "cancelling"}, {"mechanism": "blt"}, {"mechanism": "tree"}], ids=lambda o: o["mechanism"]
+)
+def test_releases_are_those_of_the_ledger_in_memory_to_the_last_bit(path, options):
+    """A new process for every release, with losses."""
+    keys, ack = SimulatedKeys(1, "m"), 0
+    memory = machine(MemoryLedger(), keys, **options)
+    for k in range(1, 10):
+        ours = machine(SQLiteLedger(path), keys, **options).release("s", ack, contribution)
+        theirs = memory.release("s", ack, contribution)
+        assert (ours.release, ours.ack) == (theirs.release, theirs.ack) == (k, ack)
+        assert ours.values.tobytes() == theirs.values.tobytes()
+        ack = ack if k in (3, 4, 8) else k
+
+
+def test_a_real_machine_takes_its_key_from_the_ledger_and_the_ledger_lasts(path):
+    assert SQLiteLedger.durable
+    assert not SQLiteLedger(path).keys().simulated
+    assert SQLiteLedger(path).keys() == SQLiteLedger(path).keys()
+    assert [release.release for release in run(path, 3)] == [1, 2, 3]
+
+
+def test_without_a_commit_nothing_changes(path):
+    run(path, 1)
+    before = folder(path)
+    with pytest.raises(RefusedError):
+        machine(SQLiteLedger(path)).release("s", 5, contribution)
+    with pytest.raises(ZeroDivisionError), SQLiteLedger(path).exclusive():
+        raise ZeroDivisionError
+    assert folder(path) == before
+
+
+@pytest.mark.parametrize("step", ["digest_of", "unsealed_state"])
+def test_a_commit_is_all_or_nothing(path, monkeypatch, step):
+    run(path, 1)
+    before, ledger = folder(path), SQLiteLedger(path)
+    subject = machine(ledger)
+
+    def fails(*arguments):
+        raise OSError(5, "disk on fire")
+
+    with ledger.exclusive() as page:
+        stream, account = page.stream("s"), page.account()
+        monkeypatch.setattr(sqlite_ledger, step, fails)
+        with pytest.raises(LedgerError, match="disk on fire"):
+            page.commit("s", replace(stream, release=2), Account(4, account.reserved))
+    monkeypatch.undo()
+    assert folder(path) == before
+    assert subject.statement("s").releases == 1
+
+
+def test_a_ledger_never_goes_backwards(path):
+    run(path, 2)
+    with SQLiteLedger(path).exclusive() as page:
+        stream, account = page.stream("s"), page.account()
+        for past in (
+            (replace(stream, release=1), account),
+            (stream, replace(account, samples_used=2)),
+            (stream, replace(account, reserved={})),
+            (stream, replace(account, reserved={"s": 0.5})),
+        ):
+            with pytest.raises(LedgerError, match="forgets nothing"):
+                page.commit("s", *past)
+    assert machine(SQLiteLedger(path)).statement("s").releases == 2
+
+
+def test_everything_the_ledger_makes_is_for_its_owner_alone(path, tmp_path):
+    run(path, 1)
+    with SQLiteLedger(path).exclusive() as page:
+        stream = page.stream("s")
+        page.commit("s", replace(stream, release=2), Account(4, page.account().reserved))
+        names = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert names == dict.fromkeys(["ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.mark"], 0o600)
+    assert sorted(folder(path)) == ["ledger.db", "ledger.db.mark"], "one file to back up"
+
+
+def test_the_ledger_does_not_grow_with_what_was_acknowledged(path):
+    run(path, 2)
+    before = path.stat().st_size
+    run(path, 15, first=3)
+    assert path.stat().st_size == before
+    assert len(read_ledger(path).sessions) == 1
+
+
+def spoiled(kind, path):
+    """Make an existing ledger into something that must be refused."""
+    if kind == "missing":
+        path.unlink()
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "readable by others":
+        path.chmod(0o640)
+    elif kind == "read-only":
+        path.chmod(0o400)
+    elif kind == "not SQLite":
+        path.write_bytes(b"my thesis" * 1000)
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        path.write_bytes(path.read_bytes()[:-4096])
+    elif kind == "mark missing":
+        Path(f"{path}.mark").unlink()
+    elif kind == "mark damaged":
+        mark = Path(f"{path}.mark")
+        mark.write_text(mark.read_text().replace('"counter": 3', '"counter": 2'))
+    elif kind == "mark garbage":
+        Path(f"{path}.mark").write_bytes(b"\xff\x00")
+    elif kind == "mark open to others":
+        Path(f"{path}.mark").chmod(0o666)
+    elif kind == "mark of another ledger":
+        SQLiteLedger.create(f"{path}2", budget_mu=1.0, delta=1e-5)
+        Path(f"{path}2.mark").replace(f"{path}.mark")
+    else:
+        statement = {
+            "foreign": "PRAGMA application_id = 7",
+            "older": "PRAGMA user_version = 0",
+            "newer": "PRAGMA user_version = 2",
+            "samples": "UPDATE state SET samples_used = 2",
+            "budget": "UPDATE ledger SET budget_mu = 9",
+            "reserved": "DELETE FROM reserved",
+            "stream": "UPDATE streams SET release = 1",
+            "no header": "DELETE FROM ledger",
+            "no table": "DROP TABLE state",
+        }[kind]
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "got no file. A node that had one must get it back"),
+        ("folder", "something that is no file"),
+        ("readable by others", "chmod 600"),
+        ("read-only", "read-only"),
+        ("not SQLite", "damaged or no ledger"),
+        ("empty", "got another file"),
+        ("truncated", "damaged"),
+        ("foreign", "got another file"),
+        ("older", "an older one, format 0"),
+        ("newer", "a newer one, format 2"),
+        ("samples", "do not match their seal"),
+        ("budget", "do not match their seal"),
+        ("reserved", "do not match their seal"),
+        ("stream", "do not match their seal"),
+        ("no header", "damaged"),
+        ("no table", "damaged"),
+        ("mark missing", "high-water mark at .* got no file"),
+        ("mark damaged", "seal does not match"),
+        ("mark garbage", "damaged or something else"),
+        ("mark open to others", "chmod 600"),
+        ("mark of another ledger", "that of another ledger"),
+    ],
+)
+def test_what_cannot_be_believed_is_refused_and_left_alone(path, kind, message):
+    run(path, 3)
+    running = machine(SQLiteLedger(path))
+    spoiled(kind, path)
+    files = [file for file in (path, Path(f"{path}.mark")) if file.is_file()]
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(LedgerError, match=message):
+        SQLiteLedger(path)
+    with pytest.raises(LedgerError):
+        running.release("s", 3, contribution)
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_a_full_disk_or_a_lost_folder_releases_nothing(path, monkeypatch):
+    subject = machine(SQLiteLedger(path))
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(LedgerError, match="No space left"):
+            subject.release("s", 0, contribution)
+    assert subject.statement("s").releases == 1, "committed, not sent: wasted"
+    assert subject.release("s", 0, contribution).release == 2
+    shutil.rmtree(path.parent)
+    with pytest.raises(LedgerError, match="no file"):
+        subject.release("s", 0, contribution)
+    assert not path.parent.exists()
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing_that_counts(path):
+    run(path, 3)
+
+    def known(ledger):
+        with ledger.exclusive() as page:
+            stream = page.stream("s")
+            arrays = [counts.tobytes() for counts in stream.pending.values()]
+            return page.account(), replace(stream, pending={}), arrays, ledger.keys(), ledger.budget_mu
+
+    whole, expected, refused = path.read_bytes(), known(SQLiteLedger(path)), 0
+    used = np.flatnonzero(np.frombuffer(whole, np.uint8))
+    for position in used[:: len(used) // 60]:
+        spoilt = bytearray(whole)
+        spoilt[position] ^= 16
+        path.write_bytes(spoilt)
+        try:
+            assert known(SQLiteLedger(path)) == expected
+        except LedgerError:
+            refused += 1
+    assert refused > 20
+
+
+def test_making_a_ledger_overwrites_nothing(path, tmp_path):
+    run(path, 1)
+    before = folder(path)
+    with pytest.raises(LedgerError, match="got a file; it was left alone"):
+        SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    assert folder(path) == before
+    with pytest.raises(LedgerError, match="Expected a folder"):
+        SQLiteLedger.create(tmp_path / "nowhere" / "ledger.db", budget_mu=2.0, delta=1e-5)
+    path.unlink()
+    with pytest.raises(LedgerError, match="this node had a ledger"):
+        SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    assert list(folder(path)) == ["ledger.db.mark"]
+
+
+def test_a_ledger_whose_making_was_interrupted_can_be_made_again(tmp_path):
+    path = tmp_path / "ledger.db"
+
+    def die():
+        sqlite_ledger.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+
+    assert exit_code(die) == -signal.SIGKILL
+    with pytest.raises(LedgerError, match="whose making was interrupted"):
+        SQLiteLedger(path)
+    path.unlink()
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    assert run(path, 1)[0].release == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"budget_mu": 0.0}, {"budget_mu": np.inf}, {"budget_mu": np.nan}, {"delta": 0.0}, {"mark": "ledger.db"}]
+)
+def test_an_impossible_ledger_is_not_made(tmp_path, monkeypatch, changes):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError):
+        SQLiteLedger.create("ledger.db", **{"budget_mu": 1.0, "delta": 1e-5, **changes})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_key_may_live_in_a_file_of_its_own(tmp_path):
+    path, key_file = tmp_path / "ledger.db", tmp_path / "key"
+    ledger = SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, key_file=key_file)
+    assert ledger.keys().secret_key == key_file.read_bytes()
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert key_file.read_bytes() not in path.read_bytes()
+    run(path, 1)
+    key = key_file.read_bytes()
+    for spoil, message in (
+        (lambda: key_file.chmod(0o644), "chmod 600"),
+        (lambda: key_file.write_bytes(os.urandom(32)), "got another or a damaged one"),
+        (lambda: key_file.write_bytes(key[:16]), "got another or a damaged one"),
+        (key_file.unlink, "the noise key at .* got no file"),
+    ):
+        spoil()
+        with pytest.raises(LedgerError, match=message):
+            ledger.keys()
+        key_file.write_bytes(key)
+        key_file.chmod(0o600)
+    assert ledger.keys().secret_key == key
+    with pytest.raises(LedgerError, match="a noise key is to be made"):
+        SQLiteLedger.create(tmp_path / "second.db", budget_mu=2.0, delta=1e-5, key_file=key_file)
+    assert not (tmp_path / "second.db").exists()
+    assert key_file.read_bytes() == key
+
+
+@pytest.mark.parametrize("changes", [{"budget_mu": 2.5}, {"delta": 1e-6}])
+def test_a_machine_and_its_ledger_must_agree_on_the_budget(path, changes):
+    with pytest.raises(ConfigurationError, match="with which the ledger was made"):
+        machine(SQLiteLedger(path), **changes)
+
+
+def test_the_budget_is_shared_by_all_sessions_and_all_restarts(path):
+    for session in "abcd":  # four times mu = 1 is 2
+        machine(SQLiteLedger(path)).release(session, 0, contribution)
+    with pytest.raises(RefusedError) as refusal:
+        machine(SQLiteLedger(path)).release("e", 0, contribution)
+    assert refusal.value.code == protocol.BUDGET_EXHAUSTED
+    assert read_ledger(path).left_mu == 0.0
+
+
+# Copied back
+
+
+def backup_and_go_on(path, releases=2, session="s"):
+    saved = path.read_bytes()
+    run(path, releases, session, first=1 if session == "new" else 3)
+    return saved
+
+
+def test_a_ledger_that_was_copied_back_releases_nothing(path):
+    run(path, 2)
+    running = machine(SQLiteLedger(path))
+    path.write_bytes(backup_and_go_on(path, 1))
+    before = folder(path)
+    for attempt in (lambda: SQLiteLedger(path), lambda: running.release("s", 3, zero), lambda: running.statement("s")):
+        with pytest.raises(LedgerError, match=r"copied back from a backup .*accept-rollback"):
+            attempt()
+    assert folder(path) == before
+    assert "copied back" in read_ledger(path).mark_problem
+
+
+def test_a_rollback_that_is_accepted_counts_as_spent_what_the_mark_knows(path):
+    run(path, 2)
+    saved = path.read_bytes()
+    run(path, 3, first=3)
+    run(path, 1, "new")
+    path.write_bytes(saved)
+    assert accept_rollback(path) == 2
+    subject = machine(SQLiteLedger(path))
+    for session in ("s", "new"):
+        with pytest.raises(RefusedError) as refusal:
+            subject.release(session, 0, contribution)
+        assert refusal.value.code == protocol.POLICY_CHANGED
+    assert [(s.session, s.releases, s.closed) for s in read_ledger(path).sessions] == [("s", 5, True), ("new", 1, True)]
+    assert read_ledger(path).reserved_mu == pytest.approx(np.sqrt(2))
+    seen = []
+    subject.release("again", 0, lambda samples: seen.append(samples.start) or contribution(samples))
+    assert seen[0] == 12, "twelve samples were used before the rollback"
+    with pytest.raises(LedgerError, match="which was not"):
+        accept_rollback(path)
+
+
+def test_two_histories_of_one_ledger_are_told_apart(path):
+    """Copied back with its mark, gone on, and then the other one put in its place: as many commits, other contents."""
+    run(path, 1)
+    saved = folder(path)
+    run(path, 1, "ours")
+    ours = path.read_bytes()
+    for name, content in saved.items():
+        (path.parent / name).write_bytes(content)
+    run(path, 1, "theirs")
+    path.write_bytes(ours)
+    with pytest.raises(LedgerError, match="of another history"):
+        SQLiteLedger(path)
+    assert accept_rollback(path) == 3
+    assert {session.session for session in read_ledger(path).sessions} == {"s", "ours", "theirs"}
+
+
+def test_an_old_file_under_a_newer_log_is_not_believed(path):
+    """The node was killed, its log is still there, and somebody copies only the file back."""
+    serve(path, 1)
+    saved = path.read_bytes()
+    serve(path, 3)
+    assert exit_code(lambda: serve(path, 4, "mark", 4)) == -signal.SIGKILL
+    assert Path(f"{path}-wal").stat().st_size > 0
+    path.write_bytes(saved)
+    try:
+        ledger = SQLiteLedger(path)
+    except LedgerError:
+        return
+    assert machine(ledger, max_participations=10).statement("s").releases == 4
+
+
+def test_a_lost_mark_is_made_again_only_where_there_is_none(path):
+    run(path, 2)
+    with pytest.raises(LedgerError, match="left alone"):
+        new_mark(path)
+    Path(f"{path}.mark").unlink()
+    with pytest.raises(LedgerError, match="new-mark"):
+        SQLiteLedger(path)
+    with pytest.raises(LedgerError, match="no file"):
+        accept_rollback(path)
+    new_mark(path)
+    assert run(path, 1, first=3)[0].release == 3
+
+
+def test_the_mark_may_live_elsewhere_and_is_found_again(tmp_path):
+    (tmp_path / "other").mkdir()
+    path, mark = tmp_path / "ledger.db", tmp_path / "other" / "mark"
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, mark=mark)
+    run(path, 2)
+    assert json.loads(mark.read_text())["counter"] == 2
+    assert not Path(f"{path}.mark").exists()
+
+
+def test_noise_is_never_repeated_even_after_a_rollback_nobody_can_detect(path):
+    """Ledger and mark both copied back: the budget is spent twice, but a difference of the two shows no data."""
+    run(path, 2)
+    saved = folder(path)
+    first = machine(SQLiteLedger(path)).release("s", 2, zero)
+    nonce = stream_of(path).nonces
+    for name, content in saved.items():
+        (path.parent / name).write_bytes(content)
+    again = machine(SQLiteLedger(path)).release("s", 2, zero)
+    assert first.release == again.release == 3
+    assert stream_of(path).nonces != nonce
+    assert (first.values != again.values).all()
+
+
+def test_an_acknowledgement_of_a_release_the_ledger_does_not_know_is_refused_with_a_hint(path, caplog):
+    run(path, 2)
+    saved = folder(path)
+    run(path, 1, first=3)
+    for name, content in saved.items():
+        (path.parent / name).write_bytes(content)
+    with pytest.raises(RefusedError, match="rolled back") as refusal:
+        machine(SQLiteLedger(path)).release("s", 3, contribution)
+    assert refusal.value.code == protocol.BAD_ACKNOWLEDGEMENT
+    assert "copied back" in caplog.text
+    assert read_ledger(path).commits == 2
+
+
+def stream_of(path, session="s"):
+    with SQLiteLedger(path).exclusive() as page:
+        return page.stream(session)
+
+
+# Several processes
+
+
+def exit_code(target):
+    child = fork.Process(target=target)
+    child.start()
+    child.join(30)
+    return child.exitcode
+
+
+def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
+    def spend(number):
+        subject = machine(SQLiteLedger(path))
+        with (tmp_path / f"spent-{number}").open("w") as log:
+
+            def contribution(samples):
+                print("used", samples.start, file=log, flush=True)
+                return DATA[samples]
+
+            for k in range(6):
+                for session in (f"{number}x", f"{number}y", f"{number}z"):
+                    try:
+                        subject.release(session, k, contribution)
+                    except RefusedError as refusal:
+                        print("refused", refusal.code, file=log, flush=True)
+
+    children = [fork.Process(target=spend, args=(number,)) for number in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0, 0]
+    lines = [line.split() for n in range(2) for line in (tmp_path / f"spent-{n}").read_text().splitlines()]
+    used = sorted(int(number) for what, number in lines if what == "used")
+    # A real machine asks for every sample by itself.
+    assert used == list(range(48)), "four sessions of six releases of two samples, each sample once"
+    assert lines.count(["refused", str(protocol.BUDGET_EXHAUSTED)]) == 12
+    assert len(read_ledger(path).sessions) == 4, "six were asked for, the budget allows four"
+    assert read_ledger(path).reserved_mu <= 2.0
+
+
+def test_a_ledger_in_use_is_waited_for_and_then_refused(path):
+    waiting, holding = threading.Event(), threading.Event()
+
+    def hold():
+        with SQLiteLedger(path).exclusive():
+            holding.set()
+            waiting.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holding.wait(10)
+    start = time.monotonic()
+    with pytest.raises(LedgerError, match="another process is using this ledger"):
+        machine(SQLiteLedger(path, timeout_s=0.2)).release("s", 0, contribution)
+    assert 0.15 < time.monotonic() - start < 5
+    threading.Timer(0.1, waiting.set).start()
+    assert machine(SQLiteLedger(path)).release("s", 0, contribution).release == 1
+    holder.join()
+
+
+def test_showing_a_ledger_alters_nothing_and_is_consistent_while_its_node_writes(path):
+    run(path, 1)
+    before = folder(path)
+    assert read_ledger(path).sessions[0].releases == 1
+    assert folder(path) == before
+    node = fork.Process(target=run, args=(path, 15, "s", 2))
+    node.start()
+    while node.is_alive():
+        summary = read_ledger(path)
+        assert summary.samples_used == 2 * summary.sessions[0].releases == 2 * summary.commits
+        assert not summary.mark_problem
+    assert read_ledger(path).sessions[0].releases == 16
+
+
+# Killed
+
+
+def lethal(point, monkeypatch_release):
+    """Install a kill -9 at a named point of the release with this number."""
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    armed = {"release": 0}
+
+    def here():
+        if armed["release"] == monkeypatch_release:
+            die()
+
+    statements = {
+        "begin": "BEGIN IMMEDIATE",
+        "read account": "SELECT session, mu FROM reserved ORDER",
+        "write": "DELETE FROM arrays",
+        "log": "INSERT OR IGNORE INTO releases",
+        "seal": "UPDATE state SET seal",
+        "commit": "COMMIT",
+    }
+    real_connect = sqlite_ledger.connect
+
+    def connect(*arguments):
+        connection = real_connect(*arguments)
+        committed = []
+
+        def trace(statement):
+            if point in statements and statement.startswith(statements[point]):
+                here()
+            if point == "committed" and committed and statement == "BEGIN IMMEDIATE":
+                here()
+            committed.extend([statement] if statement == "COMMIT" else [])
+
+        connection.set_trace_callback(trace)
+        return connection
+
+    sqlite_ledger.connect = connect
+
+    def around(owner, name, before=None, after=None):
+        real = getattr(owner, name)
+
+        def wrapped(*arguments, **options):
+            if point == before:
+                here()
+            result = real(*arguments, **options)
+            if point == after:
+                here()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
+    around(PrivateMachine, "_advance", "noise", "noise made")
+    around(high_water_mark.LedgerState, "write_mark", "mark", "marked")
+    around(Path, "replace", "mark written", "mark renamed")
+    return armed, here
+
+
+POINTS = """begin, read account, gradient, gradient made, noise, noise made, write, log, seal, commit, committed, mark,
+mark written, mark renamed, marked, send, sent, aggregated""".replace("\n", " ").split(", ")
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def heard(path):
+    """What the server has: its acknowledgement and its sum."""
+    ack, total = 0, np.zeros(D)
+    for release, base, values in lines_of(path.with_name("aggregated")):
+        assert base == ack
+        ack, total = release, total + np.array([float.fromhex(value) for value in values])
+    return ack, total
+
+
+def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger):
+    """A node and its server, until so many releases were made; with a point, killed there in release ``at``."""
+    armed, here = lethal(point, at) if point else ({}, lambda: None)
+    ledger = make_ledger(path)
+    subject = machine(ledger, max_participations=10)
+    made = subject.statement("s").releases
+    while made < releases:
+        armed["release"] = made + 1
+        release = subject.release("s", heard(path)[0], contribution)
+        made = release.release
+        line = json.dumps([made, release.ack, [value.hex() for value in release.values]]) + "\n"
+        for log, before, after in (("sent", "send", "sent"), ("aggregated", None, "aggregated")):
+            if point and point == before:
+                here()
+            with path.with_name(log).open("a") as file:
+                file.write(line)
+            if point == after:
+                here()
+        getattr(ledger, "sent", lambda: None)()
+
+
+def killed_and_resumed(path, point, make_ledger=SQLiteLedger):
+    """Kill a node in its third release, start it again, and look at what it sent and what its ledger says."""
+    assert exit_code(lambda: serve(path, 5, point, 3, make_ledger)) == -signal.SIGKILL
+    sent = [release for release, _, _ in lines_of(path.with_name("sent"))]
+    recorded = stream_of(path).release
+    assert exit_code(lambda: serve(path, 6)) == 0
+    sent_in_all = [release for release, _, _ in lines_of(path.with_name("sent"))]
+    assert len(set(sent_in_all)) == len(sent_in_all), "a release was sent twice"
+    assert recorded >= max(sent)
+    return sent_in_all
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_node_killed_anywhere_goes_on_and_never_sends_a_release_twice(path, point):
+    sent, (ack, total) = killed_and_resumed(path, point), heard(path)
+    wasted = point in ("committed", "mark", "mark written", "mark renamed", "marked", "send")
+    assert sent == ([1, 2, 4, 5, 6] if wasted else [1, 2, 3, 4, 5, 6])
+    assert stream_of(path).release == ack == 6
+    # All contributions are in the sum, the wasted one's too, and no noise but that of the last release.
+    subject, ledger = machine(SQLiteLedger(path), max_participations=10), SQLiteLedger(path)
+    grid = subject.plan.grid
+    clipped = clip_per_sample(DATA[:12], 1.0)
+    noise = standard_normals(row_key(ledger.keys().secret_key, stream_of(path).nonces), D, "exact")
+    noise = grid.counts(noise * (subject.plan.noise_std * subject.plan.mechanism.sigmas[5]))
+    assert (total == grid.values(grid.counts(clipped, scale=0.5).sum(axis=0) + noise)).all()
+    assert read_ledger(path).samples_used == 12
+    assert not read_ledger(path).mark_problem
+
+
+class LateLedger(SQLiteLedger):
+    """The planted bug: it commits after the reply has left."""
+
+    @contextmanager
+    def exclusive(self):
+        with super().exclusive() as page:
+            real = page.commit
+
+            def commit(*record):
+                self._record = record
+
+            page.commit = commit
+            yield page
+        self._commit = real
+
+    def sent(self):
+        with super().exclusive() as page:
+            page.commit(*self._record)
+
+
+def test_the_kill_test_catches_a_ledger_that_commits_after_sending(path):
+    with pytest.raises(AssertionError, match="sent twice"):
+        killed_and_resumed(path, "sent", LateLedger)
+
+
+def test_a_reply_leaves_only_after_commit_and_mark_are_on_the_disk(path, monkeypatch, real_disk):
+    """Which calls were made, in order: the disk itself cannot be asked."""
+    calls, real_connect, real_replace, real_fsync = [], sqlite_ledger.connect, Path.replace, os.fsync
+
+    def connect(*arguments):
+        connection = real_connect(*arguments)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.set_trace_callback(lambda statement: calls.append(statement) if statement == "COMMIT" else None)
+        return connection
+
+    subject = machine(SQLiteLedger(path))
+    monkeypatch.setattr(sqlite_ledger, "connect", connect)
+    monkeypatch.setattr(Path, "replace", lambda *paths: calls.append("rename") or real_replace(*paths))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync") or real_fsync(descriptor))
+    subject.release("s", 0, contribution)
+    assert calls == ["COMMIT", "fsync", "rename", "fsync"]
