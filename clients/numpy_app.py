@@ -16,7 +16,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from ..privacy import ConfigurationError, RefusedError, protocol
+from ..privacy import ConfigurationError, LedgerError, RefusedError, protocol
 from ..privacy.arrays import read_array
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,9 @@ def _answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     except ConfigurationError:
         logger.exception("This machine is not configured to answer.")
         return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
+    except LedgerError:
+        logger.exception("This machine's ledger cannot be used; nothing was released.")
+        return Message(Error(protocol.LEDGER_UNUSABLE, "this machine's ledger cannot be used"), reply_to=message)
     except Exception:
         logger.exception("This machine failed to answer.")
         return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)

@@ -20,24 +20,31 @@ def check_private(path: Path, what: str, *, missing: str, writable: bool = False
     missing : str
         What to do if it is not there.
     writable : bool
-        Whether the owner must be able to write it.
+        Whether it must be ours to write.
 
     Raises
     ------
     LedgerError
     """
     try:
-        mode = path.stat().st_mode
+        status = path.stat()
     except FileNotFoundError as error:
         raise LedgerError(f"Expected {what} at {path}, got no file. {missing}") from error
     except OSError as error:
         raise LedgerError(f"Expected {what} at {path}, got {error.strerror}. Nothing was released.") from error
+    mode, owner = status.st_mode, status.st_uid
     if not stat.S_ISREG(mode):
         raise LedgerError(f"Expected {what} at {path}, got something that is no file. Nothing was released.")
     if mode & 0o077:
         raise LedgerError(
             f"Expected {what} that only its owner can read and write, got {path} with mode {mode & 0o777:o}. Find out "
             f"who could change it, then `chmod 600 {path}`. Nothing was released."
+        )
+    if writable and owner != os.geteuid():
+        raise LedgerError(
+            f"Expected {what} of the user this runs as, got {path}, which belongs to user {owner}: what is "
+            "written would become unreadable to one of them. Run this as its owner, or `chown` it. Nothing was "
+            "released."
         )
     if writable and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
         raise LedgerError(

@@ -48,6 +48,7 @@ POLICY_CHANGED = 1007
 NOT_CONFIGURED = 1008
 INTERNAL_ERROR = 1009
 EVALUATION_BLOCKED = 1010
+LEDGER_UNUSABLE = 1011
 
 REFUSAL_NAMES: dict[int, str] = {
     MALFORMED_REQUEST: "malformed-request",
@@ -60,4 +61,5 @@ REFUSAL_NAMES: dict[int, str] = {
     NOT_CONFIGURED: "not-configured",
     INTERNAL_ERROR: "internal-error",
     EVALUATION_BLOCKED: "evaluation-blocked",
+    LEDGER_UNUSABLE: "ledger-unusable",
 }

@@ -7,7 +7,7 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.clients import numpy_client_app
-from murmurfl.privacy import RefusedError, protocol
+from murmurfl.privacy import LedgerError, RefusedError, protocol
 
 SECRET = "patient 4711 has blood group AB"
 
@@ -32,6 +32,9 @@ class Leaky(NumPyClient):
 
     def evaluate(self, parameters, config):
         raise RefusedError(protocol.BUDGET_EXHAUSTED, "the budget is gone")
+
+    def get_properties(self, config):
+        raise LedgerError(SECRET)
 
 
 def make_client(context):
@@ -71,6 +74,12 @@ def test_an_exception_never_leaves_the_machine():
 def test_a_refusal_leaves_with_its_own_text():
     reply = ask(numpy_client_app(lambda context: Leaky()), "evaluate")
     assert (reply.error.code, reply.error.reason) == (protocol.BUDGET_EXHAUSTED, "the budget is gone")
+
+
+def test_a_ledger_that_cannot_be_used_is_named_without_its_text():
+    reply = ask(numpy_client_app(lambda context: Leaky()), "query", RecordDict({"config": ConfigRecord({"a": 1})}))
+    assert protocol.REFUSAL_NAMES[reply.error.code] == "ledger-unusable"
+    assert SECRET not in reply.error.reason
 
 
 def test_bytes_that_are_no_array_are_a_malformed_request():

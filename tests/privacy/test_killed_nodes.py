@@ -1,0 +1,253 @@
+"""A node killed with SIGKILL at every step of a release: what it sends once started again, and what its ledger says."""
+
+import json
+import multiprocessing
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    LedgerError,
+    PrivacyPolicy,
+    PrivateMachine,
+    SQLiteLedger,
+    clip_per_sample,
+    high_water_mark,
+    read_ledger,
+    row_key,
+    sqlite_ledger,
+    standard_normals,
+)
+
+D = 6
+RELEASES = 200
+DATA = np.random.Generator(np.random.Philox(key=6)).normal(size=(2 * RELEASES, D))
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "ledger.db"
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    return path
+
+
+def machine(ledger):
+    policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=RELEASES, mu=2.0)
+    return PrivateMachine(policy, D, len(DATA), ledger, ledger.keys())
+
+
+def contribution(samples):
+    return DATA[samples]
+
+
+def stream_of(path, session="s"):
+    with SQLiteLedger(path).exclusive() as page:
+        return page.stream(session)
+
+
+def exit_code(target):
+    child = fork.Process(target=target)
+    child.start()
+    child.join(30)
+    return child.exitcode
+
+
+def lethal(point, at):
+    """Install a kill -9 at a named point of release ``at``, in this process."""
+    armed = {"release": 0}
+
+    def here():
+        if armed["release"] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    statements = {
+        "begin": "BEGIN IMMEDIATE",
+        "read account": "SELECT session, mu FROM reserved ORDER",
+        "write": "DELETE FROM arrays",
+        "log": "INSERT OR IGNORE INTO releases",
+        "seal": "UPDATE state SET seal",
+        "commit": "COMMIT",
+    }
+    real_connect = sqlite_ledger.connect
+
+    def connect(*arguments):
+        connection = real_connect(*arguments)
+        committed = []
+
+        def trace(statement):
+            if point in statements and statement.startswith(statements[point]):
+                here()
+            if point == "committed" and committed and statement == "BEGIN IMMEDIATE":
+                here()
+            committed.extend([statement] if statement == "COMMIT" else [])
+
+        connection.set_trace_callback(trace)
+        return connection
+
+    sqlite_ledger.connect = connect
+
+    def around(owner, name, before=None, after=None):
+        real = getattr(owner, name)
+
+        def wrapped(*arguments, **options):
+            if point == before:
+                here()
+            result = real(*arguments, **options)
+            if point == after:
+                here()
+            return result
+
+        setattr(owner, name, wrapped)
+
+    around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
+    around(PrivateMachine, "_advance", "noise", "noise made")
+    around(high_water_mark.LedgerState, "write_mark", "mark", "marked")
+    around(Path, "replace", "mark written", "mark renamed")
+    return armed, here
+
+
+POINTS = """begin, read account, gradient, gradient made, noise, noise made, write, log, seal, commit, committed, mark,
+mark written, mark renamed, marked, send, sent, aggregated""".replace("\n", " ").split(", ")
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def heard(path):
+    """What the server has: its acknowledgement and its sum."""
+    ack, total = 0, np.zeros(D)
+    for release, base, values in lines_of(path.with_name("aggregated")):
+        assert base == ack
+        ack, total = release, total + np.array([float.fromhex(value) for value in values])
+    return ack, total
+
+
+def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger):
+    """A node and its server, until so many releases were made; with a point, killed there in release ``at``."""
+    armed, here = lethal(point, at) if point else ({}, lambda: None)
+    ledger = make_ledger(path)
+    subject = machine(ledger)
+    made = subject.statement("s").releases
+    while made < releases:
+        armed["release"] = made + 1
+        release = subject.release("s", heard(path)[0], contribution)
+        made = release.release
+        line = json.dumps([made, release.ack, [value.hex() for value in release.values]]) + "\n"
+        for log, before, after in (("sent", "send", "sent"), ("aggregated", None, "aggregated")):
+            if point and point == before:
+                here()
+            with path.with_name(log).open("a") as file:
+                file.write(line)
+            if point == after:
+                here()
+        getattr(ledger, "sent", lambda: None)()
+
+
+def killed_and_resumed(path, point, make_ledger=SQLiteLedger):
+    """Kill a node in its third release, start it again, and look at what it sent and what its ledger says."""
+    assert exit_code(lambda: serve(path, 5, point, 3, make_ledger)) == -signal.SIGKILL
+    sent = [release for release, _, _ in lines_of(path.with_name("sent"))]
+    recorded = stream_of(path).release
+    assert exit_code(lambda: serve(path, 6)) == 0
+    sent_in_all = [release for release, _, _ in lines_of(path.with_name("sent"))]
+    assert len(set(sent_in_all)) == len(sent_in_all), "a release was sent twice"
+    assert recorded >= max(sent)
+    return sent_in_all
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_node_killed_anywhere_goes_on_and_never_sends_a_release_twice(path, point):
+    sent = killed_and_resumed(path, point)
+    wasted = point in ("committed", "mark", "mark written", "mark renamed", "marked", "send")
+    assert sent == ([1, 2, 4, 5, 6] if wasted else [1, 2, 3, 4, 5, 6])
+    assert stream_of(path).release == 6
+    assert_nothing_is_missing_or_left_over(path)
+
+
+def assert_nothing_is_missing_or_left_over(path):
+    """The server's sum has every contribution in it, a wasted release's too, and no noise but the last release's."""
+    (ack, total), ledger, stream = heard(path), SQLiteLedger(path), stream_of(path)
+    assert ack == stream.release
+    plan = machine(ledger).plan
+    noise = standard_normals(row_key(ledger.keys().secret_key, stream.nonces), D, "exact")
+    noise = plan.grid.counts(noise * (plan.noise_std * plan.mechanism.sigmas[ack - 1]))
+    contributions = plan.grid.counts(clip_per_sample(DATA[: 2 * ack], 1.0), scale=0.5).sum(axis=0)
+    assert (total == plan.grid.values(contributions + noise)).all()
+    assert read_ledger(path).samples_used == 2 * ack
+    assert not read_ledger(path).mark_problem
+
+
+def test_a_node_killed_from_outside_at_any_moment_again_and_again(path):
+    """Moments nobody named: inside SQLite, in the middle of a write."""
+    delays = np.random.Generator(np.random.Philox(key=7)).uniform(0.02, 0.15, size=12)
+    for delay in delays:
+        node = fork.Process(target=serve, args=(path, RELEASES - 1))
+        node.start()
+        node.join(delay)
+        node.kill()
+        node.join()
+    serve(path, machine(SQLiteLedger(path)).statement("s").releases + 1)
+    sent = [release for release, _, _ in lines_of(path.with_name("sent"))]
+    assert len(set(sent)) == len(sent) > 2
+    assert_nothing_is_missing_or_left_over(path)
+
+
+class LateLedger(SQLiteLedger):
+    """The planted bug: it commits after the reply has left."""
+
+    @contextmanager
+    def exclusive(self):
+        with super().exclusive() as page:
+            real = page.commit
+
+            def commit(*record):
+                self._record = record
+
+            page.commit = commit
+            yield page
+        self._commit = real
+
+    def sent(self):
+        with super().exclusive() as page:
+            page.commit(*self._record)
+
+
+def test_the_kill_test_catches_a_ledger_that_commits_after_sending(path):
+    with pytest.raises(AssertionError, match="sent twice"):
+        killed_and_resumed(path, "sent", LateLedger)
+
+
+def test_a_ledger_whose_making_was_interrupted_can_be_made_again(tmp_path):
+    path = tmp_path / "ledger.db"
+
+    def die():
+        sqlite_ledger.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+
+    assert exit_code(die) == -signal.SIGKILL
+    with pytest.raises(LedgerError, match="whose making was interrupted"):
+        SQLiteLedger(path)
+    path.unlink()
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    serve(path, 1)
+    assert stream_of(path).release == 1
+
+
+def test_an_old_file_under_a_newer_log_is_not_believed(path):
+    """The node was killed, its log is still there, and somebody copies only the file back."""
+    serve(path, 1)
+    saved = path.read_bytes()
+    serve(path, 3)
+    assert exit_code(lambda: serve(path, 4, "mark", 4)) == -signal.SIGKILL
+    assert Path(f"{path}-wal").stat().st_size > 0
+    path.write_bytes(saved)
+    try:
+        ledger = SQLiteLedger(path)
+    except LedgerError:
+        return
+    assert machine(ledger).statement("s").releases == 4
