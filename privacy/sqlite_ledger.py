@@ -250,6 +250,7 @@ def _connection(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
     with closing(connection):
         with clear_errors(path, timeout_s):
             check_format(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")  # a copy may have come back without it
         yield connection
 
 

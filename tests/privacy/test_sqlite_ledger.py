@@ -439,6 +439,27 @@ def test_a_rollback_that_is_accepted_counts_as_spent_what_the_mark_knows(path):
         accept_rollback(path)
 
 
+@pytest.mark.parametrize("way", ["backup", "vacuum"])
+def test_a_backup_made_while_the_node_runs_can_be_gone_on_with(path, tmp_path, way):
+    run(path, 2)
+    copy = tmp_path / "copy.db"
+    with SQLiteLedger(path).exclusive(), closing(sqlite3.connect(path)) as connection:
+        if way == "vacuum":
+            connection.execute(f"VACUUM INTO '{copy}'")
+        else:
+            with closing(sqlite3.connect(copy)) as target:
+                connection.backup(target)
+    run(path, 1, first=3)
+    copy.chmod(0o600)
+    copy.replace(path)
+    assert read_ledger(path).sessions[0].releases == 2
+    assert accept_rollback(path) == 1
+    assert read_ledger(path).samples_used == 6
+    assert run(path, 1, "new")[0].release == 1
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_two_histories_of_one_ledger_are_told_apart(path):
     """Copied back with its mark, gone on, and then the other one put in its place: as many commits, other contents."""
     run(path, 1)
