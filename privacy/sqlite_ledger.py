@@ -11,7 +11,7 @@ leave. So wherever a crash comes:
 
 * before the commit: neither knows of the release; nothing was sent and nothing spent;
 * between commit and mark: the ledger is ahead of its mark, which is no rollback; the release is wasted, the stream goes
-  on after it, and the next commit moves the mark;
+  on after it, and the next transaction moves the mark before it does anything else;
 * after the mark: both know of the release; whether it was sent or not, it is never made again.
 
 The mark is never ahead of the ledger, unless the ledger was copied back. (Writing the mark first would leave it ahead
@@ -237,7 +237,11 @@ class SQLiteLedger(Ledger):
                     f"Expected the ledger this node began with at {self.path}, got another. Nothing was released; "
                     "restart the node."
                 )
-            check_mark(page.state, read_mark(page.header.mark), self.path)
+            mark = read_mark(page.header.mark)
+            check_mark(page.state, mark, self.path)
+            if mark.counter < page.state.counter:
+                # The last commit was interrupted, or its mark could not be written; if it still cannot, nothing more is spent.
+                page.state.write_mark(page.header.mark)
             yield page
 
 
