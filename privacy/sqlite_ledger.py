@@ -240,7 +240,7 @@ class SQLiteLedger(Ledger):
             mark = read_mark(page.header.mark)
             check_mark(page.state, mark, self.path)
             if mark.counter < page.state.counter:
-                # The last commit was interrupted, or its mark could not be written; if it still cannot, nothing more is spent.
+                # Of a commit whose mark was not written; if it still cannot be, nothing more is spent.
                 page.state.write_mark(page.header.mark)
             yield page
 
@@ -303,13 +303,13 @@ class _SQLitePage(LedgerPage):
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
         with clear_errors(self._path, self._timeout_s):
-            self._check_forward(session, stream, account)
+            before = self.state.sessions.get(session, SessionState(0.0, 0))
+            self._check_forward(before, stream, account)
             self._write_stream(session, stream)
             self._reserve(account.reserved)
-            self._connection.execute(
-                "INSERT OR IGNORE INTO releases SELECT ?, ?, ?, ? WHERE ? > 0",
-                (session, stream.release, time.time(), account.samples_used, stream.release),
-            )
+            if stream.release > before.releases:
+                line = (session, stream.release, time.time(), account.samples_used)
+                self._connection.execute("INSERT INTO releases VALUES (?, ?, ?, ?)", line)
             self._finish(self.state.counter + 1, account.samples_used)
 
     def accept_rollback(self, mark: LedgerState) -> int:
@@ -331,11 +331,10 @@ class _SQLitePage(LedgerPage):
             reserved.items(),
         )
 
-    def _check_forward(self, session: str, stream: StreamRecord, account: Account) -> None:
-        before = self.state.sessions.get(session)
+    def _check_forward(self, before: SessionState, stream: StreamRecord, account: Account) -> None:
         if (
             account.samples_used < self.state.samples_used
-            or (before is not None and stream.release < before.releases)
+            or stream.release < before.releases
             or any(account.reserved.get(name, 0.0) < past.mu for name, past in self.state.sessions.items())
         ):
             raise LedgerError(

@@ -68,7 +68,7 @@ def lethal(point, at):
         "begin": "BEGIN IMMEDIATE",
         "read account": "SELECT session, mu FROM reserved ORDER",
         "write": "DELETE FROM arrays",
-        "log": "INSERT OR IGNORE INTO releases",
+        "log": "INSERT INTO releases",
         "seal": "UPDATE state SET seal",
         "commit": "COMMIT",
     }
