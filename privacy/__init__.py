@@ -10,6 +10,7 @@ from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
+from .sqlite_ledger import LedgerSummary, SessionSummary, SQLiteLedger, accept_rollback, new_mark, read_ledger
 
 __all__ = [
     "CLIP_UNITS",
@@ -25,6 +26,7 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "LedgerPage",
+    "LedgerSummary",
     "Mechanism",
     "MemoryLedger",
     "MurmurflError",
@@ -36,9 +38,12 @@ __all__ = [
     "RefusedError",
     "Release",
     "RowCache",
+    "SQLiteLedger",
+    "SessionSummary",
     "SimulatedKeys",
     "StreamRecord",
     "SystemKeys",
+    "accept_rollback",
     "clip_per_sample",
     "compose_gdp",
     "derived_seed",
@@ -46,6 +51,8 @@ __all__ = [
     "gdp_epsilon",
     "gdp_mu",
     "make_mechanism",
+    "new_mark",
+    "read_ledger",
     "row_key",
     "standard_normals",
 ]

@@ -2,7 +2,8 @@
 
 Spend before you speak: a release, its nonce, the samples it used up and what has not been acknowledged are committed
 before the reply leaves. A crash in between wastes a release; it never repeats one. This module holds the interface and
-the backend in memory; ``murmurfl.clients`` adds the one on Flower's ``context.state``.
+the backend in memory; :mod:`.sqlite_ledger` is the one for a real node, and ``murmurfl.clients`` adds the one on
+Flower's ``context.state``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class StreamRecord:
         under a trusted server).
     noise_state : tuple of floating-point arrays
         The mechanism's state after release k, where it cannot be regenerated from the nonce.
+    terms : str
+        What the session was opened with (:meth:`~murmurfl.privacy.PrivacyPolicy.terms`), for whoever reads the ledger;
+        a ledger nobody reads may leave it out.
     """
 
     fingerprint: str
@@ -50,6 +54,7 @@ class StreamRecord:
     nonces: bytes = b""
     pending: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     noise_state: State = ()
+    terms: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,12 @@ class Ledger(ABC):
 
     durable: ClassVar[bool] = False
     """Whether a commit outlives the process: real machines insist on it."""
+
+    budget_mu: float | None = None
+    """The budget this ledger was made for, which a machine's policy must then have; None: the policy's own."""
+
+    delta: float | None = None
+    """Where the epsilons of this ledger are shown, likewise."""
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[LedgerPage]:

@@ -8,6 +8,7 @@ the releases of one session together guarantee.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -182,6 +183,10 @@ class PrivacyPolicy:
         """The noise this policy needs for a model of ``num_parameters`` parameters."""
         return _plan(self, num_parameters)
 
+    def terms(self, num_parameters: int) -> str:
+        """The policy and its noise as a JSON document, for whoever reads a ledger."""
+        return _terms(self, num_parameters)
+
 
 @dataclass(frozen=True)
 class NoisePlan:
@@ -273,6 +278,13 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     # Calibration and this line are inverse up to rounding; the configured mu is what was asked for, never less noise.
     mu = min(mu, policy.mu) if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
     return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint.hexdigest(), largest, policy.pattern)
+
+
+@lru_cache(maxsize=1024)
+def _terms(policy: PrivacyPolicy, num_parameters: int) -> str:
+    plan = policy.plan(num_parameters)
+    noise = {"num_parameters": num_parameters, "sensitivity": plan.sensitivity, "noise_std": plan.noise_std}
+    return json.dumps({**asdict(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
 
 
 def _check_positive(name: str, value: Any) -> None:

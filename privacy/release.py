@@ -17,7 +17,7 @@ import hmac
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -203,6 +203,13 @@ class PrivateMachine:
                 f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
                 "simulation only."
             )
+        for name in ("budget_mu", "delta"):
+            fixed, ours = getattr(ledger, name), getattr(policy, name)
+            if fixed is not None and not math.isclose(fixed, ours, rel_tol=_ROUNDING):
+                raise ConfigurationError(
+                    f"Expected {name} = {fixed!r}, with which the ledger was made, got {ours!r} in the policy: "
+                    "everything on this machine's data shares one budget. Put the ledger's into the configuration."
+                )
         releases, name, why = policy.max_participations, "max_participations", "each is used once"
         if policy.sample_participations > 1:
             releases, name, why = policy.min_separation, "min_separation", "so many are gone through"
@@ -308,11 +315,11 @@ class PrivateMachine:
             )
         if stream is None:
             account = self._reserve(account, session)
-            stream = StreamRecord(self._fingerprint)
+            stream = StreamRecord(self._fingerprint, terms=self.policy.terms(self.num_parameters))
         if stream.fingerprint != self._fingerprint:
             raise RefusedError(
                 protocol.POLICY_CHANGED,
-                "this session was opened under another privacy policy or key; start a new session",
+                "this session was opened under another privacy policy or key, or was closed; start a new session",
             )
         if stream.release >= self.policy.max_participations:
             raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
@@ -355,6 +362,18 @@ class PrivateMachine:
     def _acknowledge(self, stream: StreamRecord, ack: int) -> StreamRecord:
         if ack == stream.ack:
             return stream
+        if ack > stream.release:
+            logger.error(
+                "The server acknowledges release %d of a session in which the ledger knows of %d. Either the server is "
+                "wrong or this machine's ledger was copied back from a backup: see docs/ledger.md before going on.",
+                ack,
+                stream.release,
+            )
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT,
+                "the acknowledgement names a release this machine's ledger does not know of; if the machine did make "
+                "it, its ledger was rolled back",
+            )
         if self.policy.release_rule == "paper":
             valid = stream.ack < ack <= stream.release
             pending = {}
@@ -367,7 +386,7 @@ class PrivateMachine:
                 protocol.BAD_ACKNOWLEDGEMENT,
                 "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
             )
-        return StreamRecord(stream.fingerprint, stream.release, ack, stream.nonces, pending, stream.noise_state)
+        return replace(stream, ack=ack, pending=pending)
 
     def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
         """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
@@ -420,7 +439,8 @@ class PrivateMachine:
                 counts += stream.pending[stream.release]
             kept = [j for j in stream.pending if j > release - MOST_PENDING]
             pending = {**{j: stream.pending[j] for j in kept}, release: counts}
-        return StreamRecord(stream.fingerprint, release, stream.ack, nonces, pending, noise_state), counts
+        stream = replace(stream, release=release, nonces=nonces, pending=pending, noise_state=noise_state)
+        return stream, counts
 
     def _noise(
         self, stream: StreamRecord, release: int, nonce: bytes, normals: NDArray[np.floating] | None

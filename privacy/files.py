@@ -1,0 +1,101 @@
+"""Files that only their owner may touch, and writes that outlive a loss of power."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from .errors import LedgerError
+
+
+def check_private(path: Path, what: str, *, missing: str, writable: bool = False) -> None:
+    """Refuse a file that is not there or that other people can read or write.
+
+    Parameters
+    ----------
+    path : Path
+    what : str
+        What the file is, for the error.
+    missing : str
+        What to do if it is not there.
+    writable : bool
+        Whether the owner must be able to write it.
+
+    Raises
+    ------
+    LedgerError
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise LedgerError(f"Expected {what} at {path}, got no file. {missing}") from error
+    except OSError as error:
+        raise LedgerError(f"Expected {what} at {path}, got {error.strerror}. Nothing was released.") from error
+    if not stat.S_ISREG(mode):
+        raise LedgerError(f"Expected {what} at {path}, got something that is no file. Nothing was released.")
+    if mode & 0o077:
+        raise LedgerError(
+            f"Expected {what} that only its owner can read and write, got {path} with mode {mode & 0o777:o}. Find out "
+            f"who could change it, then `chmod 600 {path}`. Nothing was released."
+        )
+    if writable and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
+        raise LedgerError(
+            f"Expected {what} that can be written, got {path}, which is read-only: nothing can be recorded, so nothing "
+            "is released. Make it writable again (`chmod 600`, or mount its disk for writing)."
+        )
+
+
+def create_private(path: Path, what: str, data: bytes = b"") -> None:
+    """A new file of mode 600, durable when this returns; what is there already is left alone.
+
+    Raises
+    ------
+    LedgerError
+        If there is something at ``path``, or no folder for it.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise LedgerError(
+            f"Expected nothing at {path}, where {what} is to be made, got a file; it was left alone."
+        ) from error
+    except FileNotFoundError as error:
+        raise LedgerError(f"Expected a folder at {path.parent}, got none; make it first (`mkdir -m 700`).") from error
+    except OSError as error:
+        raise LedgerError(f"Expected to make {what} at {path}, got {error.strerror}.") from error
+    _write(descriptor, data)
+    sync_folder(path.parent)
+
+
+def replace_durably(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of a file: after a crash there is the old or the new one, whole.
+
+    Raises
+    ------
+    LedgerError
+        If it cannot be written; the old file is still there.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        _write(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), data)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise LedgerError(f"Expected to write {path}, got {error.strerror}. Nothing was released.") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's list of names durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,106 @@
+"""The high-water mark: how far a ledger had come, kept outside the file that is backed up.
+
+A ledger copied back from a backup looks like an honest one; only something that was not copied back can tell. The mark
+is a small file beside the ledger, or better on another disk: after every commit, before the reply leaves, it takes on
+the ledger's state (its counter, the samples used, each session's mu and number of releases). A ledger behind its mark
+has been rolled back, and the mark says what must be counted as spent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from .errors import LedgerError
+from .files import check_private, replace_durably
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """How far one session has come.
+
+    Parameters
+    ----------
+    mu : float
+        Reserved.
+    releases : int
+        Made.
+    digest : str
+        Of the session's whole stream; empty if it has none.
+    """
+
+    mu: float
+    releases: int
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """How far a ledger has come.
+
+    Parameters
+    ----------
+    ledger : str
+        The ledger's own random name.
+    budget_mu, delta : float
+        What it was made with.
+    counter : int
+        Commits so far.
+    samples_used : int
+    sessions : mapping of str to SessionState
+    """
+
+    ledger: str
+    budget_mu: float
+    delta: float
+    counter: int = 0
+    samples_used: int = 0
+    sessions: Mapping[str, SessionState] = field(default_factory=dict)
+
+    @cached_property
+    def seal(self) -> str:
+        """A digest of all of it: a part that was lost, or that comes from another time, does not match."""
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def write_mark(self, path: Path) -> None:
+        """Make this the mark, durably."""
+        document = {"murmurfl-ledger-mark": _FORMAT, "seal": self.seal, **asdict(self)}
+        replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
+
+
+def read_mark(path: Path) -> LedgerState:
+    """The mark at ``path``.
+
+    Raises
+    ------
+    LedgerError
+        If there is none, others can write it, or it is damaged.
+    """
+    check_private(
+        path,
+        "the ledger's high-water mark",
+        missing="Without it nobody can tell whether the ledger was copied back, so nothing is released. Put the mark "
+        "back; if it is lost, and this ledger was never copied back, `murmurfl ledger new-mark` makes another.",
+    )
+    try:
+        document = json.loads(path.read_text())
+        if document.pop("murmurfl-ledger-mark") != _FORMAT:
+            raise ValueError("another format")
+        seal = document.pop("seal")
+        sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
+        state = LedgerState(**document, sessions=sessions)
+        if state.seal != seal:
+            raise ValueError("the seal does not match")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LedgerError(
+            f"Expected the ledger's high-water mark at {path}, got a file that is damaged or something else ({error}). "
+            "Nothing was released. If the mark is lost, and this ledger was never copied back, remove the file; "
+            "`murmurfl ledger new-mark` makes another."
+        ) from error
+    return state
