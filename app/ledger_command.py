@@ -71,7 +71,7 @@ def show(
     for line in _lines(summary, path):
         typer.echo(line)
     if summary.sessions:
-        Console(width=max(Console().width, 150)).print(_table(summary))
+        Console(width=max(Console().width, 160)).print(_table(summary))
     if summary.mark_problem:
         typer.echo(f"\nThis node releases nothing: {summary.mark_problem}")
 
