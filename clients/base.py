@@ -88,6 +88,7 @@ class PrivateClient(NumPyClient):
 
     query_points: ClassVar[int] = 1
     """How many points of the model's shape a request carries."""
+    machine_type: ClassVar[type[PrivateMachine]] = PrivateMachine
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class PrivateClient(NumPyClient):
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
-        self.machine = PrivateMachine(policy, sum(self._sizes), len(samples), ledger, keys, rows)
+        self.machine = self.machine_type(policy, sum(self._sizes), len(samples), ledger, keys, rows)
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
         """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.

@@ -152,7 +152,7 @@ class OnlineClient(PrivateClient):
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
         """G of this round, shape (1, d)."""
         start = _checked_start(request.query_points[0])
-        gradients = self.gradients if self.machine.simulated else _Careful(self.gradients)
+        gradients = self.gradients if self.machine.simulated else CarefulGradients(self.gradients)
         return _updates([self], gradients, start, samples)
 
     @classmethod
@@ -163,7 +163,7 @@ class OnlineClient(PrivateClient):
     ) -> Callable[[Sequence[PrivateClient], Any], StackedContributions] | None:
         if cls.contribution is not OnlineClient.contribution:
             return None
-        start = _flat(points[0])
+        start = flat_point(points[0])
 
         def contributions(clients: Sequence[PrivateClient], samples: Any) -> StackedContributions:
             learners = [client for client in clients if isinstance(client, OnlineClient)]
@@ -187,18 +187,19 @@ def _updates(
     return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
 
 
-def _flat(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """A point as one float64 vector."""
     return np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
 
 
 def _checked_start(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    start = _flat(point)
+    start = flat_point(point)
     if np.abs(start).max(initial=0.0) > _LARGEST_POINT:
         raise RefusedError(protocol.MALFORMED_REQUEST, "malformed request: the query point is too large")
     return start
 
 
-class _Careful:
+class CarefulGradients:
     """Gradients of a real machine: a sample they fail on has gradient zero, so that it moves the update no further."""
 
     def __init__(self, gradients: PerSampleGradients) -> None:

@@ -11,12 +11,15 @@ from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
+from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
 from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark
 
 __all__ = [
+    "ACCOUNTINGS",
     "CLIP_UNITS",
     "MECHANISMS",
     "NOISE_QUALITIES",
+    "ORDERS",
     "RELEASE_RULES",
     "SCHEDULES",
     "TRUST_MODELS",
@@ -41,6 +44,8 @@ __all__ = [
     "RowCache",
     "SQLiteLedger",
     "SessionSummary",
+    "ShuffledMachine",
+    "ShuffledPolicy",
     "SimulatedKeys",
     "StreamRecord",
     "SystemKeys",
@@ -48,11 +53,14 @@ __all__ = [
     "clip_per_sample",
     "compose_gdp",
     "derived_seed",
+    "epoch_mu",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
     "make_mechanism",
     "new_mark",
+    "rdp_epsilon",
+    "rdp_mu",
     "read_ledger",
     "row_key",
     "standard_normals",
