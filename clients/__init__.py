@@ -8,6 +8,7 @@ from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .online import ConvexSmoothGradients, OnlineClient, local_updates
+from .shuffled import ShuffledClient
 
 __all__ = [
     "Cohort",
@@ -20,6 +21,7 @@ __all__ = [
     "PrivateClient",
     "Request",
     "Samples",
+    "ShuffledClient",
     "TorchGradients",
     "local_updates",
     "numpy_client_app",

@@ -7,10 +7,21 @@ from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .online import OnlineFedSGD, OnlineState, online_step
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .shuffled import (
+    REGULARIZERS,
+    VARIANTS,
+    PublicEpochs,
+    ShuffledAvg,
+    ShuffledState,
+    private_rounds,
+    proximal,
+)
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
+    "REGULARIZERS",
     "SAMPLINGS",
+    "VARIANTS",
     "CheckpointError",
     "DirectMachines",
     "MachineDirectory",
@@ -22,17 +33,22 @@ __all__ = [
     "OnlineFedSGD",
     "OnlineState",
     "Outcome",
+    "PublicEpochs",
     "Refusal",
     "ReleaseStrategy",
     "Reply",
     "RoundReport",
     "RoundRequest",
+    "ShuffledAvg",
+    "ShuffledState",
     "TrustedMu2",
     "load_checkpoint",
     "mu2_start",
     "mu2_step",
     "noisy_sgd_step",
     "online_step",
+    "private_rounds",
+    "proximal",
     "sample_machines",
     "save_checkpoint",
 ]

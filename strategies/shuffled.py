@@ -1,0 +1,213 @@
+r"""Private shuffled gradients with public data, the server's half (jiang-2026, algorithm 1; ALGORITHMS section 5).
+
+The end of an epoch is the mean of the silos' ends, and the regulariser is applied there, once an epoch:
+
+    x_end = x - eta (1 / m) sum of the releases v,    x <- argmin_x n psi(x) + ||x - x_end||^2 / (2 eta)
+
+An epoch on public samples alone is the server's own: nobody is asked and nothing is spent. One silo is the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError
+from ..privacy.shuffled import noisy_epoch
+from .base import ReleaseStrategy
+from .replies import RoundRequest, Vector
+
+Regularizer = Literal["none", "l2", "l1", "ball"]
+REGULARIZERS: tuple[Regularizer, ...] = get_args(Regularizer)
+Variant = Literal["dp-shuffleg", "priv-pub", "pub-priv", "interleaved", "public-only"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+
+@dataclass(frozen=True)
+class ShuffledState:
+    """State of shuffled gradients: where the next epoch starts, shape (d,)."""
+
+    x: Vector
+
+
+def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> range:
+    """The rounds, from 1, in which silos are asked (the paper's table 2); S = p K, rounded.
+
+    Parameters
+    ----------
+    variant : str
+        One of :data:`VARIANTS`.
+    num_rounds : int
+        K.
+    private_share : float
+        p.
+    """
+    if variant not in VARIANTS or not 0 < private_share <= 1:
+        raise ConfigurationError(
+            f"Expected a variant of {VARIANTS} and 0 < private_share <= 1, got {variant!r} and {private_share!r}."
+        )
+    some = min(max(round(private_share * num_rounds), 1), num_rounds)
+    if variant == "public-only":
+        return range(0)
+    if variant == "priv-pub":
+        return range(1, some + 1)
+    return range(num_rounds - some + 1 if variant == "pub-priv" else 1, num_rounds + 1)
+
+
+def proximal(kind: Regularizer, x: NDArray[np.float64], strength: float, weight: float) -> NDArray[np.float64]:
+    """argmin_z weight psi(z) + ||z - x||^2 / 2, for points along the last axis: pure.
+
+    Parameters
+    ----------
+    kind : {"none", "l2", "l1", "ball"}
+        psi: 0; strength / 2 ||.||^2; strength ||.||_1; the indicator of a ball of radius ``strength`` around 0.
+    x : ndarray of shape (..., d)
+    strength : float
+        lambda, or the radius.
+    weight : float or ndarray that broadcasts
+        eta n.
+    """
+    if kind == "l2":
+        return x / (1.0 + weight * strength)
+    if kind == "l1":
+        return np.sign(x) * np.maximum(np.abs(x) - weight * strength, 0.0)
+    if kind == "ball":
+        norms = np.linalg.norm(x, axis=-1, keepdims=True)
+        return x * np.minimum(1.0, strength / np.maximum(norms, 1e-300))
+    return x
+
+
+def penalty(kind: Regularizer, x: NDArray[np.float64], strength: float) -> NDArray[np.float64]:
+    """psi of points along the last axis; 0 in the ball, where every epoch ends."""
+    if kind == "l2":
+        return strength / 2 * np.square(x).sum(axis=-1)
+    if kind == "l1":
+        return strength * np.abs(x).sum(axis=-1)
+    return np.zeros(np.shape(x)[:-1])
+
+
+@dataclass(frozen=True)
+class PublicEpochs:
+    """What the server needs for epochs of its own.
+
+    Parameters
+    ----------
+    gradient : callable
+        The gradient at a point, shape (d,), on public sample i, from 0.
+    steps : int
+        n.
+    clip_norm : float
+        S: for the guarantee it need not be; the paper clips here too.
+    """
+
+    gradient: Callable[[Vector, int], NDArray[np.floating]]
+    steps: int
+    clip_norm: float
+
+
+class ShuffledAvg(ReleaseStrategy[ShuffledState]):
+    """Shuffled gradients over silos, for :class:`~murmurfl.clients.ShuffledClient`.
+
+    Parameters
+    ----------
+    num_clients, clients_per_round, seed, sampling, session, node_deadline_s, checkpoint, largest_value, on_round
+        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
+    learning_rate : float
+        eta > 0, that of the silos.
+    steps_per_epoch : int
+        n, steps of a silo's epoch.
+    regularizer : {"none", "l2", "l1", "ball"}
+    strength : float
+        lambda of the regulariser, or the ball's radius; > 0 unless there is none.
+    rounds : range, optional
+        The rounds, from 1, in which silos are asked; default all (:func:`private_rounds`).
+    public : PublicEpochs, optional
+        For all other rounds.
+
+    Notes
+    -----
+    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the silos'. The proximal step and the
+    epochs on public samples are post-processing.
+    """
+
+    state_type: ClassVar[type[ShuffledState]] = ShuffledState
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        clients_per_round: int,
+        learning_rate: float,
+        steps_per_epoch: int,
+        regularizer: Regularizer = "none",
+        strength: float = 0.0,
+        rounds: range | None = None,
+        public: PublicEpochs | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
+        if not (math.isfinite(learning_rate) and learning_rate > 0) or steps_per_epoch < 1:
+            raise ConfigurationError(
+                f"Expected learning_rate > 0 and steps_per_epoch >= 1, got {learning_rate!r} and {steps_per_epoch!r}."
+            )
+        if regularizer not in REGULARIZERS or (regularizer != "none" and not strength > 0):
+            raise ConfigurationError(
+                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {regularizer!r}, {strength!r}."
+            )
+        self.learning_rate = float(learning_rate)
+        self.steps_per_epoch = steps_per_epoch
+        self.regularizer: Regularizer = regularizer
+        self.strength = float(strength)
+        self.rounds = rounds
+        self.public = public
+
+    def settings(self) -> dict[str, Any]:
+        rounds = [] if self.rounds is None else [self.rounds.start, self.rounds.stop]
+        return {
+            **super().settings(),
+            "learning_rate": self.learning_rate,
+            "steps_per_epoch": self.steps_per_epoch,
+            "regularizer": self.regularizer,
+            "strength": self.strength,
+            "private_rounds": rounds,
+        }
+
+    def initial_state(self, start: Vector) -> ShuffledState:
+        return ShuffledState(start)
+
+    def query_points(self, state: ShuffledState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def step(self, state: ShuffledState, release_sum: Vector, server_round: int) -> ShuffledState:
+        if self._asks_silos(server_round):
+            if not release_sum.any():  # nobody answered: there was no epoch
+                return state
+            total = release_sum / self.clients_per_round
+        elif self.public is None:
+            raise ConfigurationError(f"Expected public samples for round {server_round}, which asks no silo; got none.")
+        else:
+            public, rate = self.public, self.learning_rate
+            total = noisy_epoch(
+                public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm
+            )
+        end = state.x - self.learning_rate * total
+        weight = self.learning_rate * self.steps_per_epoch
+        return ShuffledState(proximal(self.regularizer, end, self.strength, weight))
+
+    def model(self, state: ShuffledState) -> Vector:
+        return state.x
+
+    def _asks_silos(self, server_round: int) -> bool:
+        return self.rounds is None or server_round in self.rounds
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        request = super()._plan_round(server_round, reachable)
+        if self._asks_silos(server_round):
+            return request
+        self._sampled, self._asked = 0, {}
+        return RoundRequest(server_round, self.session, {}, self.acks, request.points)
