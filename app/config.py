@@ -13,14 +13,31 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from ..privacy import CLIP_UNITS, MECHANISMS, NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
-from ..strategies import SAMPLINGS
+from ..privacy import (
+    ACCOUNTINGS,
+    CLIP_UNITS,
+    MECHANISMS,
+    NOISE_QUALITIES,
+    ORDERS,
+    RELEASE_RULES,
+    SCHEDULES,
+    ConfigurationError,
+)
+from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
 
-STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
+STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online", "shuffled")
 PRESETS = ("practical", "paper")
-TASKS = ("digits", "mnist", "synthetic", "synthetic-logistic")
+PUBLIC_TASKS = {
+    "mnist-69": "mean",
+    "cifar10-ridge": "ridge",
+    "crime": "ridge",
+    "compas": "logistic",
+    "credit-card": "logistic",
+}
+"""Tasks that come with public samples beside the private ones, and the model of each (jiang-2026)."""
+TASKS = ("digits", "mnist", "synthetic", "synthetic-logistic", *PUBLIC_TASKS)
 FEATURES = ("pixels", "oriented-gradients")
-MODELS = ("softmax", "mlp", "cnn", "logistic")
+MODELS = ("softmax", "mlp", "cnn", "logistic", "ridge", "mean")
 PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
 NO_NOISE = "none"
 
@@ -37,6 +54,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "sampling": ("", *SAMPLINGS),
     "noise_quality": NOISE_QUALITIES,
     "release_rule": RELEASE_RULES,
+    "variant": VARIANTS,
+    "order": ORDERS,
+    "regularizer": ("", *REGULARIZERS),
+    "accounting": ACCOUNTINGS,
 }
 
 _OPTION_OF = {"decoder": "tree", "workload": "optimal", "bands": "banded", "buffers": "blt"}
@@ -83,6 +104,16 @@ class RunConfig:
         What is clipped: ``sample``, or with ``online`` ``update`` (the default) or ``contractive``.
     feature_bound : float
         R of the ``logistic`` model, a public bound on a sample's norm; 0 for the preset's.
+    variant, order : str
+        What ``shuffled`` does with public samples, and the order of the private ones in an epoch.
+    private_share : float
+        p of ``shuffled``: the share of steps on private samples.
+    public_samples : int
+        Training samples that count as public, for tasks without public samples of their own.
+    regularizer, regularizer_strength : str, float
+        psi of ``shuffled``, applied once an epoch, and its lambda or radius; empty and 0 for the task's.
+    accounting : str
+        ``amplified``, refused where it does not hold, or ``composed`` (:mod:`murmurfl.privacy.shuffled`).
     schedule : str
         Noise schedule of the cancelling mechanism; empty for the preset's.
     sampling : str
@@ -141,6 +172,13 @@ class RunConfig:
     buffers: int = 0
     clip_unit: str = ""
     feature_bound: float = 0.0
+    variant: str = "interleaved"
+    order: str = "RR"
+    private_share: float = 0.5
+    public_samples: int = 0
+    regularizer: str = ""
+    regularizer_strength: float = 0.0
+    accounting: str = "amplified"
     schedule: str = ""
     sampling: str = ""
     noise_quality: str = "exact"
@@ -166,13 +204,13 @@ class RunConfig:
         counts = ("num_clients", "clients_per_round", "batch_size", "passes", "evaluate_every")
         for name in (*counts, "synthetic_samples", "synthetic_features"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("num_rounds", "max_participations", "validation_samples", "seed", "bands", "buffers"):
+        for name in ("num_rounds", "max_participations", "validation_samples", "seed", "bands", "buffers", "public_samples"):
             self._check(name, getattr(self, name) >= 0, "an integer >= 0")
         for name in ("mu", "dirichlet_alpha", "global_learning_rate", "round_timeout_s", "node_deadline_s"):
             self._check(name, getattr(self, name) > 0, "a number > 0")
         for name in ("synthetic_alpha", "synthetic_beta"):
             self._check(name, getattr(self, name) >= 0, "a variance >= 0")
-        for name in ("clip_norm", "learning_rate", "diameter", "feature_bound"):
+        for name in ("clip_norm", "learning_rate", "diameter", "feature_bound", "regularizer_strength"):
             self._check(name, getattr(self, name) >= 0, "a number >= 0 (0: the preset's)")
         self._check("delta", 0 < self.delta < 1, "a number between 0 and 1")
         self._check("lost_replies", 0 <= self.lost_replies < 1, "a share >= 0 and < 1")
@@ -189,9 +227,18 @@ class RunConfig:
         online = self.strategy == "online"
         units = ("", "update", "contractive") if online else ("", "sample")
         self._check("clip_unit", self.clip_unit in units, f"one of {', '.join(map(repr, units))} with this strategy")
+        shuffled = self.strategy == "shuffled"
+        self._check("private_share", 0 < self.private_share <= 1, "a share > 0 and <= 1")
+        self._check("public_samples", shuffled or not self.public_samples, "0 unless strategy = 'shuffled'")
+        if self.task in PUBLIC_TASKS:
+            self._check("strategy", shuffled, "'shuffled' for this task")
+            self._check("model", self.model == PUBLIC_TASKS[self.task], f"{PUBLIC_TASKS[self.task]!r} for this task")
+            self._check("public_samples", not self.public_samples, "0 for a task with public samples of its own")
+        if shuffled:
+            self._check("mechanism", self.mechanism in ("", NO_NOISE), "left to this strategy")
         self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
         if self.mechanism == NO_NOISE:
-            self._check("mechanism", online, "another one unless strategy = 'online'")
+            self._check("mechanism", online or shuffled, "another one unless strategy = 'online' or 'shuffled'")
         if self.strategy in ("trusted-mu2", "noisy-sgd"):
             allowed = ("", "independent") if self.strategy == "noisy-sgd" else ("",)
             self._check("mechanism", self.mechanism in allowed, "left to this strategy")

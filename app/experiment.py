@@ -20,7 +20,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
+from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, ShuffledClient
+from ..clients.gradients import gradients_at
 from ..privacy import (
     ClipUnit,
     ConfigurationError,
@@ -28,16 +29,30 @@ from ..privacy import (
     NoisePlan,
     PrivacyPolicy,
     RowCache,
+    ShuffledPolicy,
     SimulatedKeys,
+    derived_seed,
     gdp_epsilon,
 )
-from ..strategies import DirectMachines, Mu2, NoisySGD, OnlineFedSGD, ReleaseStrategy, RoundReport, TrustedMu2
+from ..strategies import (
+    DirectMachines,
+    Mu2,
+    NoisySGD,
+    OnlineFedSGD,
+    PublicEpochs,
+    ReleaseStrategy,
+    RoundReport,
+    ShuffledAvg,
+    TrustedMu2,
+    private_rounds,
+)
+from ..strategies.shuffled import penalty
 from .config import NO_NOISE, RunConfig
 from .models import Model, make_model
 from .network import LossyGrid
-from .presets import Hyperparameters, feature_bound, hyperparameters
+from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
 from .regret import OnlineLosses
-from .tasks import Shard, Task, load_shards, load_task
+from .tasks import Shard, Task, load_shards, load_task, public_shard
 
 _SERVER_NOISE = "server"
 
@@ -95,6 +110,8 @@ class Experiment:
 
     def _make_policy(self, samples: int) -> PrivacyPolicy:
         config = self.config
+        if config.strategy == "shuffled":
+            return self.shuffled_policy(samples)
         separation = samples // config.batch_size
         cap = config.max_participations or min(self.num_rounds, config.passes * separation)
         schedule = self.values.schedule if self.mechanism == "cancelling" and config.strategy == "mu2" else None
@@ -118,12 +135,35 @@ class Experiment:
             trust="trusted-server" if no_noise else "untrusted-server",
         )
 
+    def shuffled_policy(self, samples: int) -> ShuffledPolicy:
+        """The policy of a silo of ``shuffled`` with so many samples."""
+        config, private = self.config, samples
+        if config.variant == "interleaved":
+            private = max(round(config.private_share * samples), 1)
+        return ShuffledPolicy(
+            clip_norm=self.values.clip_norm,
+            batch_size=samples,
+            max_participations=config.max_participations or max(len(self.private_rounds), 1),
+            mu=config.mu,
+            delta=config.delta,
+            private_steps=private,
+            public_steps=samples - private,
+            accounting=config.accounting,  # type: ignore[arg-type]
+            noise_quality=config.noise_quality,  # type: ignore[arg-type]
+            trust="trusted-server" if config.mechanism == NO_NOISE else "untrusted-server",
+        )
+
+    @property
+    def private_rounds(self) -> range:
+        """The rounds of ``shuffled`` in which silos are asked."""
+        return private_rounds(self.config.variant, self.num_rounds, self.config.private_share)  # type: ignore[arg-type]
+
     @property
     def mechanism(self) -> str:
         """The mechanism of the machines' noise."""
         if self.config.mechanism not in ("", NO_NOISE):
             return self.config.mechanism
-        return "independent" if self.config.strategy == "noisy-sgd" else "cancelling"
+        return "independent" if self.config.strategy in ("noisy-sgd", "shuffled") else "cancelling"
 
     @property
     def clip_unit(self) -> ClipUnit:
@@ -142,8 +182,55 @@ class Experiment:
         parts = (self.model, self.shards[machine], self.policy(machine), ledger, SimulatedKeys(self.config.seed, name))
         if self.config.strategy == "online":
             return OnlineClient(*parts, name=name, learning_rate=self.values.learning_rate, rows=rows)
+        if self.config.strategy == "shuffled":
+            return self._silo(machine, ledger, rows)
         kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
         return kind(*parts, name=name, rows=rows)
+
+    def _silo(self, machine: int, ledger: Ledger, rows: RowCache | None) -> ShuffledClient:
+        name, policy = str(machine), self.shuffled_policy(len(self.shards[machine]))
+        return ShuffledClient(
+            self.model,
+            self.shards[machine],
+            policy,
+            ledger,
+            SimulatedKeys(self.config.seed, name),
+            name=name,
+            learning_rate=self.values.learning_rate,
+            public=public_shard(self.task, machine * policy.public_steps),
+            order=self.config.order,  # type: ignore[arg-type]
+            order_seed=self.order_seed(machine),
+            rows=rows,
+        )
+
+    def order_seed(self, machine: int) -> int:
+        """What the orders of a silo's samples are made from."""
+        return derived_seed("order of a silo", self.config.seed, machine)
+
+    def _shuffled_avg(self, common: dict[str, Any]) -> ShuffledAvg:
+        steps, shard = max(len(shard) for shard in self.shards), public_shard(self.task, 0)
+        epochs = None
+        if len(self.private_rounds) < self.num_rounds:
+            if shard is None or len(shard) < steps:
+                raise ConfigurationError(
+                    f"Expected {steps} public samples, an epoch of a silo, for variant {self.config.variant!r}, got "
+                    f"{0 if shard is None else len(shard)}: set public-samples, or use a task that has them."
+                )
+            public = shard
+            epochs = PublicEpochs(
+                lambda point, i: gradients_at(self.model, point[None], public[i : i + 1])[0],
+                steps,
+                self.values.clip_norm,
+            )
+        kind, strength = regularization(self.config)
+        return ShuffledAvg(
+            steps_per_epoch=steps,
+            regularizer=kind,
+            strength=strength,
+            rounds=self.private_rounds,
+            public=epochs,
+            **common,
+        )
 
     def strategy(self, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half."""
@@ -162,6 +249,8 @@ class Experiment:
         if config.strategy == "online":
             rate = config.global_learning_rate
             return OnlineFedSGD(local_steps=config.batch_size, global_learning_rate=rate, **common)
+        if config.strategy == "shuffled":
+            return self._shuffled_avg(common)
         common["diameter"] = values.diameter
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
@@ -177,14 +266,18 @@ class Experiment:
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """Loss and accuracy on the test set, which is public."""
-        loss, accuracy = self.model.evaluate(
-            arrays.to_numpy_ndarrays(), (self.task.test_features, self.task.test_labels)
-        )
+        """Loss and accuracy on the test set, which is public; ``shuffled`` adds its regulariser to the loss."""
+        parameters = arrays.to_numpy_ndarrays()
+        loss, accuracy = self.model.evaluate(parameters, (self.task.test_features, self.task.test_labels))
+        if self.config.strategy == "shuffled":
+            kind, strength = regularization(self.config)
+            loss += sum(float(penalty(kind, np.ravel(part), strength)) for part in parameters)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
 
 def _rounds_of_a_pass(config: RunConfig, shards: list[Shard], samples: int) -> int:
+    if config.strategy == "shuffled":  # an epoch
+        return 1
     if config.strategy == "online":  # every sample of a round is somebody's: until the first machine has no more
         return min(len(shard) for shard in shards) // config.batch_size
     return samples // (config.clients_per_round * config.batch_size)
@@ -273,9 +366,9 @@ class RunResult:
     online: dict[str, Any] | None = None
 
     @property
-    def accuracy(self) -> float:
-        """On the test set, after the last round."""
-        return float(next(p.accuracy for p in reversed(self.progress) if p.accuracy is not None))
+    def accuracy(self) -> float | None:
+        """On the test set, after the last round; None where the model has none."""
+        return next((p.accuracy for p in reversed(self.progress) if p.accuracy is not None), None)
 
     @property
     def loss(self) -> float:
@@ -293,6 +386,8 @@ def guaranteed_mu(experiment: Experiment) -> float:
     """
     if experiment.config.strategy == "trusted-mu2":
         return experiment.config.mu
+    if experiment.config.strategy == "shuffled" and experiment.config.variant == "public-only":
+        return 0.0  # nobody is asked
     if experiment.config.mechanism == NO_NOISE:
         return math.inf
     return max(plan.mu for plan in experiment.plans())
@@ -342,6 +437,7 @@ def run_experiment(
     def on_round(report: RoundReport, metrics: MetricRecord | None) -> None:
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
+        accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
         progress.append(Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon))
         if on_progress is not None:
             on_progress(progress[-1])
@@ -360,7 +456,8 @@ def run_experiment(
     )
     seconds = time.perf_counter() - started
     resumed = len(strategy.history) - len(progress)
-    if progress and not any(report.aggregated for report in strategy.history[resumed:]):
+    asked = any(report.asked for report in strategy.history[resumed:])
+    if progress and asked and not any(report.aggregated for report in strategy.history[resumed:]):
         reasons = sorted({reason for report in strategy.history[resumed:] for reason in report.refused})
         raise ConfigurationError(
             f"Expected releases to aggregate, got none in {len(progress)} rounds"

@@ -167,15 +167,14 @@ class MultilayerPerceptron(Model):
         return np.tanh(features.astype(np.float32) @ hidden_weight.T + hidden_bias) @ weight.T + bias
 
 
-class LogisticRegression(Model):
-    """Two-class logistic regression without bias in closed form and float64, convex and smooth (zhang-2025, section V).
+class LinearModel(Model):
+    """A loss of the margin <w, a> alone, without bias, in closed form and float64: convex and smooth.
 
     Parameters
     ----------
-    num_features : int
+    num_features, num_classes : int
     feature_bound : float
-        R, public: a sample's features are scaled down to this L2 norm wherever they are longer. With it the loss of
-        every sample is R^2 / 4-smooth and its gradient at most R long.
+        R, public: a sample's features are scaled down to this L2 norm wherever they are longer.
 
     Notes
     -----
@@ -186,13 +185,45 @@ class LogisticRegression(Model):
 
     clips_contractively = True
 
-    def __init__(self, num_features: int, feature_bound: float) -> None:
-        super().__init__(num_features, 2)
+    def __init__(self, num_features: int, num_classes: int, feature_bound: float) -> None:
+        super().__init__(num_features, num_classes)
         if not (math.isfinite(feature_bound) and feature_bound > 0):
             raise ConfigurationError(f"Expected feature-bound > 0 and finite, got {feature_bound!r}.")
         self.feature_bound = float(feature_bound)
         self.shapes = [(num_features,)]
         self.names = ["weight"]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
+        return [np.zeros(self.num_features)]
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        features = self.bounded(samples[0])
+        return self.slopes(features @ np.asarray(parameters[0], np.float64), samples[1])[:, None] * features
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        """The gradient of sample i at point i."""
+        features = self.bounded(samples[0])
+        return self.slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
+
+    def bounded(self, features: NDArray[Any]) -> NDArray[np.float64]:
+        """Features as the model takes them: no longer than R."""
+        features = np.asarray(features, dtype=np.float64)
+        squares = np.einsum("ij,ij->i", features, features)
+        if np.isfinite(squares).all() and squares.max(initial=0.0) <= self.feature_bound**2:
+            return features
+        return clip_per_sample(features, self.feature_bound)
+
+    @staticmethod
+    @abstractmethod
+    def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        """The loss's derivative by the margin."""
+
+
+class LogisticRegression(LinearModel):
+    """Two-class logistic regression (zhang-2025, section V): R^2 / 4-smooth, gradients at most R long."""
+
+    def __init__(self, num_features: int, feature_bound: float) -> None:
+        super().__init__(num_features, 2, feature_bound)
 
     @property
     def smoothness(self) -> float:
@@ -204,40 +235,87 @@ class LogisticRegression(Model):
         """R."""
         return self.feature_bound
 
-    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
-        return [np.zeros(self.num_features)]
-
-    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
-        features = self._bounded(samples[0])
-        return self._slopes(features @ np.asarray(parameters[0], np.float64), samples[1])[:, None] * features
-
-    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
-        """The gradient of sample i at point i."""
-        features = self._bounded(samples[0])
-        return self._slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
-
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
-        margins = self._bounded(features) @ np.asarray(parameters[0], np.float64)
+        margins = self.bounded(features) @ np.asarray(parameters[0], np.float64)
         return np.stack([np.zeros_like(margins), margins], axis=1)
 
     def loss_and_gradient(self, weight: NDArray[np.float64], samples: Batch) -> tuple[float, NDArray[np.float64]]:
         """The mean loss over some samples and its gradient, for computing optima."""
-        features = self._bounded(samples[0])
+        features = self.bounded(samples[0])
         margins = features @ weight
         losses = np.logaddexp(0.0, np.where(samples[1] == 1, -margins, margins))
-        return float(losses.mean()), self._slopes(margins, samples[1]) @ features / len(margins)
-
-    def _bounded(self, features: NDArray[Any]) -> NDArray[np.float64]:
-        features = np.asarray(features, dtype=np.float64)
-        squares = np.einsum("ij,ij->i", features, features)
-        if np.isfinite(squares).all() and squares.max(initial=0.0) <= self.feature_bound**2:
-            return features
-        return clip_per_sample(features, self.feature_bound)
+        return float(losses.mean()), self.slopes(margins, samples[1]) @ features / len(margins)
 
     @staticmethod
-    def _slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+    def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
         """The loss's derivative by the margin: sigmoid(margin) - label."""
         return 0.5 * (1.0 + np.tanh(0.5 * margins)) - labels
+
+
+class RidgeRegression(LinearModel):
+    """Least squares (<w, a> - y)^2, the loss of jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
+
+    def __init__(self, num_features: int, feature_bound: float) -> None:
+        super().__init__(num_features, 1, feature_bound)
+
+    @property
+    def smoothness(self) -> float:
+        """L = 2 R^2."""
+        return 2.0 * self.feature_bound**2
+
+    @property
+    def gradient_bound(self) -> float:
+        """None."""
+        return math.inf
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
+        return (self.bounded(features) @ np.asarray(parameters[0], np.float64))[:, None]
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean squared error; the accuracy is not a number."""
+        return float(np.square(self.logits(parameters, samples[0])[:, 0] - samples[1]).mean()), math.nan
+
+    @staticmethod
+    def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        return 2.0 * (margins - labels)
+
+
+class MeanEstimation(Model):
+    """Half the squared distance to a sample, ||w - a||^2 / 2, whose minimum is the mean (jiang-2026); no accuracy.
+
+    Notes
+    -----
+    **Formal guarantees.** Declares itself convex and 1-smooth. A clipped gradient is that of the Huber loss of the
+    distance, which is convex and 1-smooth too. Features that are not finite count as zero.
+    """
+
+    clips_contractively = True
+    smoothness = 1.0
+    gradient_bound = math.inf
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features, 1)
+        self.shapes = [(num_features,)]
+        self.names = ["mean"]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
+        return [np.zeros(self.num_features)]
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        return self.at_points(np.asarray(parameters[0], np.float64)[None], samples)
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        """The gradient of sample i at point i."""
+        features = np.asarray(samples[0], dtype=np.float64)
+        finite = np.isfinite(features).all(axis=1, keepdims=True)
+        return points - np.where(finite, features, 0.0)
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
+        return -0.5 * np.square(features - np.asarray(parameters[0], np.float64)).sum(axis=1, keepdims=True)
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean loss; the accuracy is not a number."""
+        return -float(self.logits(parameters, samples[0]).mean()), math.nan
 
 
 class ConvolutionalNetwork(Model):
@@ -325,7 +403,7 @@ def uniform_parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[NDA
 
 @lru_cache(maxsize=8)
 def make_model(name: str, num_features: int, num_classes: int, feature_bound: float = 0.0) -> Model:
-    """The model of a run configuration, one of ``softmax``, ``mlp``, ``cnn`` and ``logistic``.
+    """The model of a run configuration, one of ``softmax``, ``mlp``, ``cnn``, ``logistic``, ``ridge`` and ``mean``.
 
     Raises
     ------
@@ -338,8 +416,12 @@ def make_model(name: str, num_features: int, num_classes: int, feature_bound: fl
         return MultilayerPerceptron(num_features, num_classes)
     if name == "cnn":
         return ConvolutionalNetwork(num_features, num_classes)
+    if name == "mean":
+        return MeanEstimation(num_features)
+    if name == "ridge":
+        return RidgeRegression(num_features, feature_bound)
     if name == "logistic":
         if num_classes != 2:
             raise ConfigurationError(f"Expected a task with two classes for model 'logistic', got {num_classes}.")
         return LogisticRegression(num_features, feature_bound)
-    raise ConfigurationError(f"Expected model 'softmax', 'mlp', 'cnn' or 'logistic', got {name!r}.")
+    raise ConfigurationError(f"Expected model 'softmax', 'mlp', 'cnn', 'logistic', 'ridge' or 'mean', got {name!r}.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..strategies import Regularizer
 from .config import RunConfig
 
 
@@ -55,6 +56,8 @@ def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_p
     """
     if config.strategy == "online":
         preset = _online(config)
+    elif config.strategy == "shuffled":
+        preset = _shuffled(config, num_features)
     elif config.preset == "paper":
         preset = _paper(config, num_rounds, num_features, num_parameters)
     else:
@@ -121,8 +124,48 @@ _FEATURE_BOUND = 12.0
 
 
 def feature_bound(config: RunConfig) -> float:
-    """R of the ``logistic`` model."""
-    return config.feature_bound or _FEATURE_BOUND
+    """R of the ``logistic`` and ``ridge`` models."""
+    task = SHUFFLED.get(config.task)
+    return config.feature_bound or (_FEATURE_BOUND if task is None else task.feature_bound)
+
+
+@dataclass(frozen=True)
+class ShuffledTask:
+    """What jiang-2026 settles for a task, and a public bound on its features.
+
+    Parameters
+    ----------
+    regularizer : str
+    strength : float
+        lambda, or C.
+    feature_bound : float
+        R: no private and no public sample's features are longer, or they are scaled down to it.
+    """
+
+    regularizer: Regularizer
+    strength: float
+    feature_bound: float
+
+
+SHUFFLED = {
+    "mnist-69": ShuffledTask("ball", 10.0, 28.0),
+    "cifar10-ridge": ShuffledTask("l2", 0.1, math.sqrt(3072)),
+    "crime": ShuffledTask("l2", 0.1, 84.0),
+    "compas": ShuffledTask("l1", 0.1, 8.0),
+    "credit-card": ShuffledTask("l1", 0.1, 8.0),
+}
+"""Bounds: pixels are in [0, 1]; the features of Crime too, before public ones are multiplied by their public matrix;
+those of the last two tasks are in units of the public samples' spread."""
+
+
+def regularization(config: RunConfig) -> tuple[Regularizer, float]:
+    """Psi and its lambda or radius."""
+    task = SHUFFLED.get(config.task)
+    if task is None or (config.regularizer and config.regularizer != task.regularizer):
+        kind, strength = config.regularizer or "none", config.regularizer_strength
+    else:
+        kind, strength = task.regularizer, config.regularizer_strength or task.strength
+    return kind, strength  # type: ignore[return-value]
 
 
 def _online(config: RunConfig) -> Hyperparameters:
@@ -131,6 +174,13 @@ def _online(config: RunConfig) -> Hyperparameters:
             clip_norm=_FEATURE_BOUND, learning_rate=0.01, diameter=1.0, schedule="uniform", sampling="uniform"
         )
     return Hyperparameters(clip_norm=1.0, learning_rate=0.05, diameter=1.0, schedule="uniform", sampling="uniform")
+
+
+def _shuffled(config: RunConfig, num_features: int) -> Hyperparameters:
+    """The paper's clip, and the largest step that its theorem covers."""
+    bound = feature_bound(config)
+    smoothness = {"mean": 1.0, "ridge": 2.0 * bound**2, "logistic": bound**2 / 4}.get(config.model, float(num_features))
+    return Hyperparameters(10.0, min(0.001, 1.0 / smoothness), 1.0, "uniform", "uniform")
 
 
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:

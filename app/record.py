@@ -83,6 +83,8 @@ def noise_note(noise_quality: str) -> str:
 def guarantee_sentence(result: RunResult) -> str:
     """The guarantee in one sentence: unit, relation, trust, mechanism and what it covers."""
     config = result.experiment.config
+    if result.mu == 0.0:
+        return "No private sample was used: nothing is spent, epsilon = 0."
     if math.isinf(result.mu):
         return "No noise was added: nothing is guaranteed."
     if config.strategy == "trusted-mu2":
@@ -96,7 +98,12 @@ def guarantee_sentence(result: RunResult) -> str:
         noise = f"{kind} noise on each machine, over all releases its cap allows"
         if config.strategy == "online":
             noise += f", {result.experiment.clip_unit} sensitivity"
-        if config.passes > 1:
+        if config.strategy == "shuffled":
+            noise = (
+                f"noise on every step of {result.experiment.policy().max_participations} epochs of each silo that touch "
+                f"private samples, {config.accounting} accounting, only their ends released"
+            )
+        elif config.passes > 1:
             noise += f", every sample in up to {config.passes} of them"
     quality = (
         ""
@@ -134,28 +141,38 @@ def shown(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.4g}"
 
 
+def shown_accuracy(document: Mapping[str, Any]) -> str:
+    """A run's accuracy for people, or its loss where the model has no accuracy."""
+    if document["accuracy"] is None:
+        return f"none; loss {document['loss']:.4g}"
+    return f"{100 * document['accuracy']:.1f} %"
+
+
 def plot_accuracy(document: dict[str, Any], path: Path) -> None:
     """Accuracy against rounds, with the epsilon of the run, as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    evaluated = [entry for entry in document["per_round"] if entry["accuracy"] is not None]
+    measure = "loss" if document["accuracy"] is None else "accuracy"
+    percent = 100 if measure == "accuracy" else 1
+    evaluated = [entry for entry in document["per_round"] if entry[measure] is not None]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot(
         [entry["round"] for entry in evaluated],
-        [100 * entry["accuracy"] for entry in evaluated],
+        [percent * entry[measure] for entry in evaluated],
         marker="o" if len(evaluated) <= 40 else None,
         color="#1f6f8b",
         linewidth=2,
     )
     config = document["config"]
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy [%]")
-    axes.set_ylim(0, 100)
+    axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "loss")
+    if measure == "accuracy":
+        axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
-    axes.set_title(f"{config['strategy']} on {config['task']}: {100 * document['accuracy']:.1f} %")
+    axes.set_title(f"{config['strategy']} on {config['task']}: {shown_accuracy(document)}")
     axes.text(
         0.98,
         0.05,
@@ -172,7 +189,7 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
 def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     """A short summary for people."""
     rows = [
-        ("test accuracy", f"{100 * document['accuracy']:.1f} %"),
+        ("test accuracy", shown_accuracy(document)),
         ("mu", shown(document["mu"])),
         (
             "epsilon",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, derived_seed
-from .config import RunConfig
+from .config import PUBLIC_TASKS, RunConfig
 from .features import oriented_gradients
 
 # Who is in the digits' test set is fixed, whatever the run's seed.
@@ -33,6 +33,8 @@ class Task:
     num_classes : int
     machine_of : ndarray of shape (samples,), int64, optional
         Which machine a training sample belongs to, where the data say so.
+    public_features, public_labels : ndarray, optional
+        Samples that are nobody's secret, where there are any; as those for training.
     """
 
     train_features: NDArray[np.float32]
@@ -41,6 +43,8 @@ class Task:
     test_labels: NDArray[np.int64]
     num_classes: int
     machine_of: NDArray[np.int64] | None = None
+    public_features: NDArray[np.float32] | None = None
+    public_labels: NDArray[np.int64] | None = None
 
     @property
     def num_features(self) -> int:
@@ -92,7 +96,20 @@ def load_task(config: RunConfig) -> Task:
         task = _load(
             config.task, config.features, root, config.download, (config.synthetic_samples, config.synthetic_features)
         )
-    return _held_out(task, config.validation_samples) if config.validation_samples else task
+    if config.validation_samples:
+        task = _held_out(task, config.validation_samples)
+    return _with_public(task, config.public_samples) if config.public_samples else task
+
+
+def public_shard(task: Task, first: int) -> Shard | None:
+    """A task's public samples in a fixed order, from number ``first`` on and around; None if it has none.
+
+    Silos that start at different numbers use different ones first.
+    """
+    if task.public_features is None or task.public_labels is None:
+        return None
+    public = replace(task, train_features=task.public_features, train_labels=task.public_labels)
+    return Shard(public, (first + np.arange(len(task.public_labels))) % len(task.public_labels))
 
 
 def load_shards(config: RunConfig, task: Task) -> list[Shard]:
@@ -134,6 +151,10 @@ def _load(name: str, features: str, root: str, download: bool, synthetic_shape: 
         return _digits()
     if name == "synthetic":
         return _synthetic(*synthetic_shape)
+    if name in PUBLIC_TASKS:
+        from .public_tasks import load_public_task
+
+        return load_public_task(name, root, lambda: _mnist(root, download)[:2])
     images, labels, test_images, test_labels = _mnist(root, download)
     if features == "oriented-gradients":
         train, test = oriented_gradients(images), oriented_gradients(test_images)
@@ -250,12 +271,29 @@ def _held_out(task: Task, count: int) -> Task:
         raise ConfigurationError(f"Expected validation-samples < {total}, got {count}.")
     order = np.random.Generator(np.random.Philox(key=derived_seed("validation"))).permutation(total)
     held, kept = order[:count], order[count:]
-    return Task(
-        task.train_features[kept],
-        task.train_labels[kept],
-        task.train_features[held],
-        task.train_labels[held],
-        task.num_classes,
+    return replace(
+        task,
+        train_features=task.train_features[kept],
+        train_labels=task.train_labels[kept],
+        test_features=task.train_features[held],
+        test_labels=task.train_labels[held],
+        machine_of=None,
+    )
+
+
+def _with_public(task: Task, count: int) -> Task:
+    total = len(task.train_labels)
+    if count >= total:
+        raise ConfigurationError(f"Expected public-samples < {total}, got {count}.")
+    order = np.random.Generator(np.random.Philox(key=derived_seed("public samples"))).permutation(total)
+    public, kept = order[:count], np.sort(order[count:])
+    return replace(
+        task,
+        train_features=task.train_features[kept],
+        train_labels=task.train_labels[kept],
+        machine_of=None if task.machine_of is None else task.machine_of[kept],
+        public_features=task.train_features[public],
+        public_labels=task.train_labels[public],
     )
 
 

@@ -12,7 +12,7 @@ Pub-Priv are DP-ShuffleG in some epochs and the server by itself in the others; 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -144,6 +144,10 @@ class ShuffledClient(PrivateClient):
                 )
 
         return self.machine.release_epoch(request.session, request.ack, epoch)
+
+    @classmethod
+    def together(cls, server_round: int, points: Sequence[Sequence[NDArray[Any]]]) -> None:
+        """None: silos are few and their steps many, so they are asked one by one."""
 
     def statement(self, session: str) -> dict[str, Any]:
         """As :meth:`PrivateClient.statement`, and how an epoch is mixed: only private steps are what is spent on."""

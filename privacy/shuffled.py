@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -312,3 +312,8 @@ class ShuffledMachine(PrivateMachine):
             used = max(admission.account.samples_used, admission.samples.stop)
             page.commit(session, stream, Account(used, admission.account.reserved))
             return Release(self.plan.grid.values(counts), release, stream.ack)
+
+    def _finish(self, *_: Any, **__: Any) -> Release:
+        raise ConfigurationError(
+            "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
+        )
