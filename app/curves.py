@@ -20,6 +20,9 @@ _TITLES = {
 
 def run_curves(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """The curves of one run's result document, or None where none were computed."""
+    if document["config"]["strategy"] == "shuffled":
+        entries = [entry for entry in document["per_round"] if entry["loss"] is not None]
+        return {"loss": {"rounds": [e["round"] for e in entries], "values": [e["loss"] for e in entries]}}
     if not document.get("online"):
         return None
     evaluated = [entry for entry in document["per_round"] if entry["accuracy"] is not None]

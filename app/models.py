@@ -215,6 +215,11 @@ class LinearModel(Model):
 
     @staticmethod
     @abstractmethod
+    def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        """The loss of a margin."""
+
+    @staticmethod
+    @abstractmethod
     def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
         """The loss's derivative by the margin."""
 
@@ -243,8 +248,11 @@ class LogisticRegression(LinearModel):
         """The mean loss over some samples and its gradient, for computing optima."""
         features = self.bounded(samples[0])
         margins = features @ weight
-        losses = np.logaddexp(0.0, np.where(samples[1] == 1, -margins, margins))
-        return float(losses.mean()), self.slopes(margins, samples[1]) @ features / len(margins)
+        return float(self.losses(margins, samples[1]).mean()), self.slopes(margins, samples[1]) @ features / len(margins)
+
+    @staticmethod
+    def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        return np.logaddexp(0.0, np.where(labels == 1, -margins, margins))
 
     @staticmethod
     def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -273,7 +281,11 @@ class RidgeRegression(LinearModel):
 
     def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
         """Mean squared error; the accuracy is not a number."""
-        return float(np.square(self.logits(parameters, samples[0])[:, 0] - samples[1]).mean()), math.nan
+        return float(self.losses(self.logits(parameters, samples[0])[:, 0], samples[1]).mean()), math.nan
+
+    @staticmethod
+    def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        return np.square(margins - labels)
 
     @staticmethod
     def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..privacy import gdp_mu
+from .config import PUBLIC_TASKS
 
 Overrides = Mapping[str, bool | int | float | str]
 
@@ -34,12 +35,15 @@ class Cell:
         Overrides of each algorithm in the cell.
     paper : mapping of str to mapping
         What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
+    steps : tuple of float
+        Learning rates each algorithm is run with; the one with the least mean loss at the end is its result.
     """
 
     table: str
     settings: Overrides
     algorithms: Mapping[str, Overrides]
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    steps: tuple[float, ...] = ()
 
 
 def _mu2_and_baseline(**extra: Any) -> dict[str, Overrides]:
@@ -219,11 +223,71 @@ def _zhang_2025_cnn() -> list[Cell]:
     return cells
 
 
+_JIANG_STEPS = tuple(float(f"{digit}e-{power}") for power in range(1, 10) for digit in (5, 1))
+_JIANG_DELTA = 1e-6
+_JIANG_ALGORITHMS = {
+    "Interleaved": "interleaved",
+    "Priv-Pub": "priv-pub",
+    "Pub-Priv": "pub-priv",
+    "DP-ShuffleG": "dp-shuffleg",
+    "Public-Only": "public-only",
+}
+
+
+def _jiang_2026(
+    task: str, epsilons: tuple[float, ...], settings: tuple[tuple[str, float], ...] = (("RR", 0.5),)
+) -> list[Cell]:
+    """Section 6 and appendix H: figure 2, and for some data sets figures 3 to 6, with other orders and shares p."""
+    return [
+        Cell(
+            f"{task}, epsilon = {epsilon:g}, {order}, p = {share:g}",
+            {
+                "preset": "practical",
+                "task": task,
+                "model": PUBLIC_TASKS[task],
+                "num-clients": 1,
+                "clients-per-round": 1,
+                "num-rounds": 50,
+                "clip-norm": 10.0,
+                "delta": _JIANG_DELTA,
+                "mu": gdp_mu(epsilon, _JIANG_DELTA),
+                "order": order,
+                "private-share": share,
+                "noise-quality": "fast",
+                "checkpoint": False,
+            },
+            {label: {"strategy": "shuffled", "variant": variant} for label, variant in _JIANG_ALGORITHMS.items()},
+            steps=_JIANG_STEPS,
+        )
+        for order, share in settings
+        for epsilon in epsilons
+    ]
+
+
+_JIANG_VARIED = (("RR", 0.5), ("IG", 0.5), ("SO", 0.5), ("RR", 0.25), ("RR", 0.75))
+
+
+def _jiang_2026_mean() -> list[Cell]:
+    return _jiang_2026("mnist-69", (5.0, 10.0), _JIANG_VARIED)
+
+
+def _jiang_2026_ridge() -> list[Cell]:
+    return [cell for task in ("cifar10-ridge", "crime") for cell in _jiang_2026(task, (1.0, 5.0))]
+
+
+def _jiang_2026_lasso() -> list[Cell]:
+    return [*_jiang_2026("compas", (5.0, 10.0)), *_jiang_2026("credit-card", (5.0, 10.0), _JIANG_VARIED)]
+
+
 REPRODUCTIONS: dict[str, Callable[[], list[Cell]]] = {
     "reshef-levy-2025": _reshef_levy_2025,
     "reshef-levy-2024": _reshef_levy_2024,
     "zhang-2025-logistic": _zhang_2025_logistic,
     "zhang-2025-cnn": _zhang_2025_cnn,
+    "jiang-2026-mean": _jiang_2026_mean,
+    "jiang-2026-ridge": _jiang_2026_ridge,
+    "jiang-2026-lasso": _jiang_2026_lasso,
 }
 DEFAULT_SEEDS = {"reshef-levy-2025": 5, "reshef-levy-2024": 5, "zhang-2025-logistic": 10, "zhang-2025-cnn": 10}
+DEFAULT_SEEDS |= {name: 10 for name in REPRODUCTIONS if name.startswith("jiang-2026")}
 """Runs of each cell, as many as the paper made."""

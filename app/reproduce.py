@@ -23,7 +23,9 @@ from ..privacy import ConfigurationError
 from .config import RunConfig
 from .curves import SUMS, curve_statistics, plot_curves
 from .engines import ENGINES, FIGURES, run_once
+from .excess import excess_entry, excess_rows, excess_table, plot_excess
 from .papers import REPRODUCTIONS, Cell, Overrides
+from .sweep import can_sweep, is_covered, run_sweep, sweep_of
 
 
 def cells_of(name: str, overrides: Overrides) -> list[Cell]:
@@ -57,7 +59,8 @@ def cells_of(name: str, overrides: Overrides) -> list[Cell]:
         label: options for label, options in base.algorithms.items() if strategy in (None, options["strategy"])
     } or {str(strategy): {"strategy": str(strategy)}}
     known = next((cell for cell in cells if dict(cell.settings) == settings), None)
-    return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {})]
+    steps = () if "learning-rate" in overrides else base.steps
+    return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {}, steps)]
 
 
 def plan_runs(cells: list[Cell], seeds: int, engine: str) -> dict[tuple[int, str, int], RunConfig]:
@@ -75,9 +78,24 @@ def plan_runs(cells: list[Cell], seeds: int, engine: str) -> dict[tuple[int, str
     return {
         (index, label, seed): RunConfig.from_mapping({**cell.settings, **options, "seed": seed})
         for index, cell in enumerate(cells)
-        for label, options in cell.algorithms.items()
+        for label, options in _labelled(cell)
         for seed in range(1, seeds + 1)
     }
+
+
+def _labelled(cell: Cell) -> list[tuple[str, Overrides]]:
+    """The algorithms of a cell, each with every step of its grid."""
+    if not cell.steps:
+        return list(cell.algorithms.items())
+    return [
+        (_at_step(label, step), {**options, "learning-rate": step})
+        for label, options in cell.algorithms.items()
+        for step in cell.steps
+    ]
+
+
+def _at_step(label: str, step: float) -> str:
+    return f"{label}, step {step:g}"
 
 
 def run_cells(
@@ -119,26 +137,28 @@ def run_cells(
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[tuple[int, str, int], dict[str, Any]] = {}
     waiting = []
-    for key, config in configs.items():
-        path = folder / f"{_run_name(config, engine)}.json"
+    for keys in _together(configs, engine):
+        group = [configs[key] for key in keys]
+        path = folder / f"{_group_name(group, engine)}.json"
         if path.exists():
-            results[key] = json.loads(path.read_text())
+            results |= zip(keys, _listed(json.loads(path.read_text())), strict=True)
         else:
-            waiting.append((key, config, path))
+            waiting.append((keys, group, path))
     if on_run is not None:
         on_run(len(results), len(configs))
     # The longest first, so that no worker is left with one at the end: a run costs its client updates. Then by seed:
     # data that are made from it are made once.
-    waiting.sort(key=lambda item: (-item[1].num_clients / max(item[1].clients_per_round, 1), item[1].seed))
+    waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
     workers = 1 if engine == "ray" else jobs or os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, max(len(waiting), 1)), mp_context=context, initializer=_one_thread) as pool:
-        futures = {pool.submit(run_once, config, engine): (key, path) for key, config, path in waiting}
+        futures = {pool.submit(_run_group, group, engine): (keys, path) for keys, group, path in waiting}
         try:
             for future in as_completed(futures):
-                key, path = futures[future]
-                results[key] = future.result()
-                path.with_suffix(".part").write_text(json.dumps(results[key]))
+                keys, path = futures[future]
+                made = future.result()
+                results |= zip(keys, made, strict=True)
+                path.with_suffix(".part").write_text(json.dumps(made if len(made) > 1 else made[0]))
                 path.with_suffix(".part").replace(path)
                 if on_run is not None:
                     on_run(len(results), len(configs))
@@ -146,6 +166,32 @@ def run_cells(
             pool.shutdown(cancel_futures=True)
             raise
     return {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
+
+
+def _together(
+    configs: Mapping[tuple[int, str, int], RunConfig], engine: str
+) -> list[list[tuple[int, str, int]]]:
+    """Runs that are made at once, by their keys; a step that silos refuse can only be shown where they are not asked."""
+    groups: dict[object, list[tuple[int, str, int]]] = {}
+    for key, config in configs.items():
+        if engine == "cohort" and can_sweep(config):
+            groups.setdefault(sweep_of(config), []).append(key)
+        elif config.strategy != "shuffled" or is_covered(config):
+            groups[key] = [key]
+    return list(groups.values())
+
+
+def _run_group(group: list[RunConfig], engine: str) -> list[dict[str, Any]]:
+    return run_sweep(group) if engine == "cohort" and can_sweep(group[0]) else [run_once(group[0], engine)]
+
+
+def _listed(made: Any) -> list[dict[str, Any]]:
+    return made if isinstance(made, list) else [made]
+
+
+def _group_name(group: list[RunConfig], engine: str) -> str:
+    names = [_run_name(config, engine) for config in group]
+    return names[0] if len(names) == 1 else hashlib.sha256("".join(names).encode()).hexdigest()[:24]
 
 
 def _run_name(config: RunConfig, engine: str) -> str:
@@ -169,6 +215,18 @@ def _cell_document(
 ) -> dict[str, Any]:
     algorithms = {}
     for label in cell.algorithms:
+        if cell.algorithms[label].get("strategy") == "shuffled":
+            tried = [(_at_step(label, step), {"learning-rate": step}) for step in cell.steps] or [(label, {})]
+            configs = {
+                name: RunConfig.from_mapping({**cell.settings, **cell.algorithms[label], **step}) for name, step in tried
+            }
+            runs = {
+                name: [results[index, name, seed] for seed in range(1, seeds + 1)]
+                for name in configs
+                if (index, name, 1) in results
+            }
+            algorithms[label] = excess_entry(configs, runs)
+            continue
         runs = [results[index, label, seed] for seed in range(1, seeds + 1)]
         entry: dict[str, Any] = {name: _statistics([run[name] for run in runs]) for name in FIGURES}
         entry["settings"] = dict(cell.algorithms[label])
@@ -192,6 +250,8 @@ def _statistics(values: list[float | None]) -> dict[str, Any]:
 
 def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One flat row for each algorithm of each cell, for the terminal and the CSV file."""
+    if any("excess" in entry for entry in document["cells"][0]["algorithms"].values()):
+        return excess_rows(document)
     rows = []
     for cell in document["cells"]:
         settings = cell["settings"]
@@ -236,7 +296,9 @@ def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> Non
         writer.writeheader()
         writer.writerows(rows)
     (out / f"{name}.md").write_text(markdown_table(rows))
-    if "step" in rows[0]:
+    if "excess risk" in rows[0]:
+        plot_excess(document, name, out / f"{name}.png")
+    elif "step" in rows[0]:
         plot_curves(document, name, out / f"{name}.png")
     else:
         _plot(rows, name, out / f"{name}.png")
@@ -245,6 +307,8 @@ def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> Non
 def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """The rows as a Markdown table for people: figures with their spread, the paper's beside them."""
     rows = list(rows)
+    if "excess risk" in rows[0]:
+        return excess_table(rows)
     if "step" in rows[0]:
         return _online_table(rows)
     lines = [
