@@ -151,11 +151,12 @@ SHUFFLED = {
     "mnist-69": ShuffledTask("ball", 10.0, 28.0),
     "cifar10-ridge": ShuffledTask("l2", 0.1, math.sqrt(3072)),
     "crime": ShuffledTask("l2", 0.1, 84.0),
-    "compas": ShuffledTask("l1", 0.1, 8.0),
-    "credit-card": ShuffledTask("l1", 0.1, 8.0),
+    "compas": ShuffledTask("l1", 0.1, 20.0),
+    "credit-card": ShuffledTask("l1", 0.1, 20.0),
 }
 """Bounds: pixels are in [0, 1]; the features of Crime too, before public ones are multiplied by their public matrix;
-those of the last two tasks are in units of the public samples' spread."""
+those of the last two tasks have a length of
+10 where a sample is typical."""
 
 
 def regularization(config: RunConfig) -> tuple[Regularizer, float]:
