@@ -204,7 +204,15 @@ class RunConfig:
         counts = ("num_clients", "clients_per_round", "batch_size", "passes", "evaluate_every")
         for name in (*counts, "synthetic_samples", "synthetic_features"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("num_rounds", "max_participations", "validation_samples", "seed", "bands", "buffers", "public_samples"):
+        for name in (
+            "num_rounds",
+            "max_participations",
+            "validation_samples",
+            "seed",
+            "bands",
+            "buffers",
+            "public_samples",
+        ):
             self._check(name, getattr(self, name) >= 0, "an integer >= 0")
         for name in ("mu", "dirichlet_alpha", "global_learning_rate", "round_timeout_s", "node_deadline_s"):
             self._check(name, getattr(self, name) > 0, "a number > 0")

@@ -213,6 +213,11 @@ class LinearModel(Model):
             return features
         return clip_per_sample(features, self.feature_bound)
 
+    @property
+    @abstractmethod
+    def smoothness(self) -> float:
+        """L, of every sample's loss."""
+
     @staticmethod
     @abstractmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -248,7 +253,9 @@ class LogisticRegression(LinearModel):
         """The mean loss over some samples and its gradient, for computing optima."""
         features = self.bounded(samples[0])
         margins = features @ weight
-        return float(self.losses(margins, samples[1]).mean()), self.slopes(margins, samples[1]) @ features / len(margins)
+        return float(self.losses(margins, samples[1]).mean()), self.slopes(margins, samples[1]) @ features / len(
+            margins
+        )
 
     @staticmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
@@ -320,7 +327,7 @@ class MeanEstimation(Model):
         """The gradient of sample i at point i."""
         features = np.asarray(samples[0], dtype=np.float64)
         finite = np.isfinite(features).all(axis=1, keepdims=True)
-        return points - np.where(finite, features, 0.0)
+        return np.asarray(points - np.where(finite, features, 0.0), dtype=np.float64)
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
         return -0.5 * np.square(features - np.asarray(parameters[0], np.float64)).sum(axis=1, keepdims=True)

@@ -11,6 +11,7 @@ import csv
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from ..privacy import ConfigurationError, derived_seed
 from .tasks import Task
 
 Images = Callable[[], tuple[NDArray[np.uint8], NDArray[np.int64]]]
-Samples = tuple[NDArray[np.floating], NDArray[np.floating]]
+Samples = tuple[NDArray[np.floating], NDArray[Any]]
 
 PAPER_SIZES = {
     "mnist-69": (1000, 784),
@@ -123,7 +124,7 @@ def _compas(rows: list[list[str]]) -> tuple[Samples, Samples]:
 
 
 def _credit_card(rows: list[list[str]]) -> tuple[Samples, Samples]:
-    """School leavers, half of whom default, and university graduates, of whom 5 % do; sex and education are left out."""
+    """School leavers, half of whom default, and university graduates, of whom 5 % do; without sex and education."""
 
     def first(education: str, default: str, count: int) -> list[list[float]]:
         chosen = [row for row in rows if (row[3], row[-1]) == (education, default)][:count]

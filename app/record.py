@@ -100,7 +100,7 @@ def guarantee_sentence(result: RunResult) -> str:
             noise += f", {result.experiment.clip_unit} sensitivity"
         if config.strategy == "shuffled":
             noise = (
-                f"noise on every step of {result.experiment.policy().max_participations} epochs of each silo that touch "
+                f"noise on every step of {result.experiment.policy().max_participations} epochs of each silo that use "
                 f"private samples, {config.accounting} accounting, only their ends released"
             )
         elif config.passes > 1:

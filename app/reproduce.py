@@ -168,10 +168,8 @@ def run_cells(
     return {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
 
 
-def _together(
-    configs: Mapping[tuple[int, str, int], RunConfig], engine: str
-) -> list[list[tuple[int, str, int]]]:
-    """Runs that are made at once, by their keys; a step that silos refuse can only be shown where they are not asked."""
+def _together(configs: Mapping[tuple[int, str, int], RunConfig], engine: str) -> list[list[tuple[int, str, int]]]:
+    """Runs that are made at once, by their keys; a step that silos refuse is shown where they are not asked."""
     groups: dict[object, list[tuple[int, str, int]]] = {}
     for key, config in configs.items():
         if engine == "cohort" and can_sweep(config):
@@ -218,7 +216,8 @@ def _cell_document(
         if cell.algorithms[label].get("strategy") == "shuffled":
             tried = [(_at_step(label, step), {"learning-rate": step}) for step in cell.steps] or [(label, {})]
             configs = {
-                name: RunConfig.from_mapping({**cell.settings, **cell.algorithms[label], **step}) for name, step in tried
+                name: RunConfig.from_mapping({**cell.settings, **cell.algorithms[label], **step})
+                for name, step in tried
             }
             runs = {
                 name: [results[index, name, seed] for seed in range(1, seeds + 1)]

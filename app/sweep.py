@@ -239,9 +239,7 @@ def _objective(experiment: Experiment) -> Callable[[Matrix], Matrix]:
     model, task = experiment.model, experiment.task
     features, labels = _as_model_takes(experiment, (task.test_features, task.test_labels))
     if isinstance(model, LinearModel):
-        return lambda points: (
-            model.losses(points @ features.T, labels).mean(axis=1) + penalty(kind, points, strength)
-        )
+        return lambda points: model.losses(points @ features.T, labels).mean(axis=1) + penalty(kind, points, strength)
     centre, squares = features.mean(axis=0), float(np.einsum("ij,ij->", features, features)) / len(features)
     return lambda points: (
         0.5 * np.square(points).sum(axis=1) - points @ centre + 0.5 * squares + penalty(kind, points, strength)
@@ -266,10 +264,10 @@ def _optimum(config: RunConfig) -> float:
     model, task = experiment.model, experiment.task
     features, labels = _as_model_takes(experiment, (task.test_features, task.test_labels))
     if isinstance(model, MeanEstimation) and kind in ("ball", "none"):
-        point = proximal(kind, features.mean(axis=0), strength, 1.0)
+        point = proximal(kind, np.asarray(features.mean(axis=0), dtype=np.float64), strength, 1.0)
     elif config.model == "ridge" and kind == "l2":
         gram = 2 * features.T @ features / len(labels) + strength * np.eye(features.shape[1])
-        point = np.linalg.solve(gram, 2 * features.T @ labels / len(labels))
+        point = np.asarray(np.linalg.solve(gram, 2 * features.T @ labels / len(labels)), dtype=np.float64)
     elif isinstance(model, LinearModel) and kind in ("l1", "none"):
         point = _accelerated(model, features, labels, strength if kind == "l1" else 0.0)
     else:
@@ -279,7 +277,7 @@ def _optimum(config: RunConfig) -> float:
 
 def _accelerated(model: LinearModel, features: Matrix, labels: NDArray[Any], strength: float) -> Matrix:
     """FISTA (Beck and Teboulle 2009), until nothing moves."""
-    curvature = model.smoothness * float(np.linalg.norm(features, 2)) ** 2 / len(labels) / model.feature_bound**2  # type: ignore[attr-defined]
+    curvature = model.smoothness * float(np.linalg.norm(features, 2)) ** 2 / len(labels) / model.feature_bound**2
     point = ahead = np.zeros(features.shape[1])
     momentum = 1.0
     for _ in range(_OPTIMUM_STEPS):

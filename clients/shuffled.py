@@ -127,7 +127,9 @@ class ShuffledClient(PrivateClient):
         gradients = self.gradients if self.machine.simulated else CarefulGradients(self.gradients)
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
-            order = epoch_order(self.order, len(self.samples), self.order_seed, release)[: policy.private_steps].tolist()
+            order = epoch_order(self.order, len(self.samples), self.order_seed, release)[
+                : policy.private_steps
+            ].tolist()
 
             def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
                 source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))

@@ -7,11 +7,11 @@ In an epoch a silo takes n_d steps on samples of its own and then n - n_d on pub
 and only the end of the epoch leaves. Two accounts of what that costs when one sample is replaced, for one epoch:
 
 ``amplified``
-    (a, 2 a S^2 / (sigma^2 (n - n_d + 1)))-RDP: privacy amplification by iteration (Feldman, Mironov, Talwar and Thakurta
-    2018, theorem 22; lemma F.2 of the paper), for the replaced sample's step is followed by at least n - n_d others. Bok,
-    Su and Altschuler (2024, https://arxiv.org/abs/2403.00278) prove the same as Gaussian DP, which implies it and
-    composes and converts without loss: mu = 2 S / (sigma sqrt(n - n_d + 1)). True only if every step after it moves no
-    two points apart: convex, smooth, eta <= 1 / L* and a clipping that keeps this.
+    (a, 2 a S^2 / (sigma^2 (n - n_d + 1)))-RDP: privacy amplification by iteration (Feldman, Mironov, Talwar and
+    Thakurta 2018, theorem 22; lemma F.2 of the paper), for the replaced sample's step is followed by at least n - n_d
+    others. Bok, Su and Altschuler (2024, https://arxiv.org/abs/2403.00278) prove the same as Gaussian DP, which implies
+    it and composes and converts without loss: mu = 2 S / (sigma sqrt(n - n_d + 1)). True only if every step after it
+    moves no two points apart: convex, smooth, eta <= 1 / L* and a clipping that keeps this.
 ``composed``
     mu = 2 S / sigma, as if every iterate were published: plain composition, which asks for nothing but the clipping.
     Without public steps both are the same figure, so DP-ShuffleG needs no condition on step or model at all.
@@ -52,7 +52,7 @@ _NORMALS_RESOLUTION = 2.0**-53
 
 Vector = NDArray[np.float64]
 Epoch = Callable[[int, Iterator[Vector] | None], Vector]
-"""Given the number of the release, from 1, and the noise of its steps (None: none), the sum :func:`noisy_epoch` makes."""
+"""Given the number of the release, from 1, and the noise of its steps (None: none): the sum of :func:`noisy_epoch`."""
 
 
 def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: Accounting = "amplified") -> float:
@@ -79,9 +79,9 @@ def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: 
 
     Notes
     -----
-    **Formal guarantees.** For replacement of one sample that is in at most one step of the epoch. ``composed``: whatever
-    the model. ``amplified``: if every step after the sample's is non-expansive, which this function cannot check
-    (:func:`~murmurfl.clients.shuffled.check_amplified` does).
+    **Formal guarantees.** For replacement of one sample that is in at most one step of the epoch. ``composed``:
+    whatever the model. ``amplified``: if every step after the sample's is non-expansive, which this function cannot
+    check (:func:`~murmurfl.clients.shuffled.check_amplified` does).
 
     Examples
     --------
@@ -262,8 +262,8 @@ class ShuffledPolicy(PrivacyPolicy):
         resolution = self.steps * self.max_participations * num_parameters * _NORMALS_RESOLUTION
         if plan.noise_std and self.delta < resolution:
             raise ConfigurationError(
-                f"Expected delta >= {resolution:.1g} for {self.steps} steps in each of {self.max_participations} epochs, "
-                f"got {self.delta:g}: the noise is Gaussian up to 2^-53 in probability a value."
+                f"Expected delta >= {resolution:.1g} for {self.steps} steps in {self.max_participations} epochs, got "
+                f"{self.delta:g}: the noise is Gaussian up to 2^-53 in probability a value."
             )
         return replace(plan, largest_value=2 * self.steps * (self.clip_norm + LARGEST_NORMAL * plan.noise_std))
 

@@ -83,7 +83,7 @@ def proximal(kind: Regularizer, x: NDArray[np.float64], strength: float, weight:
 
 
 def penalty(kind: Regularizer, x: NDArray[np.float64], strength: float) -> NDArray[np.float64]:
-    """psi of points along the last axis; 0 in the ball, where every epoch ends."""
+    """Psi of points along the last axis; 0 in the ball, where every epoch ends."""
     if kind == "l2":
         return strength / 2 * np.square(x).sum(axis=-1)
     if kind == "l1":
@@ -192,9 +192,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
             raise ConfigurationError(f"Expected public samples for round {server_round}, which asks no silo; got none.")
         else:
             public, rate = self.public, self.learning_rate
-            total = noisy_epoch(
-                public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm
-            )
+            total = noisy_epoch(public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm)
         end = state.x - self.learning_rate * total
         weight = self.learning_rate * self.steps_per_epoch
         return ShuffledState(proximal(self.regularizer, end, self.strength, weight))
