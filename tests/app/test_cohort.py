@@ -29,6 +29,19 @@ from murmurfl.privacy.cohort import DenseContributions, release_together
 RELATIVE, ABSOLUTE, FLOAT32 = 1e-6, 1e-8, 1e-4
 
 BASE = RunConfig(num_rounds=6, clients_per_round=7, batch_size=3, checkpoint=False)
+SHUFFLED = replace(
+    BASE,
+    strategy="shuffled",
+    task="synthetic-logistic",
+    model="logistic",
+    num_clients=3,
+    clients_per_round=2,
+    synthetic_samples=150,
+    synthetic_features=8,
+    public_samples=60,
+    regularizer="l2",
+    regularizer_strength=0.1,
+)
 CONFIGURATIONS = {
     "mu2": BASE,
     "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
@@ -62,6 +75,16 @@ CONFIGURATIONS = {
         num_rounds=40,
     ),
     "online, no noise": replace(BASE, strategy="online", mechanism="none"),
+    "shuffled, interleaved": SHUFFLED,
+    "shuffled, dp-shuffleg, losses": replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3),
+    "shuffled, priv-pub, l1": replace(SHUFFLED, variant="priv-pub", regularizer="l1", regularizer_strength=0.01),
+    "shuffled, pub-priv, refusals": replace(SHUFFLED, variant="pub-priv", order="SO", max_participations=2),
+    "shuffled, public-only, ball": replace(
+        SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1
+    ),
+    "shuffled, composed, softmax, no noise": replace(
+        SHUFFLED, task="digits", model="softmax", accounting="composed", mechanism="none", learning_rate=0.01
+    ),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),
 }

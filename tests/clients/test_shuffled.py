@@ -1,0 +1,263 @@
+"""The silo's half of shuffled gradients: the paper's steps, what it refuses, and its measured privacy."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.app.models import make_model
+from murmurfl.clients import Cohort, PrivateClient, ShuffledClient
+from murmurfl.clients.shuffled import check_amplified
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    RefusedError,
+    ShuffledPolicy,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+    row_key,
+)
+from murmurfl.privacy.audit import audit_client
+from murmurfl.privacy.shuffled import step_noise
+
+D, N = 4, 8
+rng = np.random.Generator(np.random.Philox(key=71))
+
+
+class Samples:
+    """Features and labels."""
+
+    def __init__(self, features, labels):
+        self.features, self.labels = features, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, chosen):
+        return self.features[chosen], self.labels[chosen]
+
+
+def samples(count=N, seed=1):
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    return Samples(generator.normal(size=(count, D)), generator.normal(size=count))
+
+
+class DurableLedger(MemoryLedger):
+    """Stands in for a ledger on disk."""
+
+    durable = True
+
+
+def silo(model=None, own=None, public=None, keys=None, learning_rate=0.01, order="RR", **changes):
+    policy = {"clip_norm": 1e3, "batch_size": N, "max_participations": 3, "mu": 1.0, "delta": 1e-5}
+    return ShuffledClient(
+        make_model("ridge", D, 1, 5.0) if model is None else model,
+        samples() if own is None else own,
+        ShuffledPolicy(**{**policy, **changes}),
+        DurableLedger(),
+        SimulatedKeys(1, "7") if keys is None else keys,
+        name="7",
+        learning_rate=learning_rate,
+        public=public,
+        order=order,
+        order_seed=5,
+    )
+
+
+def request(point, release=1):
+    config = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: release,
+        protocol.SESSION: "s",
+        protocol.ACK: release - 1,
+    }
+    return [np.asarray(point, dtype=np.float64)], config
+
+
+@pytest.mark.parametrize("order", ["IG", "SO", "RR"])
+def test_without_noise_an_epoch_is_plain_shuffled_gradient_descent(order):
+    """The paper's algorithm 2: each sample once an epoch, in the epoch's order, step for step."""
+    data, eta = samples(), 0.01
+    subject = silo(order=order, learning_rate=eta, trust="trusted-server")
+    x, orders = rng.normal(size=D), []
+    for release in (1, 2, 3):
+        arrays, _, metrics = subject.fit(*request(x, release))
+        orders.append(order_of(subject, release))
+        z = x.copy()
+        for j in orders[-1]:
+            z = z - eta * 2 * (z @ data.features[j] - data.labels[j]) * data.features[j]
+        assert x - eta * arrays[0] == pytest.approx(z, abs=1e-6)
+        assert metrics[protocol.RELEASE] == release
+        x = z
+    assert (orders[0] == list(range(N))) == (order == "IG")
+    assert (orders[0] == orders[1] == orders[2]) == (order != "RR")
+    assert all(sorted(permutation) == list(range(N)) for permutation in orders)
+
+
+def order_of(subject, release):
+    """The order an epoch really takes, from the samples the model is asked for."""
+    seen = []
+    features = subject.samples.features.tolist()
+
+    class Recorder:
+        shapes = subject.gradients.shapes
+
+        def __call__(self, parameters, chosen):
+            seen.append(features.index(chosen[0][0].tolist()))
+            return np.zeros((1, D))
+
+    other = silo(model=Recorder(), order=subject.order, trust="trusted-server")
+    for earlier in range(1, release + 1):
+        seen.clear()
+        other.fit(*request(np.zeros(D), earlier))
+    return seen
+
+
+def test_an_interleaved_epoch_takes_private_samples_first_public_ones_then_and_noise_on_all():
+    public, eta = samples(20, seed=2), 0.01
+    subject = silo(public=public, learning_rate=eta, order="IG", private_steps=3, public_steps=5)
+    arrays, _, _ = subject.fit(*request(np.ones(D)))
+    keys, machine = SimulatedKeys(1, "7"), subject.machine
+    key = row_key(keys.secret_key, keys.nonce("s", 1))
+    noise = list(step_noise(key, 8, D, machine.plan.noise_std, "exact"))
+    z, own = np.ones(D), samples()
+    for i in range(8):
+        source, j = (own, i) if i < 3 else (public, i - 3)
+        z = z - eta * (2 * (z @ source.features[j] - source.labels[j]) * source.features[j] + noise[i])
+    assert np.ones(D) - eta * arrays[0] == pytest.approx(z, abs=1e-4 * eta * machine.plan.noise_std)
+    statement = subject.statement("s")
+    assert (statement["private-steps"], statement["public-steps"]) == (3, 5)
+    assert (statement["releases"], statement["samples-used"]) == (1, N)
+
+
+def test_amplification_is_refused_where_it_does_not_hold_and_plain_composition_takes_its_place():
+    public = samples(20, seed=2)
+    mixed = {"public": public, "private_steps": 3, "public_steps": 5}
+    with pytest.raises(ConfigurationError, match="1 / L"):
+        silo(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
+    with pytest.raises(ConfigurationError, match="convex and smooth"):
+        silo(model=make_model("mlp", D, 2), **mixed)
+
+    class Softmax:
+        shapes, smoothness, gradient_bound, clips_contractively = ((D,),), 1.0, 50.0, False
+
+        def __call__(self, parameters, chosen):
+            return np.zeros((1, D))
+
+    with pytest.raises(ConfigurationError, match="clip_norm"):
+        check_amplified(Softmax(), 0.1, 1.0)
+    assert check_amplified(Softmax(), 0.1, 50.0) == 1.0
+    amplified, composed = silo(**mixed), silo(learning_rate=0.5, accounting="composed", **mixed)
+    ratio = composed.machine.plan.noise_std / amplified.machine.plan.noise_std
+    assert ratio == pytest.approx(math.sqrt(6))
+    assert composed.machine.plan.mu == pytest.approx(amplified.machine.plan.mu)
+    assert composed.statement("s")["accounting"] == "composed"
+    assert silo(learning_rate=0.5).machine.plan.mu == pytest.approx(1.0), "DP-ShuffleG needs no condition"
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ConfigurationError, match="public samples"):
+        silo(public_steps=5)
+    with pytest.raises(ConfigurationError, match="batch_size"):
+        silo(batch_size=N - 1)
+    with pytest.raises(ConfigurationError, match="order"):
+        silo(order="random")
+    with pytest.raises(ConfigurationError, match="learning_rate"):
+        silo(learning_rate=math.nan)
+    with pytest.raises(ConfigurationError, match="release_epoch"):
+        silo().machine.release("s", 0, lambda chosen: np.zeros((1, D)))
+    subject = silo(public=samples(20, seed=2), private_steps=3, public_steps=5)
+    with pytest.raises(RefusedError, match="too far"):
+        subject.fit(*request(np.full(D, 1e15)))
+    assert subject.statement("s")["releases"] == 0
+    subject.fit(*request(np.full(D, 1e3)))
+
+
+def test_a_gradient_that_fails_on_a_real_machine_counts_as_zero_and_shows_nothing():
+    class Broken:
+        shapes = ((D,),)
+
+        def __call__(self, parameters, chosen):
+            raise ValueError("bad sample")
+
+    subject = silo(model=Broken(), keys=SystemKeys.generate(), mu=1e5, clip_norm=1.0)
+    arrays, _, _ = subject.fit(*request(np.ones(D)))
+    assert np.abs(arrays[0]).max() < 1.0
+
+
+PUBLIC = 15
+DIRECTION = np.array([0.6, 0.8])
+
+
+class Linear:
+    """A linear loss: the gradient is the sample wherever it is asked. Steps keep all distances, the worst case."""
+
+    shapes, smoothness, gradient_bound, clips_contractively = ((2,),), 1e-6, 1.0, True
+
+    def __call__(self, parameters, chosen):
+        return np.asarray(chosen, dtype=np.float64)
+
+
+def audited(plant=lambda client: None, runs=1200):
+    """Two epochs of one private step, the canary's, and 15 public ones: the sample's worst position."""
+    policy = ShuffledPolicy(
+        clip_norm=1.0, batch_size=1, max_participations=2, mu=1.0, delta=0.05, private_steps=1, public_steps=PUBLIC
+    )
+
+    def start(canary, numbers):
+        rows = DIRECTION[None] * (1.0 if canary else -1.0)
+
+        def make(name):
+            keys = SimulatedKeys(3, f"{canary} {name}")
+            public = np.zeros((PUBLIC, 2))
+            parts = (Linear(), rows, policy, MemoryLedger(), keys)
+            client = ShuffledClient(*parts, name=name, learning_rate=0.1, public=public)
+            plant(client)
+            return client
+
+        cohort = Cohort([str(run) for run in numbers], make)
+
+        def answers(k, acks):
+            releases = cohort.releases(k, "s", dict(zip(cohort.names(), acks, strict=True)), [[np.zeros(2)]])
+            return (release for _, release in releases)
+
+        return answers
+
+    shifts = {"the sample": 2.0 * DIRECTION * np.arange(1, 3)[:, None]}
+    return audit_client(policy, start, shifts, runs=runs)
+
+
+def test_interleaved_is_measured_close_below_its_claim():
+    result = audited()
+    assert not result.violated
+    assert result.claimed_mu == pytest.approx(1.0)
+    assert 0.5 < result.measured_mu <= result.claimed_mu
+    assert result.measured_epsilon <= result.claimed_epsilon
+    assert result.estimated_mu == pytest.approx(1.0, abs=0.12)
+
+
+def quiet_public_steps(client):
+    """The planted bug: noise on private steps alone."""
+    machine = client.machine
+    honest = machine.release_epoch
+
+    def release_epoch(session, ack, epoch):
+        def mostly_quiet(release, noise):
+            rows = list(noise)
+            return epoch(release, iter(rows[:1] + [np.zeros_like(row) for row in rows[1:]]))
+
+        return honest(session, ack, mostly_quiet)
+
+    machine.release_epoch = release_epoch
+
+
+def test_noise_left_off_the_public_steps_is_caught():
+    result = audited(quiet_public_steps)
+    assert result.violated
+    assert result.measured_mu > 2.0 * result.claimed_mu
+    assert result.estimated_mu == pytest.approx(4.0, abs=0.4)
+
+
+def test_a_shuffled_client_is_a_private_client_that_is_asked_alone():
+    assert issubclass(ShuffledClient, PrivateClient)
+    assert ShuffledClient.together(1, []) is None
