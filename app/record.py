@@ -14,6 +14,8 @@ import numpy as np
 from .config import RunConfig
 from .experiment import Progress, RunResult, model_arrays
 
+_ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
+
 RESULT_NAME = "result.json"
 CHECKPOINT_NAME = "checkpoint.npz"
 
@@ -99,9 +101,10 @@ def guarantee_sentence(result: RunResult) -> str:
         if config.strategy == "online":
             noise += f", {result.experiment.clip_unit} sensitivity"
         if config.strategy == "shuffled":
+            policy = result.experiment.shuffled_policy(max(len(shard) for shard in result.experiment.shards))
             noise = (
-                f"noise on every step of {result.experiment.policy().max_participations} epochs of each silo that use "
-                f"private samples, {config.accounting} accounting, only their ends released"
+                f"noise on every step of {policy.max_participations} epochs of each silo that use private samples, "
+                f"{_ACCOUNTS[policy.accounting_used]}, only their ends released"
             )
         elif config.passes > 1:
             noise += f", every sample in up to {config.passes} of them"

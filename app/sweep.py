@@ -33,13 +33,17 @@ Matrix = NDArray[np.float64]
 
 # Steps whose margins are computed together.
 _BLOCK = 64
+# Fewer where products of 1 - eta are divided by: 2^-32 is the least of them.
+_MEAN_BLOCK = 32
+_LARGEST_MEAN_RATE = 0.5
 _OPTIMUM_STEPS = 20_000
 
 
 def can_sweep(config: RunConfig) -> bool:
     """Whether a run is one of those that go together: one silo, no losses, a model in closed form."""
     alone = config.strategy == "shuffled" and config.num_clients == 1 and not config.lost_replies
-    return alone and config.model in ("logistic", "ridge", "mean") and config.max_participations == 0
+    small = config.model != "mean" or config.learning_rate <= _LARGEST_MEAN_RATE
+    return alone and small and config.model in ("logistic", "ridge", "mean") and config.max_participations == 0
 
 
 def sweep_of(config: RunConfig) -> RunConfig:
@@ -83,7 +87,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     ConfigurationError
         If they are not alike.
     """
-    if len({sweep_of(config) for config in configs}) != 1 or not can_sweep(configs[0]):
+    if len({sweep_of(config) for config in configs}) != 1 or not all(map(can_sweep, configs)):
         raise ConfigurationError("Expected runs of 'shuffled' that differ in variant, mu and learning rate only.")
     started = time.perf_counter()
     experiments = [prepare(config) for config in configs]
@@ -213,17 +217,34 @@ def _linear_epoch(
 def _mean_epoch(
     iterates: Matrix, features: Matrix, normals: Matrix | None, rates: Matrix, noise_stds: Matrix, clip_norm: float
 ) -> Matrix:
-    iterates = iterates.copy()
-    spread = (rates * noise_stds)[:, None]
-    difference = np.empty_like(iterates)
-    for i, target in enumerate(features):
-        np.subtract(iterates, target, out=difference)
-        norms = np.sqrt(np.einsum("ij,ij->i", difference, difference))
-        difference *= (rates * np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300)))[:, None]
-        iterates -= difference
-        if normals is not None:
-            np.multiply(spread, normals[i], out=difference)
-            iterates -= difference
+    """An iterate is a combination of the block's start, samples and noise, so that only inner products are kept.
+
+    With m_i the step times the clipping's scale, x_{i+1} = (1 - m_i) x_i + m_i q_i - s z_i, that is
+    x_i = D_i (x_0 + sum_{j<i} (m_j q_j - s z_j) / D_{j+1}) with D_i the product of 1 - m_j over j < i.
+    """
+    spread = rates * noise_stds
+    for start in range(0, len(features), _MEAN_BLOCK):
+        block = features[start : start + _MEAN_BLOCK]
+        count = len(block)
+        noise = np.zeros_like(block) if normals is None else normals[start : start + count]
+        parts = np.concatenate([block, noise])
+        gram, start_products = parts @ parts.T, parts @ iterates.T
+        weights = np.zeros_like(start_products)
+        product, squares = np.ones(len(rates)), np.einsum("ij,ij->i", iterates, iterates)
+        for i in range(count):
+            pair = [i, count + i]
+            target, other = product * (start_products[pair] + gram[pair] @ weights)
+            distance = np.sqrt(np.maximum(squares - 2 * target + gram[i, i], 1e-300))
+            move = rates * np.minimum(1.0, clip_norm / distance)
+            kept = 1 - move
+            squares = (
+                kept * (kept * squares + 2 * (move * target - spread * other))
+                + move * (move * gram[i, i] - 2 * spread * gram[i, count + i])
+                + spread**2 * gram[count + i, count + i]
+            )
+            product = product * kept
+            weights[i], weights[count + i] = move / product, -spread / product
+        iterates = product[:, None] * (iterates + weights.T @ parts)
     return iterates
 
 

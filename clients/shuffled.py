@@ -97,7 +97,7 @@ class ShuffledClient(PrivateClient):
         if policy.batch_size != len(samples):
             raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
         self._farthest = math.inf
-        if policy.public_steps and policy.accounting == "amplified":
+        if policy.accounting_used == "amplified":
             smoothness = check_amplified(gradients, learning_rate, policy.clip_norm)
             rounding = smoothness * policy.steps * (sum(map(math.prod, gradients.shapes)) + 2) * 2.0**-53
             self._farthest = ITERATION_ROUNDING * 2.0 * policy.clip_norm / rounding
@@ -158,7 +158,7 @@ class ShuffledClient(PrivateClient):
             **super().statement(session),
             "private-steps": policy.private_steps,
             "public-steps": policy.public_steps,
-            "accounting": policy.accounting,
+            "accounting": policy.accounting_used,
         }
 
 

@@ -252,6 +252,11 @@ class ShuffledPolicy(PrivacyPolicy):
         return self.private_steps + self.public_steps
 
     @property
+    def accounting_used(self) -> Accounting:
+        """The account the guarantee rests on: without public steps both are one, and plain composition is its name."""
+        return self.accounting if self.public_steps else "composed"
+
+    @property
     def sensitivity(self) -> float:
         """What one epoch counts for beside the noise of one step: its mu times sigma."""
         return epoch_mu(self.clip_norm, 1.0, self.public_steps, self.accounting) * (1.0 + ITERATION_ROUNDING)

@@ -83,7 +83,13 @@ CONFIGURATIONS = {
         SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1
     ),
     "shuffled, composed, softmax, no noise": replace(
-        SHUFFLED, task="digits", model="softmax", accounting="composed", mechanism="none", learning_rate=0.01
+        SHUFFLED,
+        task="digits",
+        model="softmax",
+        accounting="composed",
+        mechanism="none",
+        learning_rate=0.01,
+        public_samples=300,
     ),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),
