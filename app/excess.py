@@ -96,33 +96,45 @@ def excess_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def excess_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as Markdown; the least excess risk of every cell among private algorithms in bold."""
-    rows = list(rows)
-    lines = [
-        "| setting | n (paper) | d (paper) | algorithm | step | excess risk | epsilon | noise "
-        "| best step not covered by the bound |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """The rows as Markdown, a line a cell: excess risk (and step) of every algorithm, the best private one in bold.
+
+    ``beyond`` is the best step of all where the guarantee does not cover it: shown, and no result.
+    """
+    cells: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
-        rivals = [r["excess risk"] for r in rows if r["table"] == row["table"] and r["epsilon"] != 0]
-        excess = f"{row['excess risk']:.4g} ± {row['± std']:.2g}"
-        if row["excess risk"] == min(rivals) and row["epsilon"] != 0:
-            excess = f"**{excess}**"
-        epsilon = "not covered" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
-        beyond = "" if row["uncovered step"] is None else f"{row['uncovered step']:g}: {row['its excess risk']:.4g}"
-        cells = (
-            row["table"],
-            f"{row['n']} ({row['paper n']})",
-            f"{row['d']} ({row['paper d']})",
-            row["algorithm"],
-            f"{row['step']:g}",
-            excess,
-            epsilon,
-            row["noise"],
-            beyond,
+        cells.setdefault(row["table"], {})[row["algorithm"]] = row
+    labels = list(dict.fromkeys(label for cell in cells.values() for label in cell))
+    lines = [
+        f"| setting | n (paper) | d (paper) | epsilon | noise | {' | '.join(labels)} | beyond |",
+        f"|{'---|' * (6 + len(labels))}",
+    ]
+    for table, cell in cells.items():
+        first = next(iter(cell.values()))
+        best = min((row["excess risk"] for row in cell.values() if row["epsilon"] != 0), default=None)
+        shown = [_shown(cell[label], best) if label in cell else "" for label in labels]
+        beyond = [
+            f"{label}: {row['its excess risk']:.3g} ({row['uncovered step']:g})"
+            for label, row in cell.items()
+            if row["uncovered step"] is not None
+        ]
+        epsilons = sorted({f"{row['epsilon']:.3g}" for row in cell.values() if row["epsilon"]})
+        columns = (
+            table,
+            f"{first['n']} ({first['paper n']})",
+            f"{first['d']} ({first['paper d']})",
+            ", ".join(epsilons),
+            first["noise"],
+            *shown,
+            "; ".join(beyond),
         )
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        lines.append("| " + " | ".join(columns) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _shown(row: Mapping[str, Any], best: float | None) -> str:
+    text = f"{row['excess risk']:.3g} ± {row['± std']:.1g}"
+    text = f"**{text}**" if row["epsilon"] != 0 and row["excess risk"] == best else text
+    return f"{text} ({row['step']:g}{', not covered' if row['epsilon'] is None else ''})"
 
 
 def plot_excess(document: Mapping[str, Any], title: str, path: Path) -> None:

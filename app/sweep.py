@@ -104,7 +104,9 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     seconds = (time.perf_counter() - started) / len(configs)
     results = []
     for i, (config, experiment) in enumerate(zip(configs, experiments, strict=True)):
-        _, accuracy = first.model.evaluate([ends[i]], (first.task.test_features, first.task.test_labels))
+        accuracy = math.nan
+        if config.model == "logistic":
+            _, accuracy = first.model.evaluate([ends[i]], (first.task.test_features, first.task.test_labels))
         mu = guaranteed_mu(experiment) if is_covered(config) else math.inf
         results.append(
             {
@@ -226,24 +228,23 @@ def _mean_epoch(
     for start in range(0, len(features), _MEAN_BLOCK):
         block = features[start : start + _MEAN_BLOCK]
         count = len(block)
-        noise = np.zeros_like(block) if normals is None else normals[start : start + count]
-        parts = np.concatenate([block, noise])
+        parts = block if normals is None else np.concatenate([block, normals[start : start + count]])
         gram, start_products = parts @ parts.T, parts @ iterates.T
         weights = np.zeros_like(start_products)
         product, squares = np.ones(len(rates)), np.einsum("ij,ij->i", iterates, iterates)
         for i in range(count):
-            pair = [i, count + i]
-            target, other = product * (start_products[pair] + gram[pair] @ weights)
+            target = product * (start_products[i] + gram[i] @ weights)
             distance = np.sqrt(np.maximum(squares - 2 * target + gram[i, i], 1e-300))
             move = rates * np.minimum(1.0, clip_norm / distance)
             kept = 1 - move
-            squares = (
-                kept * (kept * squares + 2 * (move * target - spread * other))
-                + move * (move * gram[i, i] - 2 * spread * gram[i, count + i])
-                + spread**2 * gram[count + i, count + i]
-            )
+            squares = kept * (kept * squares + 2 * move * target) + move * move * gram[i, i]
+            if normals is not None:
+                j = count + i
+                other = product * (start_products[j] + gram[j] @ weights)
+                squares += spread * (spread * gram[j, j] - 2 * (kept * other + move * gram[i, j]))
+                weights[j] = -spread / (product * kept)
             product = product * kept
-            weights[i], weights[count + i] = move / product, -spread / product
+            weights[i] = move / product
         iterates = product[:, None] * (iterates + weights.T @ parts)
     return iterates
 
