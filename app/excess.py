@@ -162,12 +162,13 @@ def plot_excess(document: Mapping[str, Any], title: str, path: Path) -> None:
         axes.set_title(cell["table"], fontsize=8)
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
-        axes.tick_params(labelsize=7)
+        axes.tick_params(labelsize=7, which="both")
     for axes in panels[len(cells) :]:
         axes.set_visible(False)
+    for axes in panels[max(len(cells) - width, 0) : len(cells)]:
+        axes.set_xlabel("epoch", fontsize=8)
     handles, texts = panels[0].get_legend_handles_labels()
     figure.legend(handles, texts, loc="outside lower center", ncols=len(texts), fontsize=8)
-    figure.supxlabel("epoch", fontsize=9)
     figure.suptitle(
         f"{title}: empirical excess risk, mean and standard deviation over {document['seeds']} runs", fontsize=10
     )
