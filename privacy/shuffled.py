@@ -33,7 +33,7 @@ from .clipping import clip_per_sample
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .keys import derived_seed
-from .ledger import Account, StreamRecord
+from .ledger import Account
 from .noise import LARGEST_NORMAL, NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
 from .policy import NoisePlan, PrivacyPolicy
 from .release import PrivateMachine, Release
@@ -313,7 +313,7 @@ class ShuffledMachine(PrivateMachine):
                 quality = self.policy.noise_quality
                 noise = step_noise(key, self.policy.steps, self.num_parameters, self.plan.noise_std, quality)
             counts = self.plan.grid.counts(epoch(release, noise), bound=self.plan.largest_value)
-            stream = StreamRecord(admission.stream.fingerprint, release, admission.stream.ack, nonce)
+            stream = replace(admission.stream, release=release, nonces=nonce, pending={}, noise_state=())
             used = max(admission.account.samples_used, admission.samples.stop)
             page.commit(session, stream, Account(used, admission.account.reserved))
             return Release(self.plan.grid.values(counts), release, stream.ack)

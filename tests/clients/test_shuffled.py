@@ -13,8 +13,10 @@ from murmurfl.privacy import (
     RefusedError,
     ShuffledPolicy,
     SimulatedKeys,
+    SQLiteLedger,
     SystemKeys,
     protocol,
+    read_ledger,
     row_key,
 )
 from murmurfl.privacy.audit import audit_client
@@ -183,6 +185,26 @@ def test_a_gradient_that_fails_on_a_real_machine_counts_as_zero_and_shows_nothin
     subject = silo(model=Broken(), keys=SystemKeys.generate(), mu=1e5, clip_norm=1.0)
     arrays, _, _ = subject.fit(*request(np.ones(D)))
     assert np.abs(arrays[0]).max() < 1.0
+
+
+def test_a_real_silos_ledger_says_how_private_and_public_steps_were_mixed(tmp_path):
+    ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
+    policy = {"clip_norm": 10.0, "batch_size": N, "max_participations": 2, "budget_mu": 1.5, "delta": 1e-5}
+    model, public = make_model("ridge", D, 1, 5.0), samples(20, seed=2)
+    mixed = ShuffledPolicy(**policy, mu=1.0, private_steps=3, public_steps=5)
+    pure = ShuffledPolicy(**policy, mu=1.0)
+    for session, terms in (("s", mixed), ("t", pure)):
+        keys = ledger.keys()
+        subject = ShuffledClient(model, samples(), terms, ledger, keys, name="7", learning_rate=0.01, public=public)
+        for release in (1, 2):
+            arrays, config = request(np.ones(D), release)
+            subject.fit(arrays, {**config, protocol.SESSION: session})
+    sessions = {entry.session: entry for entry in read_ledger(tmp_path / "ledger").sessions}
+    steps = {name: (entry.terms["private_steps"], entry.terms["public_steps"]) for name, entry in sessions.items()}
+    assert steps == {"s": (3, 5), "t": (N, 0)}
+    assert all((entry.mu, entry.releases) == (pytest.approx(1.0), 2) for entry in sessions.values())
+    with pytest.raises(RefusedError, match="budget"):
+        subject.fit(request(np.ones(D))[0], {**request(np.ones(D))[1], protocol.SESSION: "u"})
 
 
 PUBLIC = 15
