@@ -105,6 +105,8 @@ class RunConfig:
         Rounds between evaluations; the last round is always evaluated.
     round_timeout_s, node_deadline_s : float
         Longest waits, in seconds, for a round's replies and for enough machines.
+    give_up_after : int
+        On real machines, rounds in a row without anything to aggregate after which a run ends; 0 for never.
     checkpoint : bool
         Whether the server saves its state after every round.
     out_dir : str
@@ -155,6 +157,7 @@ class RunConfig:
     evaluate_every: int = 1
     round_timeout_s: float = 600.0
     node_deadline_s: float = 120.0
+    give_up_after: int = 3
     checkpoint: bool = True
     out_dir: str = ""
     run_name: str = ""
@@ -166,7 +169,15 @@ class RunConfig:
         counts = ("num_clients", "clients_per_round", "batch_size", "passes", "evaluate_every")
         for name in (*counts, "synthetic_samples", "synthetic_features"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
-        for name in ("num_rounds", "max_participations", "validation_samples", "seed", "bands", "buffers"):
+        for name in (
+            "num_rounds",
+            "max_participations",
+            "validation_samples",
+            "seed",
+            "bands",
+            "buffers",
+            "give_up_after",
+        ):
             self._check(name, getattr(self, name) >= 0, "an integer >= 0")
         for name in ("mu", "dirichlet_alpha", "global_learning_rate", "round_timeout_s", "node_deadline_s"):
             self._check(name, getattr(self, name) > 0, "a number > 0")
@@ -232,7 +243,7 @@ class RunConfig:
             raise ConfigurationError(
                 f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}."
             )
-        return cls(**{known[key].name: _typed(key, value, str(known[key].type)) for key, value in values.items()})
+        return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
@@ -252,7 +263,8 @@ def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:
     return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
 
 
-def _typed(key: str, value: Any, kind: str) -> Any:
+def typed_value(key: str, value: Any, kind: str) -> Any:
+    """A value as its key's type, or a refusal."""
     if kind == "bool" and isinstance(value, bool):
         return value
     if kind == "str" and isinstance(value, str):
@@ -296,4 +308,4 @@ def _parsed(key: str, text: str, kind: str) -> bool | int | float | str:
             return float(text)
     except ValueError:
         pass
-    return _typed(key, text, kind)
+    return typed_value(key, text, kind)

@@ -25,6 +25,7 @@ from ..privacy import (
     ClipUnit,
     ConfigurationError,
     Ledger,
+    MurmurflError,
     NoisePlan,
     PrivacyPolicy,
     RowCache,
@@ -217,6 +218,10 @@ def prepare(config: RunConfig) -> Experiment:
     return Experiment(config, task, shards, model, num_rounds, values)
 
 
+class NoReleasesError(MurmurflError):
+    """Real machines have sent nothing that could be aggregated for too long."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Where a run stands after a round.
@@ -260,6 +265,8 @@ class RunResult:
         Wall-clock time of the rounds.
     online : dict or None
         Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
+    deployed : bool
+        Whether the machines were real ones.
     """
 
     experiment: Experiment
@@ -271,6 +278,7 @@ class RunResult:
     epsilon: float
     seconds: float
     online: dict[str, Any] | None = None
+    deployed: bool = False
 
     @property
     def accuracy(self) -> float:
@@ -304,6 +312,7 @@ def run_experiment(
     *,
     checkpoint: Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    deployed: bool = False,
 ) -> RunResult:
     """Run a configuration over a grid, to the end.
 
@@ -316,6 +325,10 @@ def run_experiment(
         Where the server saves its state after every round.
     on_progress : callable, optional
         Called after every round.
+    deployed : bool
+        Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
+        session has a fresh name, the guarantee is what the machines state, and the run ends after ``give-up-after``
+        rounds in a row from which nothing could be aggregated.
 
     Raises
     ------
@@ -343,11 +356,15 @@ def run_experiment(
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
         progress.append(Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon))
+        if deployed and config.give_up_after:
+            _give_up([entry.report for entry in progress[-config.give_up_after :]], config.give_up_after)
         if on_progress is not None:
             on_progress(progress[-1])
 
     every = 1 if online is not None else config.evaluate_every
-    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
+    # A real machine's ledger knows every session it ever took part in: each training needs a name of its own.
+    session: dict[str, Any] = {"session": None} if deployed else {}
+    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=every, on_round=on_round, **session)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
@@ -369,16 +386,41 @@ def run_experiment(
     if not progress:  # resumed after its last round: only the evaluation was left to do
         metrics = result.evaluate_metrics_serverapp.get(len(strategy.history))
         on_round(strategy.history[-1], metrics)
+    statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
+    if deployed and config.strategy != "trusted-mu2":
+        mu = _stated_mu(statements, mu, config.num_clients)
+        epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf
     return RunResult(
         experiment=experiment,
         strategy=strategy,
         parameters=result.arrays.to_numpy_ndarrays(),
         progress=progress,
-        statements=strategy.ask_privacy(grid, timeout=config.round_timeout_s),
+        statements=statements,
         mu=mu,
         epsilon=epsilon,
         seconds=seconds,
         online=None if online is None else online.document(),
+        deployed=deployed,
+    )
+
+
+def _stated_mu(statements: dict[str, dict[str, Any]], configured: float, num_clients: int) -> float:
+    """The largest mu that machines state; for those that did not answer, the run configuration's."""
+    stated = [float(statement["mu-guaranteed"]) for statement in statements.values()]
+    return max([*stated, *([configured] if len(statements) < num_clients else [])])
+
+
+def _give_up(reports: list[RoundReport], patience: int) -> None:
+    """End a run on real machines from which nothing comes any more."""
+    if len(reports) < patience or any(report.aggregated for report in reports):
+        return
+    last = reports[-1]
+    reasons = " and ".join(sorted({reason for report in reports for reason in report.refused}))
+    raise NoReleasesError(
+        f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
+        f"{last.server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{sum(report.lost for report in reports)} replies were lost. See the machines' logs; give-up-after sets how "
+        "many such rounds are waited for."
     )
 
 

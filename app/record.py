@@ -16,6 +16,7 @@ from .experiment import Progress, RunResult, model_arrays
 
 RESULT_NAME = "result.json"
 CHECKPOINT_NAME = "checkpoint.npz"
+FAILURE_NAME = "failure.json"
 
 
 def result_document(result: RunResult) -> dict[str, Any]:
@@ -103,9 +104,14 @@ def guarantee_sentence(result: RunResult) -> str:
         if config.noise_quality == "exact"
         else " Fast simulation noise: a figure for research, no guarantee for the data used."
     )
+    whose = "Simulated with seeded keys."
+    if result.deployed:
+        answered = f"{len(result.statements)} of {config.num_clients} machines"
+        whose = f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
+        quality = ""
     return (
         f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for "
-        f"replacement of one sample of one machine, {who}; {noise}. Simulated with seeded keys.{quality}"
+        f"replacement of one sample of one machine, {who}; {noise}. {whose}{quality}"
     )
 
 
@@ -126,7 +132,16 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
+    (folder / FAILURE_NAME).unlink(missing_ok=True)  # of an earlier try that this run took up
     return document
+
+
+def write_failure(error: Exception, folder: Path) -> None:
+    """Leave the reason why a run ended without a result in ``failure.json``; its checkpoint stays where it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / CHECKPOINT_NAME
+    document = {"reason": str(error), "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
 
 
 def shown(value: float | None) -> str:
