@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError, gdp_epsilon
+from ..privacy import ConfigurationError, LedgerError, LedgerSummary, gdp_epsilon, read_ledger
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
 from .config import NO_NOISE, RunConfig
 from .engines import app_folder
@@ -236,46 +236,19 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     return settings
 
 
-@dataclass(frozen=True)
-class LedgerLine:
-    """What one node's ledger says after the run.
-
-    Parameters
-    ----------
-    machine : str
-    releases, acknowledged : int
-        Made, and the last of them the server said it had.
-    mu, budget_mu : float
-        Spent (a run's whole share, reserved when it opens) and allowed.
-    delta : float
-    """
-
-    machine: str
-    releases: int
-    acknowledged: int
-    mu: float
-    budget_mu: float
-    delta: float
-
-    def __str__(self) -> str:
-        epsilon = gdp_epsilon(self.mu, self.delta) if 0 < self.mu < math.inf else self.mu
-        return (
-            f"  ledger of {self.machine}: {self.releases} releases, mu spent {self.mu:.4g} of {self.budget_mu:.4g} "
-            f"(epsilon {epsilon:.4g} at delta {self.delta:g})"
-        )
-
-
-def read_ledger(config: NodeConfig) -> LedgerLine:
-    """What a node's ledger says, over all sessions."""
-    summary = config.open_ledger().summary()
-    releases = sum(session.releases for session in summary.sessions)
-    acknowledged = sum(session.ack for session in summary.sessions)
-    return LedgerLine(config.machine, releases, acknowledged, summary.reserved_mu, summary.budget_mu, summary.delta)
+def ledger_line(machine: str, ledger: LedgerSummary) -> str:
+    """What a node's ledger says, in one line: mu is reserved whole when a run opens, however far it gets."""
+    releases, mu = sum(session.releases for session in ledger.sessions), ledger.reserved_mu
+    epsilon = gdp_epsilon(mu, ledger.delta) if 0 < mu < math.inf else mu
+    return (
+        f"  ledger of {machine}: {releases} releases, mu {mu:.4g} of {ledger.budget_mu:.4g} spent "
+        f"(epsilon {epsilon:.4g} at delta {ledger.delta:g})"
+    )
 
 
 def run_demo(
     config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]
-) -> tuple[dict[str, Any], list[LedgerLine]]:
+) -> tuple[dict[str, Any], dict[str, LedgerSummary]]:
     """Deploy one node for each machine of a run configuration and run it over them, to the end.
 
     Parameters
@@ -292,7 +265,7 @@ def run_demo(
     Returns
     -------
     tuple
-        The run's ``result.json`` and what each ledger says.
+        The run's ``result.json``, and what each node's ledger says.
 
     Raises
     ------
@@ -311,16 +284,13 @@ def run_demo(
         except LaunchError as error:
             raise LaunchError(_reason(folder) or error.reason, error.log) from error
     document = json.loads((folder / RESULT_NAME).read_text())
-    ledgers = [read_ledger(NodeConfig.read(files.config)) for files in deployed.nodes.values()]
-    for line in ledgers:
-        stated = document["machines"].get(line.machine)
-        if stated is not None and line.releases < stated["releases"]:
-            raise LaunchError(f"Expected {stated['releases']} releases in the ledger of {line.machine}, got {line}.")
-    if sum(line.releases for line in ledgers) < document["aggregated"]:
-        raise LaunchError(
-            f"Expected at least the {document['aggregated']} aggregated releases in the ledgers, got "
-            f"{sum(line.releases for line in ledgers)}."
-        )
+    ledgers = {name: read_ledger(NodeConfig.read(files.config).ledger) for name, files in deployed.nodes.items()}
+    recorded = {name: sum(session.releases for session in ledger.sessions) for name, ledger in ledgers.items()}
+    for name, statement in document["machines"].items():
+        if recorded[name] < statement["releases"]:
+            raise LedgerError(f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.")
+    if sum(recorded.values()) < document["aggregated"]:
+        raise LedgerError(f"Expected {document['aggregated']} releases in the ledgers, got {sum(recorded.values())}.")
     return document, ledgers
 
 

@@ -14,20 +14,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
-from ..privacy import ConfigurationError, PrivacyPolicy, protocol
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, protocol
 from .config import FEATURES, MODELS, PARTITIONS, STRATEGIES, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
 from .tasks import load_shards, load_task
-
-if TYPE_CHECKING:
-    from ..privacy import SQLiteLedger
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file, for Flower's plain ``flower-supernode``."""
@@ -250,8 +247,6 @@ class NodeConfig:
         LedgerError
             If there is one already: what it has spent must not be forgotten.
         """
-        from ..privacy import SQLiteLedger
-
         path = Path(self.ledger)
         SQLiteLedger.create(path, budget_mu=self.budget_mu or self.mu, delta=self.delta)
         return path
@@ -266,8 +261,6 @@ class NodeConfig:
         LedgerError
             If it cannot be believed.
         """
-        from ..privacy import SQLiteLedger
-
         path = Path(self.ledger)
         if not path.exists():
             raise ConfigurationError(

@@ -56,7 +56,7 @@ def deploy_demo(
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from .cli import _fail, _failing_clearly
-    from .deploy import demo_config, run_demo
+    from .deploy import demo_config, ledger_line, run_demo
     from .record import summary_lines
 
     with _failing_clearly():
@@ -78,5 +78,6 @@ def deploy_demo(
         typer.echo(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
         document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
-        for line in [*summary_lines(document, folder), "", *map(str, ledgers)]:
+        lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
+        for line in [*summary_lines(document, folder), "", *lines]:
             typer.echo(line)

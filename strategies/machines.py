@@ -249,7 +249,7 @@ def _failure(reply: Message) -> str:
         stated = None if config is None else config.get(protocol.VERSION)
     elif reply.error.code != protocol.PROTOCOL_MISMATCH:
         return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
-    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason):
+    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
         stated = int(found[1])
     if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
         name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
