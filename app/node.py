@@ -114,6 +114,9 @@ class NodeConfig:
         longest = protocol.LONGEST_MACHINE_NAME
         self._check("machine", 0 < len(self.machine) <= longest, f"a name of 1 to {longest} characters")
         self._check("ledger", bool(self.ledger), "the path of a ledger")
+        for name in ("clip_norm", "mu"):
+            self._check(name, getattr(self, name) > 0, "a number > 0")
+        self._check("delta", 0 < self.delta < 1, "a number between 0 and 1")
         for name in ("batch_size", "passes"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):

@@ -1,0 +1,137 @@
+"""A real SuperLink with TLS and node keys, real nodes with ledgers: one short deployment for all tests here."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from murmurfl.app import launch
+from murmurfl.app.config import RunConfig
+from murmurfl.app.deploy import deployment, node_settings
+from murmurfl.app.experiment import prepare
+from murmurfl.app.processes import Processes
+from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
+
+pytestmark = pytest.mark.xdist_group("deployment")
+
+ROUNDS = 2
+SETTINGS = {
+    "num-clients": 2,
+    "clients-per-round": 2,
+    "batch-size": 32,
+    "num-rounds": ROUNDS,
+    "mu": 4.0,
+    "node-deadline-s": 60.0,
+    "round-timeout-s": 60.0,
+}
+
+
+def configuration(folder, **changes):
+    settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    return RunConfig.from_mapping({**settings, "out-dir": str(folder.parent), "run-name": folder.name})
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory, make_stealing_app):
+    """A run to its end over two nodes, then a bundle that steals, over the same two nodes."""
+    folder = tmp_path_factory.mktemp("deployed") / "run"
+    config = configuration(folder)
+    experiment = prepare(config)
+    # Room in the budget for the run and for one session of the attacker's, and for no more.
+    nodes = {f"node-{i}": {**node_settings(experiment, i), "budget-mu": 4.0 * 2**0.5} for i in range(2)}
+    with deployment(folder, timeout_s=240) as running:
+        running.add_nodes(nodes)
+        for name in nodes:
+            running.start_node(name)
+        running.submit(config.to_mapping())
+        running.result = json.loads((folder / "result.json").read_text())
+        running.recorded = {
+            name: read_ledger(files.config.parent / "ledger.sqlite") for name, files in running.nodes.items()
+        }
+        running.acks = checkpoint_of(folder)["acks"]
+        running.stealing = make_stealing_app(nodes=2)
+        running.submit({}, running.stealing.folder)
+        running.logs = {name: files.log.read_text() for name, files in running.nodes.items()}
+    return running
+
+
+def checkpoint_of(folder):
+    with np.load(folder / "checkpoint.npz") as file:
+        return json.loads(str(file["header"]))["plain"]
+
+
+def test_a_run_over_real_nodes_ends_like_any_other_and_leaves_the_same_files(deployed):
+    assert deployed.result["rounds"] == ROUNDS
+    assert deployed.result["aggregated"] == 2 * ROUNDS == deployed.result["releases"]
+    assert deployed.result["refusals"] == deployed.result["lost_replies"] == 0
+    assert deployed.result["accuracy"] > 0.15
+    assert sorted(deployed.result["machines"]) == ["node-0", "node-1"]
+    assert {path.name for path in deployed.folder.iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
+    assert "Real machines" in deployed.result["guarantee"]
+
+
+def test_ledgers_know_of_every_release_the_server_has(deployed):
+    assert deployed.acks == {"node-0": ROUNDS, "node-1": ROUNDS}
+    for ledger in deployed.recorded.values():
+        (session,) = ledger.sessions
+        assert session.releases == ROUNDS
+        assert session.ack == ROUNDS - 1  # the last acknowledgement would come with the next request
+        assert ledger.reserved_mu == pytest.approx(4.0)
+        assert ledger.samples_used == ROUNDS * 32
+
+
+def test_the_last_releases_in_the_ledgers_are_the_servers_last_step(deployed):
+    """What the server added up in all is known from its checkpoint; each ledger still holds its last P_k - P_ack."""
+    with np.load(deployed.folder / "checkpoint.npz") as file:
+        server = file["array state.release_sum"]
+    spacing = prepare(configuration(deployed.folder)).policy(0).plan(650).grid.spacing
+    # A sum of numbers on the machines' grid: on it to the last bit, which no float noise would be.
+    assert np.array_equal(np.rint(server / spacing) * spacing, server)
+
+
+def test_a_bundle_that_steals_raw_gradients_is_never_executed(deployed):
+    assert not deployed.stealing.marker.exists()
+    answers = deployed.stealing.seen()
+    assert [answer["code"] for answer in answers["raw"]] == [protocol.PROTOCOL_MISMATCH] * 2
+    assert [answer["code"] for answer in answers["unknown-kind"]] == [protocol.MALFORMED_REQUEST] * 2
+    assert [answer["code"] for answer in answers["evaluate"]] == [protocol.EVALUATION_BLOCKED] * 2
+    assert "42.0" not in deployed.stealing.answers.read_text()
+
+
+def test_another_protocol_version_is_refused_with_a_message_on_both_sides(deployed):
+    for answer in deployed.stealing.seen()["other-version"]:
+        assert answer["code"] == protocol.PROTOCOL_MISMATCH
+        assert answer["reason"] == "this machine speaks murmurfl's protocol version 1, the request states version 99"
+    for log in deployed.logs.values():
+        assert "speaks murmurfl's protocol version 1, the request states version 99" in log
+
+
+def test_nothing_a_server_sends_weakens_the_noise_or_widens_the_budget(deployed):
+    answers = deployed.stealing.seen()
+    noise = prepare(configuration(deployed.folder)).policy(0).plan(650)
+    for answer in answers["weaker"]:  # a session is opened, under the machine's own policy
+        values = np.concatenate(answer["arrays"])
+        # Row 1 of the noise is plain: 650 values, a standard deviation within 20 % (7 standard errors).
+        assert values.std() == pytest.approx(noise.noise_std, rel=0.2)
+    assert [answer["code"] for answer in answers["weaker-again"]] == [protocol.BAD_ACKNOWLEDGEMENT] * 2
+    assert [answer["code"] for answer in answers["other-session"]] == [protocol.BUDGET_EXHAUSTED] * 2
+
+
+def test_everything_is_stopped_and_nothing_listens(deployed):
+    marker = f"{launch._MARKER}={deployed.environment[launch._MARKER]}"
+    assert not Processes(marker).living(set())
+    assert not launch._listening(deployed.port)
+    assert not deployed.home.exists()
+    ports = {int(port) for log in deployed.logs.values() for port in re.findall(r"http://127\.0\.0\.1:(\d+)", log)}
+    assert ports
+    assert not [port for port in ports if launch._listening(port)]
+
+
+def test_private_files_of_a_node_are_its_owners_alone(deployed):
+    for files in deployed.nodes.values():
+        assert not (files.config.parent / "ledger.sqlite").stat().st_mode & 0o077
+
+
+def test_two_nodes_of_one_deployment_have_keys_of_their_own(deployed):
+    keys = {SQLiteLedger(files.config.parent / "ledger.sqlite").keys().secret_key for files in deployed.nodes.values()}
+    assert len(keys) == 2
