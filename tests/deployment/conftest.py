@@ -38,38 +38,43 @@ app = ServerApp()
 def main(grid, context):
     while len(nodes := list(grid.get_node_ids())) < {nodes}:
         time.sleep(0.5)
-    requests = {{
-        "raw": ("train", {{}}),
-        "other-version": ("query", {{"ask": "hello", "protocol-version": 99}}),
-        "unknown-kind": ("train.other", {{}}),
-        "evaluate": ("evaluate", {{"protocol-version": 1}}),
-        "weaker": ("train", {{
-            "protocol-version": 1, "server-round": 1, "session": "attack", "ack": 0, "mu": 1e9, "clip-norm": 1e9,
-            "noise-quality": "fast", "mechanism": "none", "trust": "trusted-server", "max-participations": 10**6,
-        }}),
-        "weaker-again": ("train", {{"protocol-version": 1, "server-round": 2, "session": "attack", "ack": 7}}),
-        "other-session": ("train", {{"protocol-version": 1, "server-round": 1, "session": "attack2", "ack": 0}}),
-    }}
+    # Two lots, each sent all at once: a round trip costs seconds.
+    lots = [
+        {{
+            "raw": ("train", {{}}),
+            "other-version": ("query", {{"ask": "hello", "protocol-version": 99}}),
+            "unknown-kind": ("train.other", {{}}),
+            "evaluate": ("evaluate", {{"protocol-version": 1}}),
+            "weaker": ("train", {{
+                "protocol-version": 1, "server-round": 1, "session": "attack", "ack": 0, "mu": 1e9, "clip-norm": 1e9,
+                "noise-quality": "fast", "mechanism": "none", "trust": "trusted-server", "max-participations": 10**6,
+            }}),
+        }},
+        {{
+            "forged-ack": ("train", {{"protocol-version": 1, "server-round": 2, "session": "attack", "ack": 7}}),
+            "other-session": ("train", {{"protocol-version": 1, "server-round": 1, "session": "attack2", "ack": 0}}),
+        }},
+    ]
+    points = [np.zeros((10, 64)), np.zeros(10)]
     seen = {{}}
-    for name, (kind, config) in requests.items():
-        points = [np.zeros((10, 64)), np.zeros(10)]
+    for requests in lots:
         messages = [
             Message(
                 RecordDict({{
                     "arrays": ArrayRecord(points), "previous-arrays": ArrayRecord(points),
                     "config": ConfigRecord(config),
                 }}),
-                dst_node_id=node, message_type=kind,
+                dst_node_id=node, message_type=kind, group_id=name,
             )
-            for node in nodes
+            for name, (kind, config) in requests.items() for node in nodes
         ]
-        seen[name] = []
         for reply in grid.send_and_receive(messages, timeout=60):
             if reply.has_error():
-                seen[name].append({{"code": reply.error.code, "reason": reply.error.reason}})
+                answer = {{"code": reply.error.code, "reason": reply.error.reason}}
             else:
                 arrays = [a.numpy().ravel().tolist() for r in reply.content.array_records.values() for a in r.values()]
-                seen[name].append({{"arrays": arrays}})
+                answer = {{"arrays": arrays}}
+            seen.setdefault(reply.metadata.group_id, []).append(answer)
     Path("{answers}").write_text(json.dumps(seen))
 """
 

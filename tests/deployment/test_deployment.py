@@ -15,12 +15,13 @@ from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
 pytestmark = pytest.mark.xdist_group("deployment")
 
 ROUNDS = 2
+MU = 0.5
 SETTINGS = {
     "num-clients": 2,
     "clients-per-round": 2,
     "batch-size": 32,
     "num-rounds": ROUNDS,
-    "mu": 4.0,
+    "mu": MU,
     "node-deadline-s": 60.0,
     "round-timeout-s": 60.0,
 }
@@ -38,7 +39,7 @@ def deployed(tmp_path_factory, make_stealing_app):
     config = configuration(folder)
     experiment = prepare(config)
     # Room in the budget for the run and for one session of the attacker's, and for no more.
-    nodes = {f"node-{i}": {**node_settings(experiment, i), "budget-mu": 4.0 * 2**0.5} for i in range(2)}
+    nodes = {f"node-{i}": {**node_settings(experiment, i), "budget-mu": MU * 2**0.5} for i in range(2)}
     with deployment(folder, timeout_s=240) as running:
         running.add_nodes(nodes)
         for name in nodes:
@@ -64,7 +65,7 @@ def test_a_run_over_real_nodes_ends_like_any_other_and_leaves_the_same_files(dep
     assert deployed.result["rounds"] == ROUNDS
     assert deployed.result["aggregated"] == 2 * ROUNDS == deployed.result["releases"]
     assert deployed.result["refusals"] == deployed.result["lost_replies"] == 0
-    assert deployed.result["accuracy"] > 0.15
+    assert deployed.result["mu"] == pytest.approx(MU)
     assert sorted(deployed.result["machines"]) == ["node-0", "node-1"]
     assert {path.name for path in deployed.folder.iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
     assert "Real machines" in deployed.result["guarantee"]
@@ -76,12 +77,11 @@ def test_ledgers_know_of_every_release_the_server_has(deployed):
         (session,) = ledger.sessions
         assert session.releases == ROUNDS
         assert session.ack == ROUNDS - 1  # the last acknowledgement would come with the next request
-        assert ledger.reserved_mu == pytest.approx(4.0)
+        assert ledger.reserved_mu == pytest.approx(MU)
         assert ledger.samples_used == ROUNDS * 32
 
 
-def test_the_last_releases_in_the_ledgers_are_the_servers_last_step(deployed):
-    """What the server added up in all is known from its checkpoint; each ledger still holds its last P_k - P_ack."""
+def test_what_the_server_adds_up_are_sums_on_the_machines_grid(deployed):
     with np.load(deployed.folder / "checkpoint.npz") as file:
         server = file["array state.release_sum"]
     spacing = prepare(configuration(deployed.folder)).policy(0).plan(650).grid.spacing
@@ -109,11 +109,12 @@ def test_another_protocol_version_is_refused_with_a_message_on_both_sides(deploy
 def test_nothing_a_server_sends_weakens_the_noise_or_widens_the_budget(deployed):
     answers = deployed.stealing.seen()
     noise = prepare(configuration(deployed.folder)).policy(0).plan(650)
+    first_row_std = noise.noise_std * noise.mechanism.row_std_range()[0]
     for answer in answers["weaker"]:  # a session is opened, under the machine's own policy
         values = np.concatenate(answer["arrays"])
-        # Row 1 of the noise is plain: 650 values, a standard deviation within 20 % (7 standard errors).
-        assert values.std() == pytest.approx(noise.noise_std, rel=0.2)
-    assert [answer["code"] for answer in answers["weaker-again"]] == [protocol.BAD_ACKNOWLEDGEMENT] * 2
+        # Noise of 0.35 hides a gradient of 0.02. 650 values: 20 % are 7 standard errors, exceeded once in 10^11 runs.
+        assert values.std() == pytest.approx(first_row_std, rel=0.2)
+    assert [answer["code"] for answer in answers["forged-ack"]] == [protocol.BAD_ACKNOWLEDGEMENT] * 2
     assert [answer["code"] for answer in answers["other-session"]] == [protocol.BUDGET_EXHAUSTED] * 2
 
 
