@@ -146,8 +146,17 @@ class Experiment:
         kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
         return kind(*parts, name=name, rows=rows)
 
-    def strategy(self, **options: Any) -> ReleaseStrategy[Any]:
-        """The server's half."""
+    def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
+        """The server's half.
+
+        Parameters
+        ----------
+        deployed : bool
+            For real machines. Then the session has a fresh random name, because their ledgers know every session they
+            ever took part in, and a trusted server's noise key comes from the operating system.
+        **options
+            The strategy's own.
+        """
         config, values = self.config, self.values
         common: dict[str, Any] = {
             "num_clients": config.num_clients,
@@ -155,7 +164,7 @@ class Experiment:
             "learning_rate": values.learning_rate,
             "seed": config.seed,
             "sampling": values.sampling,
-            "session": self.session,
+            "session": None if deployed else self.session,
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
             **options,
@@ -167,7 +176,7 @@ class Experiment:
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
         if config.strategy == "trusted-mu2":
-            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            keys = None if deployed else SimulatedKeys(config.seed, _SERVER_NOISE)  # None: the operating system's
             return TrustedMu2(policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common)
         return Mu2(**common)
 
@@ -362,9 +371,7 @@ def run_experiment(
             on_progress(progress[-1])
 
     every = 1 if online is not None else config.evaluate_every
-    # A real machine's ledger knows every session it ever took part in: each training needs a name of its own.
-    session: dict[str, Any] = {"session": None} if deployed else {}
-    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=every, on_round=on_round, **session)
+    strategy = experiment.strategy(deployed=deployed, checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()

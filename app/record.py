@@ -108,7 +108,8 @@ def guarantee_sentence(result: RunResult) -> str:
     if result.deployed:
         answered = f"{len(result.statements)} of {config.num_clients} machines"
         whose = f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
-        quality = ""
+        if config.strategy == "trusted-mu2":
+            whose = "Real machines; the server's noise key is the operating system's."
     return (
         f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for "
         f"replacement of one sample of one machine, {who}; {noise}. {whose}{quality}"
