@@ -81,6 +81,10 @@ class Deployment(Launch):
         self.running: dict[str, subprocess.Popen[Any]] = {}
         self._certificates: ServerCertificates | None = None
 
+    def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
+        super().prepare(overrides, environment)
+        self.environment["TMPDIR"] = str(self.scratch())  # what a killed process leaves behind goes with the rest
+
     @property
     def certificates(self) -> ServerCertificates:
         """The SuperLink's certificates, made when they are first needed."""

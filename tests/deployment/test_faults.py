@@ -30,6 +30,10 @@ SETTINGS = {
 }
 
 
+# Room for releases that a crash wastes; a cap of just the rounds would refuse the last of them.
+SPARE = {"max-participations": 10}
+
+
 def configuration(folder, **changes):
     settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
     return RunConfig.from_mapping({**settings, "out-dir": str(folder.parent), "run-name": folder.name})
@@ -79,7 +83,7 @@ def failure(folder):
 def test_a_killed_node_comes_back_and_the_run_completes(tmp_path):
     folder = tmp_path / "run"
     config = configuration(folder)
-    with nodes_of(config, folder) as running:
+    with nodes_of(config, folder, **SPARE) as running:
 
         def kill_and_restart():
             process = running.running["node-0"]
@@ -94,7 +98,7 @@ def test_a_killed_node_comes_back_and_the_run_completes(tmp_path):
     assert document["rounds"] == 6
     assert sum(recorded.values()) >= document["aggregated"] >= 10
     assert all(recorded[name] >= statement["releases"] for name, statement in document["machines"].items())
-    assert document["accuracy"] > 0.3
+    assert document["accuracy"] > 0.4
 
 
 def test_a_node_that_never_comes_back_ends_the_run_in_time_with_the_reason(tmp_path):
@@ -125,7 +129,7 @@ def test_nodes_that_all_refuse_end_the_run_in_time_with_the_reason(tmp_path):
 def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
     folder = tmp_path / "run"
     config = configuration(folder)
-    with nodes_of(config, folder) as running:
+    with nodes_of(config, folder, **SPARE) as running:
 
         def kill_server_app():
             for path in launch.Path("/proc").glob("[0-9]*/cmdline"):
@@ -146,8 +150,8 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
     document = result(folder)
     assert document["rounds"] == 6
     assert [len(sessions) for sessions in recorded] == [1, 1]  # the same session, not a new one
-    assert document["aggregated"] >= 10
-    assert document["accuracy"] > 0.3
+    assert document["aggregated"] == 12
+    assert document["accuracy"] > 0.4
 
 
 def test_a_fifth_of_the_replies_lost_costs_nothing_but_delay(tmp_path):
