@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError, LedgerError, LedgerSummary, gdp_epsilon, read_ledger
+from ..privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, gdp_epsilon, read_ledger
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
 from .config import NO_NOISE, RunConfig
 from .engines import app_folder
@@ -111,7 +111,7 @@ class Deployment(Launch):
         Parameters
         ----------
         configs : mapping
-            Each node's configuration by name, without its machine name and its ledger.
+            Each node's configuration by name, budget and delta in it, without its machine name and its ledger.
         """
         keys = self.scratch() / "keys"
         keys.mkdir(mode=0o700, exist_ok=True)
@@ -121,7 +121,8 @@ class Deployment(Launch):
             folder.mkdir(parents=True)
             files = NodeFiles(folder / "node.toml", folder / "node.log", keys / name)
             files.config.write_text(toml_document({"machine": name, "ledger": "ledger.sqlite", **values}))
-            NodeConfig.read(files.config).create_ledger()
+            node = NodeConfig.read(files.config)
+            SQLiteLedger.create(node.ledger, budget_mu=node.budget_mu, delta=node.delta, data=name)
             public = make_node_key(files.private_key)
             registering.append((name, self._flwr("supernode", "register", str(public), CONNECTION_NAME)))
             self.nodes[name] = files

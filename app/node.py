@@ -41,13 +41,13 @@ class NodeConfig:
     machine : str
         Its name: public, and its own among the machines of a training.
     ledger : str
-        Path of its ledger, made once with ``murmurfl node CONFIG --create-ledger``.
+        Path of its ledger, made once with ``murmurfl ledger create``.
     clip_norm : float
         S.
     batch_size : int
         b, samples a release.
-    mu, delta : float
-        The privacy of all releases of one run together, mu-GDP; shown as epsilon at delta.
+    mu : float
+        The privacy of all releases of one run together, mu-GDP.
     strategy : str
         What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients.
     model : str
@@ -67,9 +67,9 @@ class NodeConfig:
         K, releases of one run; 0 for as many as there are samples for, ``passes`` times each.
     passes : int
         How often a sample may take part; the noise covers it.
-    budget_mu : float
-        Of everything this machine ever releases from these data, over all runs (mus add in squares); 0 for ``mu``, one
-        run.
+    budget_mu, delta : float
+        Of everything this machine ever releases from these data, over all runs (mus add in squares), and where epsilon
+        is shown: those the ledger was made with. 0 leaves them to the ledger; anything else must agree with it.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
     learning_rate : float
@@ -102,7 +102,7 @@ class NodeConfig:
     max_participations: int = 0
     passes: int = 1
     budget_mu: float = 0.0
-    delta: float = 1e-5
+    delta: float = 0.0
     mechanism: str = ""
     learning_rate: float = 0.0
     feature_bound: float = 0.0
@@ -116,12 +116,11 @@ class NodeConfig:
         self._check("ledger", bool(self.ledger), "the path of a ledger")
         for name in ("clip_norm", "mu"):
             self._check(name, getattr(self, name) > 0, "a number > 0")
-        self._check("delta", 0 < self.delta < 1, "a number between 0 and 1")
+        self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
         for name in ("batch_size", "passes"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):
             self._check(name, getattr(self, name) >= 0, "a number >= 0")
-        self._check("budget_mu", self.budget_mu == 0 or self.budget_mu >= self.mu, f"0 or at least mu = {self.mu:g}")
         online = self.strategy == "online"
         self._check("learning_rate", (self.learning_rate > 0) == online, "set with strategy = 'online', and only then")
         self._check("task", bool(self.task) != bool(self.samples), "set, or `samples`, and not both")
@@ -192,23 +191,28 @@ class NodeConfig:
             raise ConfigurationError(f"Expected the keys {', '.join(missing)}, got none of that name.")
         return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
 
-    def policy(self, num_samples: int) -> PrivacyPolicy:
-        """The machine's policy for so many samples.
+    def policy(self, num_samples: int, ledger: SQLiteLedger) -> PrivacyPolicy:
+        """The machine's policy for so many samples and what its ledger allows.
 
         Notes
         -----
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
         run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server.
         """
-        separation = num_samples // self.batch_size
+        separation, budget = num_samples // self.batch_size, self.budget_mu or ledger.budget_mu
+        if self.mu > budget:
+            raise ConfigurationError(
+                f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {self.mu:g}: not one "
+                "run would be answered."
+            )
         independent = self.strategy == "noisy-sgd"
         return PrivacyPolicy(
             clip_norm=self.clip_norm,
             batch_size=self.batch_size,
             max_participations=self.max_participations or max(self.passes * separation, 1),
             mu=self.mu,
-            budget_mu=self.budget_mu or self.mu,
-            delta=self.delta,
+            budget_mu=budget,
+            delta=self.delta or float(ledger.delta or 0.0),
             mechanism=self.mechanism or ("independent" if independent else "cancelling"),
             clip_unit="update" if self.strategy == "online" else "sample",
             sample_participations=self.passes,
@@ -242,43 +246,6 @@ class NodeConfig:
         task = load_task(run)
         return load_shards(run, task)[self.partition_id], task.num_features, task.num_classes
 
-    def create_ledger(self) -> Path:
-        """Make this machine's ledger, once and for all of its data.
-
-        Raises
-        ------
-        LedgerError
-            If there is one already: what it has spent must not be forgotten.
-        """
-        path = Path(self.ledger)
-        SQLiteLedger.create(path, budget_mu=self.budget_mu or self.mu, delta=self.delta)
-        return path
-
-    def open_ledger(self) -> SQLiteLedger:
-        """The machine's ledger, which must exist: a fresh one would have forgotten what was spent.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none.
-        LedgerError
-            If it cannot be believed.
-        """
-        path = Path(self.ledger)
-        if not path.exists():
-            raise ConfigurationError(
-                f"Expected this machine's ledger at {path}, got no such file. If these data were never used, make it "
-                "with `murmurfl node CONFIG --create-ledger`; if they were, restore it: without it nobody knows what "
-                "was spent."
-            )
-        ledger, budget = SQLiteLedger(path), self.budget_mu or self.mu
-        if ledger.budget_mu != budget or ledger.delta != self.delta:
-            raise ConfigurationError(
-                f"Expected the budget and delta the ledger {path} was made with, mu = {ledger.budget_mu:g} and "
-                f"{ledger.delta:g}, got budget-mu = {budget:g} and delta = {self.delta:g}."
-            )
-        return ledger
-
     def client(self) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
 
@@ -294,8 +261,8 @@ class NodeConfig:
         """
         samples, num_features, num_classes = self.load_samples()
         model = self._model(num_features, num_classes)
-        ledger = self.open_ledger()
-        parts = (model, samples, self.policy(len(samples)), ledger, ledger.keys())
+        ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
+        parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
         if self.strategy == "online":
             return OnlineClient(*parts, name=self.machine, learning_rate=self.learning_rate)
         kind = NoisySGDClient if self.strategy == "noisy-sgd" else Mu2Client

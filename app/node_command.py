@@ -21,9 +21,6 @@ def node(
     ] = None,
     auth_private_key: Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")] = False,
-    create_ledger: Annotated[
-        bool, typer.Option("--create-ledger", help="Make the ledger of data that were never used, and end.")
-    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only the installed murmurfl client runs."""
@@ -35,9 +32,7 @@ def node(
         logging.getLogger(noisy).setLevel(logging.WARNING)
     with _failing_clearly():
         settings = NodeConfig.read(config)
-        if create_ledger:
-            typer.echo(f"Made the ledger {settings.create_ledger()}. Back it up as docs/ledger.md says.")
-        elif check:
+        if check:
             typer.echo(f"{describe(settings.client())}\nConfiguration, data and ledger are in order.")
         else:
             from .supernode import Connection, run_node

@@ -35,9 +35,8 @@ def write(folder, values=BASE, **changes):
 
 
 def made(folder, **changes):
-    config = NodeConfig.read(write(folder, **changes))
-    config.create_ledger()
-    return config
+    SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    return NodeConfig.read(write(folder, **changes))
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +55,9 @@ def forget(monkeypatch):
         ({"clip-norm": float("inf")}, "Expected clip-norm to be a finite number"),
         ({"batch-size": 0}, "Expected batch-size to be an integer >= 1"),
         ({"batch-size": True}, "Expected batch-size to be an integer"),
-        ({"budget-mu": 3.0}, "Expected budget-mu to be 0 or at least mu = 4"),
-        ({"delta": 2.0}, "Expected delta to be a number between 0 and 1"),
+        ({"budget-mu": 5.0}, "Expected budget_mu = 4"),
+        ({"mu": 4.5}, "Expected mu <= 4, the budget of all runs in the ledger"),
+        ({"delta": 2.0}, "Expected delta to be a number >= 0 and < 1"),
         ({"partition-id": 4}, "Expected partition-id to be from 0 to num-partitions - 1 = 3"),
         ({"strategy": "sgd"}, "Expected strategy to be one of"),
         ({"mechanism": "none"}, "Expected mechanism one of"),
@@ -101,20 +101,14 @@ def test_a_file_anybody_may_change_is_no_operators_file(tmp_path):
 
 def test_without_its_ledger_a_machine_is_refused_and_none_is_made(tmp_path):
     config = NodeConfig.read(write(tmp_path))
-    with pytest.raises(ConfigurationError, match="--create-ledger"):
+    with pytest.raises(LedgerError, match="Expected a ledger at"):
         config.client()
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
-def test_a_ledger_is_made_once(tmp_path):
-    config = made(tmp_path)
-    with pytest.raises(LedgerError):
-        config.create_ledger()
-
-
 def test_the_budget_is_the_ledgers_whatever_the_file_says_later(tmp_path):
     made(tmp_path)
-    with pytest.raises(ConfigurationError, match="Expected the budget and delta the ledger"):
+    with pytest.raises(ConfigurationError, match="Put the ledger's into the configuration"):
         NodeConfig.read(write(tmp_path, budget_mu=40.0)).client()
 
 
@@ -150,7 +144,7 @@ def test_an_operators_own_samples(tmp_path):
     generator = np.random.default_rng(1)
     np.savez(tmp_path / "mine.npz", features=generator.random((100, 8, 8)), labels=generator.integers(10, size=100))
     path = write(tmp_path, {**OWN, "samples": "mine.npz", "num-classes": 10})
-    NodeConfig.read(path).create_ledger()
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     client = NodeConfig.read(path).client()
     assert (client.machine.num_samples, client.machine.num_parameters) == (100, 650)
 
