@@ -199,11 +199,11 @@ class NodeConfig:
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
         run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server.
         """
-        separation, budget = num_samples // self.batch_size, self.budget_mu or ledger.budget_mu
+        separation, budget = num_samples // self.batch_size, self.budget_mu or float(ledger.budget_mu or 0.0)
         if self.mu > budget:
             raise ConfigurationError(
-                f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {self.mu:g}: not one "
-                "run would be answered."
+                f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {self.mu:g}: not "
+                "one run would be answered."
             )
         independent = self.strategy == "noisy-sgd"
         return PrivacyPolicy(

@@ -18,7 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..clients import numpy_client_app
 from ..privacy import ConfigurationError
@@ -103,7 +105,8 @@ def run_node(config: NodeConfig, connection: Connection) -> None:
     """
     client = config.client()
     logger.info(describe(client))
-    app = numpy_client_app(lambda context: client)  # noqa: ARG005 - whatever the context, the machine is the operator's
+    # Whatever the context says, the machine is the operator's.
+    app = numpy_client_app(lambda context: client, mods=[repeating_the_last_answer()])  # noqa: ARG005
     os.environ.update(without_proxy(os.environ))
     pause = _FIRST_PAUSE_S
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
@@ -120,6 +123,34 @@ def run_node(config: NodeConfig, connection: Connection) -> None:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
             logger.info("Stopped.")
+
+
+def repeating_the_last_answer() -> Mod:
+    """A Flower mod: the same request once more gets the same answer once more, from memory.
+
+    A server that is killed in a round and resumed from its checkpoint asks the round again, bit for bit, under a new
+    run. A second release would waste a release and give the round twice its weight.
+
+    Notes
+    -----
+    **Formal guarantees.** Releases nothing: what is sent again was sent, or was recorded as sent, before.
+    """
+    last: dict[str, RecordDict] = {}
+
+    def repeat(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN or message.has_error():
+            return call_next(message, context)
+        request = message.content.object_id  # a hash of all that is in it
+        if request in last:
+            logger.info("The last request came once more; it gets the same release.")
+            return Message(last[request].copy(), reply_to=message)
+        reply = call_next(message, context)
+        if not reply.has_error():
+            last.clear()
+            last[request] = reply.content.copy()
+        return reply
+
+    return repeat
 
 
 def _serve(app: ClientApp, connection: Connection, secret: bytes, secret_file: Path) -> None:

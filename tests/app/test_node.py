@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from murmurfl.app import client_app, node
+from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.launch import toml_document
 from murmurfl.app.node import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client, describe
-from murmurfl.app.supernode import Connection
-from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient
-from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys
+from murmurfl.app.supernode import Connection, repeating_the_last_answer
+from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, protocol
 
 BASE = {
     "machine": "clinic",
@@ -221,3 +222,39 @@ def test_the_environment_goes_before_the_command_line(monkeypatch):
     monkeypatch.delenv(NODE_CONFIG_VARIABLE)
     assert str(node.operators_file({NODE_CONFIG_KEY: "/b"})) == "/b"
     assert node.operators_file(SimpleNamespace(get=lambda key: None)) is None
+
+
+def request(server_round=1, ack=0):
+    points = [np.zeros((10, 64)), np.zeros(10)]
+    entries = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: server_round,
+        protocol.SESSION: "training",
+        protocol.ACK: ack,
+    }
+    content = RecordDict(
+        {
+            protocol.ARRAYS: ArrayRecord(points),
+            protocol.PREVIOUS_ARRAYS: ArrayRecord(points),
+            protocol.CONFIG: ConfigRecord(entries),
+        }
+    )
+    return content
+
+
+def test_a_request_that_comes_twice_gets_one_release_twice_and_spends_once(tmp_path):
+    client = made(tmp_path).client()
+    app = numpy_client_app(lambda context: client, mods=[repeating_the_last_answer()])
+    grid = InProcessGrid(app, 1, {})
+
+    def ask(content):
+        message = Message(content, dst_node_id=grid.get_node_ids()[0], message_type=MessageType.TRAIN)
+        return grid.send_and_receive([message])[0]
+
+    first, again = (ask(request()) for _ in range(2))
+    assert first.content == again.content
+    assert client.statement("training")["releases"] == 1
+    other = ask(request(server_round=2, ack=1))
+    assert other.content[protocol.METRICS][protocol.RELEASE] == 2
+    late = ask(request())  # no longer the last: a new request, with an acknowledgement of old
+    assert late.error.code == protocol.BAD_ACKNOWLEDGEMENT
