@@ -232,14 +232,13 @@ def request(server_round=1, ack=0):
         protocol.SESSION: "training",
         protocol.ACK: ack,
     }
-    content = RecordDict(
+    return RecordDict(
         {
             protocol.ARRAYS: ArrayRecord(points),
             protocol.PREVIOUS_ARRAYS: ArrayRecord(points),
             protocol.CONFIG: ConfigRecord(entries),
         }
     )
-    return content
 
 
 def test_a_request_that_comes_twice_gets_one_release_twice_and_spends_once(tmp_path):
