@@ -191,3 +191,21 @@ def test_a_demo_that_cannot_work_exits_with_one_line_and_leaves_nothing(tmp_path
     assert ended.returncode == 1
     assert ended.stderr.startswith("murmurfl: Expected a mechanism without options")
     assert not (tmp_path / "demo").exists()
+
+
+def test_nodes_outlive_a_restart_of_the_superlink(tmp_path):
+    first, second = configuration(tmp_path / "first", num_rounds=2), configuration(tmp_path / "second", num_rounds=2)
+    with nodes_of(first, tmp_path / "first", **{"budget-mu": 4.0 * 2**0.5}) as running:
+        running.submit(first.to_mapping())
+        superlink = running.superlink
+        superlink.terminate()
+        superlink.wait()
+        time.sleep(5.0)  # the nodes notice
+        with (running.home / "superlink-again.log").open("wb") as log:
+            running.superlink = running.start_process(superlink.args, stdout=log)
+        while not launch._healthy(running.port, running.tls()):
+            time.sleep(0.2)
+        running.submit(second.to_mapping())
+        spent = [ledger(running, name).reserved_mu for name in running.nodes]
+    assert result(tmp_path / "second")["aggregated"] == 4
+    assert spent == pytest.approx([4.0 * 2**0.5] * 2)
