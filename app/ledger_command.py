@@ -71,7 +71,7 @@ def show(
     for line in _lines(summary, path):
         typer.echo(line)
     if summary.sessions:
-        Console(width=max(Console().width, 150)).print(_table(summary))
+        Console(width=max(Console().width, 160)).print(_table(summary))
     if summary.mark_problem:
         typer.echo(f"\nThis node releases nothing: {summary.mark_problem}")
 
@@ -172,7 +172,18 @@ def _lines(summary: LedgerSummary, path: Path) -> list[str]:
 
 def _table(summary: LedgerSummary) -> Table:
     table = Table(title="Sessions: a run of training each")
-    for column in ("session", "opened", "last release", "releases", "mu", "epsilon", "clip", "batch", "noise", "state"):
+    for column in (
+        "session",
+        "opened, UTC",
+        "last, UTC",
+        "releases",
+        "mu",
+        "epsilon",
+        "clip",
+        "batch",
+        "noise",
+        "state",
+    ):
         table.add_column(column, overflow="fold")
     for session in summary.sessions:
         terms, mu = session.terms, session.mu
@@ -192,7 +203,7 @@ def _table(summary: LedgerSummary) -> Table:
 
 
 def _when(seconds: float | None) -> str:
-    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
 
 
 def _finite(value: float) -> float | None:

@@ -11,7 +11,7 @@ leave. So wherever a crash comes:
 
 * before the commit: neither knows of the release; nothing was sent and nothing spent;
 * between commit and mark: the ledger is ahead of its mark, which is no rollback; the release is wasted, the stream goes
-  on after it, and the next commit moves the mark;
+  on after it, and the next transaction moves the mark before it does anything else;
 * after the mark: both know of the release; whether it was sent or not, it is never made again.
 
 The mark is never ahead of the ledger, unless the ledger was copied back. (Writing the mark first would leave it ahead
@@ -237,7 +237,11 @@ class SQLiteLedger(Ledger):
                     f"Expected the ledger this node began with at {self.path}, got another. Nothing was released; "
                     "restart the node."
                 )
-            check_mark(page.state, read_mark(page.header.mark), self.path)
+            mark = read_mark(page.header.mark)
+            check_mark(page.state, mark, self.path)
+            if mark.counter < page.state.counter:
+                # Of a commit whose mark was not written; if it still cannot be, nothing more is spent.
+                page.state.write_mark(page.header.mark)
             yield page
 
 
@@ -299,13 +303,13 @@ class _SQLitePage(LedgerPage):
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
         with clear_errors(self._path, self._timeout_s):
-            self._check_forward(session, stream, account)
+            before = self.state.sessions.get(session, SessionState(0.0, 0))
+            self._check_forward(before, stream, account)
             self._write_stream(session, stream)
             self._reserve(account.reserved)
-            self._connection.execute(
-                "INSERT OR IGNORE INTO releases SELECT ?, ?, ?, ? WHERE ? > 0",
-                (session, stream.release, time.time(), account.samples_used, stream.release),
-            )
+            if stream.release > before.releases:
+                line = (session, stream.release, time.time(), account.samples_used)
+                self._connection.execute("INSERT INTO releases VALUES (?, ?, ?, ?)", line)
             self._finish(self.state.counter + 1, account.samples_used)
 
     def accept_rollback(self, mark: LedgerState) -> int:
@@ -327,11 +331,10 @@ class _SQLitePage(LedgerPage):
             reserved.items(),
         )
 
-    def _check_forward(self, session: str, stream: StreamRecord, account: Account) -> None:
-        before = self.state.sessions.get(session)
+    def _check_forward(self, before: SessionState, stream: StreamRecord, account: Account) -> None:
         if (
             account.samples_used < self.state.samples_used
-            or (before is not None and stream.release < before.releases)
+            or stream.release < before.releases
             or any(account.reserved.get(name, 0.0) < past.mu for name, past in self.state.sessions.items())
         ):
             raise LedgerError(
