@@ -58,7 +58,8 @@ def main(grid: Grid, context: Context) -> None:
         try:
             _run(grid, config, folder, deployed)
         except MurmurflError as error:
-            write_failure(error, folder)
+            if deployed:  # others may look for the reason where the result would be
+                write_failure(error, folder)
             raise
     except MurmurflError:
         # Flower prints the traceback of whatever ends a run; ours say in one line what was expected and what came.
