@@ -27,6 +27,7 @@ D = 6
 RELEASES = 200
 DATA = np.random.Generator(np.random.Philox(key=6)).normal(size=(2 * RELEASES, D))
 fork = multiprocessing.get_context("fork")
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ def assert_nothing_is_missing_or_left_over(path):
     assert not read_ledger(path).mark_problem
 
 
-def test_a_node_killed_from_outside_at_any_moment_again_and_again(path):
+def test_a_node_killed_from_outside_at_any_moment_again_and_again(path, real_disk):
     """Moments nobody named: inside SQLite, in the middle of a write."""
     log = path.with_name("sent")
     log.touch()

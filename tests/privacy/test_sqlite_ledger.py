@@ -36,26 +36,7 @@ from murmurfl.privacy import (
 D = 6
 DATA = np.random.Generator(np.random.Philox(key=5)).normal(size=(200, D))
 fork = multiprocessing.get_context("fork")
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(request, monkeypatch):
-    """Nobody waits for the disk, which takes long; a killed process loses nothing it has written, waited for or not."""
-    if "real_disk" not in request.fixturenames:
-        real = sqlite_ledger.connect
-
-        def connect(*arguments):
-            connection = real(*arguments)
-            connection.execute("PRAGMA synchronous = OFF")
-            return connection
-
-        monkeypatch.setattr(sqlite_ledger, "connect", connect)
-        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def real_disk():
-    """Asks for the disk to be waited for."""
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 @pytest.fixture
