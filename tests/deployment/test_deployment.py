@@ -13,8 +13,6 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.processes import Processes
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
 
-pytestmark = pytest.mark.xdist_group("deployment")
-
 ROUNDS = 2
 MU = 0.5
 SETTINGS = {

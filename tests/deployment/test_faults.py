@@ -18,7 +18,7 @@ from murmurfl.app.launch import LaunchError
 from murmurfl.app.node import NODE_CONFIG_KEY
 from murmurfl.privacy import read_ledger
 
-pytestmark = [pytest.mark.deployment, pytest.mark.xdist_group("deployment")]
+pytestmark = pytest.mark.deployment
 
 SETTINGS = {
     "num-clients": 2,
