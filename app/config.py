@@ -16,7 +16,9 @@ from typing import Any
 from ..privacy import CLIP_UNITS, MECHANISMS, NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
 from ..strategies import SAMPLINGS
 
-STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
+STRATEGIES = ("mu2", "trusted-mu2", "delayed-momentum", "noisy-sgd", "isrl-dp", "isrl-dp-accelerated", "online")
+BASELINES = ("noisy-sgd", "isrl-dp", "isrl-dp-accelerated")
+"""Fresh noise in every release, each of which stands alone."""
 PRESETS = ("practical", "paper")
 TASKS = ("digits", "mnist", "synthetic", "synthetic-logistic")
 FEATURES = ("pixels", "oriented-gradients")
@@ -74,7 +76,7 @@ class RunConfig:
         eta_g of ``online``: the server's step is eta eta_g tau.
     mechanism : str
         How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
-        ``independent`` for noisy SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
+        ``independent`` for the baselines that are SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
     decoder, workload : str
         Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
     bands, buffers : int
@@ -203,13 +205,15 @@ class RunConfig:
         self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
         if self.mechanism == NO_NOISE:
             self._check("mechanism", online, "another one unless strategy = 'online'")
-        if self.strategy in ("trusted-mu2", "noisy-sgd"):
-            allowed = ("", "independent") if self.strategy == "noisy-sgd" else ("",)
+        if self.strategy in ("trusted-mu2", *BASELINES):
+            allowed = ("",) if self.strategy == "trusted-mu2" else ("", "independent")
             self._check("mechanism", self.mechanism in allowed, "left to this strategy")
         for name, mechanism in _OPTION_OF.items():
             self._check(
                 name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
             )
+        if self.strategy == "delayed-momentum":
+            self._check("release_rule", self.release_rule == "acknowledged", "'acknowledged' with this strategy")
         if self.passes > 1:
             self._check("max_participations", self.max_participations == 0, "0 with passes > 1: they settle it")
             self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")

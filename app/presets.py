@@ -78,6 +78,15 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
         variance = (2 * lipschitz / (config.batch_size * mu)) ** 2 * num_parameters / asked
         eta = diameter / math.sqrt(num_rounds * (lipschitz**2 + variance))
         return Hyperparameters(clip_norm, eta, diameter, "uniform", "balanced")
+    if config.strategy in ("isrl-dp", "isrl-dp-accelerated"):
+        # Lan 2012 (corollary 1), with the variance of a mean over m machines and the step of AC-SA growing with r.
+        noise = (2 * lipschitz / (config.batch_size * mu)) ** 2 * config.passes * num_parameters
+        spread = math.sqrt((lipschitz**2 / config.batch_size + noise) / asked)
+        if config.strategy == "isrl-dp":
+            eta = min(diameter / (spread * math.sqrt(num_rounds)), 1 / (2 * smoothness))
+        else:
+            eta = min(diameter / (spread * (num_rounds + 2) ** 1.5), 1 / (4 * smoothness))
+        return Hyperparameters(lipschitz, eta, diameter, "uniform", "balanced")
     full = asked == machines
     common = mu * diameter / (2 * clip_norm * num_rounds)
     if config.strategy == "trusted-mu2":
@@ -89,7 +98,11 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
     else:
         eta = common * asked / math.sqrt(2 * machines * num_parameters * (1 + math.log(num_rounds)))
         smooth = 1 / (8 * smoothness * num_rounds)
-    return Hyperparameters(clip_norm, min(eta, smooth), diameter, "uniform" if full else "paper", "balanced")
+    eta, schedule = min(eta, smooth), "uniform" if full else "paper"
+    if config.strategy == "delayed-momentum":  # appendix G: everything tau = M / m times as large, averaged over m of M
+        delay = machines / asked
+        clip_norm, eta = clip_norm * delay, eta / math.sqrt(delay)
+    return Hyperparameters(clip_norm, eta, diameter, schedule, "balanced")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
@@ -12,7 +14,11 @@ from .trusted_mu2 import TrustedMu2
 __all__ = [
     "SAMPLINGS",
     "CheckpointError",
+    "DelayedMomentum",
+    "DelayedMomentumState",
     "DirectMachines",
+    "IsrlDp",
+    "IsrlDpState",
     "MachineDirectory",
     "Mu2",
     "Mu2State",
@@ -28,6 +34,8 @@ __all__ = [
     "RoundReport",
     "RoundRequest",
     "TrustedMu2",
+    "delayed_momentum_step",
+    "isrl_dp_step",
     "load_checkpoint",
     "mu2_start",
     "mu2_step",
