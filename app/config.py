@@ -76,7 +76,7 @@ class RunConfig:
         eta_g of ``online``: the server's step is eta eta_g tau.
     mechanism : str
         How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
-        ``independent`` for the baselines that are SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
+        ``independent`` for SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
     decoder, workload : str
         Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
     bands, buffers : int

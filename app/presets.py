@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .config import RunConfig
+from .config import BASELINES, RunConfig
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class _Tuned:
     """Constants chosen on held-out training samples (docs/tuning.md), and the rules that carry them to other sizes.
 
     mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, for w moves by eta times a momentum that grows with t.
-    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds.
+    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds; with samples that return P
+    times the noise is sqrt(P) times as large.
     """
 
     mu2_clip_norm: float
@@ -148,8 +149,14 @@ def _online(config: RunConfig) -> Hyperparameters:
 
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
     tuned = _TUNED.get((config.task, config.features), _TUNED["synthetic", "pixels"])
-    if config.strategy == "noisy-sgd":
-        eta = tuned.sgd_rate * config.mu * config.batch_size * math.sqrt(config.clients_per_round / num_rounds)
+    if config.strategy in BASELINES:
+        share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
+        eta = tuned.sgd_rate * config.mu * config.batch_size * share
+        if config.strategy == "isrl-dp-accelerated":
+            eta *= 2 / num_rounds  # the mean of r eta is that eta
         return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")
-    eta = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2
-    return Hyperparameters(tuned.mu2_clip_norm, eta, tuned.diameter, "uniform", "uniform")
+    eta, clip_norm = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
+    if config.strategy == "delayed-momentum":
+        delay = config.num_clients / config.clients_per_round
+        clip_norm, eta = clip_norm * delay, eta / math.sqrt(delay)
+    return Hyperparameters(clip_norm, eta, tuned.diameter, "uniform", "uniform")

@@ -7,8 +7,8 @@ and the server has no momentum but theirs: with the machines M_t of round t
     w_{t+1} = Project_K(w_t - eta q_t)
     x_{t+1} = (1 - a) x_t + a w_{t+1},    a = 2 / (t + 2)
 
-A baseline: q_i is as old as the machine's last participation, M / m rounds and more, so its error and the sensitivity of
-its corrections grow with the delay. Appendix G has E ||q_t - t grad f(x_t)||^2 larger than that of mu^2-SGD by M / m
+A baseline: a correction reaches back to the last participation, M / m rounds and more, so the error of q_i and
+the sensitivity grow with the delay. Appendix G has E ||q_t - t grad f(x_t)||^2 larger than that of mu^2-SGD by M / m
 for a delay that is always M / m; for machines drawn uniformly the delay is geometric and it is 2 M / m - 1.
 """
 

@@ -1,6 +1,7 @@
-"""Delayed momentum over a grid: eq. 12 of reshef-levy-2025 beside a plain program, its noise, and appendix G's claim."""
+"""Delayed momentum over a grid: eq. 12 of reshef-levy-2025 in a plain program, its noise, and appendix G's claim."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ def app(data, *, kind=DelayedMomentumClient, gradients=None, **changes):
     return numpy_client_app(client_fn)
 
 
+@cache
 def normal(name, samples=40, size=D):
     return np.random.Generator(np.random.Philox(key=int(name))).normal(size=(samples, size))
 
@@ -113,7 +115,7 @@ def test_noise_on_q_is_the_last_noise_of_the_machines_that_answered_over_m(lost)
 
 
 def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, asked=3, rounds=240, size=1000):
-    """The mean over later rounds of |q_t - t grad f(x_t)|^2 / t, without noise; grad f(x) = x, for samples have mean 0."""
+    """The mean over later rounds of |q_t - t grad f(x_t)|^2 / t, without noise; grad f(x) = x: samples have mean 0."""
     monkeypatch.setattr(base, "sample_machines", sampler)
     samples = app(
         lambda name: normal(name, rounds, size),
@@ -148,8 +150,7 @@ def in_turn(names, m, seed, server_round, sampling):
 def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(sampler, expected, monkeypatch):
     """Appendix G: M / m = 4 for a delay of always M / m; uniform draws have E tau^2 / E tau = 2 M / m - 1 = 7.
 
-    1,000 coordinates leave a standard error of 2 % on the ratio for a given delay, the delays themselves of 3 %; 15 % is
-    4 standard errors (false alarm 1e-4), and leaves room for the first, unfinished delays.
+    Over other seeds the ratio's standard deviation is 3 %; 15 % leaves room for the first, unfinished delays.
     """
     delayed = squared_error(DelayedMomentumClient, DelayedMomentum, monkeypatch, sampler)
     ours = squared_error(Mu2Client, Mu2, monkeypatch, sampler)

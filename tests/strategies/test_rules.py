@@ -74,9 +74,7 @@ def test_delayed_momentum_is_anytime_averaging_along_the_machines_own_momenta():
     state, w = DelayedMomentumState(start, start, start, np.zeros(5)), [start]
     for t in range(1, 30):
         momenta = rng.normal(size=5)
-        state = delayed_momentum_step(
-            state, momenta, t, clients_per_round=m, learning_rate=eta, diameter=diameter
-        )
+        state = delayed_momentum_step(state, momenta, t, clients_per_round=m, learning_rate=eta, diameter=diameter)
         offset = w[-1] - eta * momenta / m - start
         w.append(start + offset * min(1.0, (diameter / 2) / np.linalg.norm(offset)))
         weights = np.arange(1, t + 2)
@@ -100,7 +98,7 @@ def test_minibatch_sgd_publishes_the_average_of_its_iterates():
 
 
 def test_the_accelerated_variant_is_ac_sa_and_converges_as_such():
-    """Lan 2012, with beta_r = (r + 1) / 2, gamma_r = r eta: weights 1 / beta_r; on a quadratic O(1 / r^2), not O(1 / r)."""
+    """Lan 2012, with beta_r = (r + 1) / 2 and gamma_r = r eta: on a quadratic O(1 / r^2), not O(1 / r)."""
     curvature = np.array([1.0, 0.1, 0.01, 0.001])
     optimum, eta = np.array([3.0, -2.0, 1.0, 5.0]), 0.25
     state = IsrlDpState(*[np.zeros(4)] * 4)
