@@ -41,9 +41,10 @@ from ..strategies import (
     OnlineFedSGD,
     ReleaseStrategy,
     RoundReport,
+    TreeMomentum,
     TrustedMu2,
 )
-from .config import BASELINES, NO_NOISE, RunConfig
+from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
 from .models import Model, make_model
 from .network import LossyGrid
 from .presets import Hyperparameters, feature_bound, hyperparameters
@@ -58,6 +59,7 @@ _CLIENTS: dict[str, type[PrivateClient]] = {
     "noisy-sgd": NoisySGDClient,
     "isrl-dp": IsrlDpClient,
     "isrl-dp-accelerated": IsrlDpClient,
+    "tree-momentum": NoisySGDClient,
 }
 
 
@@ -114,11 +116,13 @@ class Experiment:
 
     def _make_policy(self, samples: int) -> PrivacyPolicy:
         config = self.config
+        if config.strategy == "tree-momentum":  # one epoch for all machines
+            samples = min(len(shard) for shard in self.shards)
         separation = samples // config.batch_size
         cap = config.max_participations or min(self.num_rounds, config.passes * separation)
         momentum = config.strategy in ("mu2", "delayed-momentum")
         schedule = self.values.schedule if self.mechanism == "cancelling" and momentum else None
-        no_noise = config.strategy == "trusted-mu2" or config.mechanism == NO_NOISE
+        no_noise = config.strategy in TRUSTED or config.mechanism == NO_NOISE
         return PrivacyPolicy(
             clip_norm=self.values.clip_norm,
             batch_size=config.batch_size,
@@ -134,7 +138,7 @@ class Experiment:
             min_separation=separation if config.passes > 1 else 1,
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
             # SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
-            release_rule="paper" if config.strategy in BASELINES else config.release_rule,  # type: ignore[arg-type]
+            release_rule="paper" if config.strategy in (*BASELINES, "tree-momentum") else config.release_rule,  # type: ignore[arg-type]
             trust="trusted-server" if no_noise else "untrusted-server",
         )
 
@@ -143,7 +147,8 @@ class Experiment:
         """The mechanism of the machines' noise."""
         if self.config.mechanism not in ("", NO_NOISE):
             return self.config.mechanism
-        return "independent" if self.config.strategy in BASELINES else "cancelling"
+        alone = self.config.strategy in (*BASELINES, "tree-momentum")
+        return "independent" if alone else "cancelling"
 
     @property
     def clip_unit(self) -> ClipUnit:
@@ -190,6 +195,11 @@ class Experiment:
         if config.strategy == "online":
             rate = config.global_learning_rate
             return OnlineFedSGD(local_steps=config.batch_size, global_learning_rate=rate, **common)
+        if config.strategy == "tree-momentum":
+            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            return TreeMomentum(
+                alpha=config.alpha, policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common
+            )
         common["diameter"] = values.diameter
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
@@ -215,7 +225,10 @@ class Experiment:
 
 
 def _rounds_of_a_pass(config: RunConfig, shards: list[Shard], samples: int) -> int:
-    if config.strategy == "online":  # every sample of a round is somebody's: until the first machine has no more
+    if config.strategy in (
+        "online",
+        "tree-momentum",
+    ):  # every sample of a round is somebody's: until the first machine has no more
         return min(len(shard) for shard in shards) // config.batch_size
     return samples // (config.clients_per_round * config.batch_size)
 
@@ -328,7 +341,7 @@ def guaranteed_mu(experiment: Experiment) -> float:
     **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow. With an
     untrusted server it holds against the server; with a trusted one, against everybody else.
     """
-    if experiment.config.strategy == "trusted-mu2":
+    if experiment.config.strategy in TRUSTED:
         return experiment.config.mu
     if experiment.config.mechanism == NO_NOISE:
         return math.inf

@@ -87,6 +87,9 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
         else:
             eta = min(diameter / (spread * (num_rounds + 2) ** 1.5), 1 / (4 * smoothness))
         return Hyperparameters(lipschitz, eta, diameter, "uniform", "balanced")
+    if config.strategy == "tree-momentum":  # theorem 6
+        epoch = max(num_rounds // config.passes, 1)
+        return Hyperparameters(lipschitz, 1 / math.sqrt(epoch * num_rounds), math.inf, "uniform", "uniform")
     full = asked == machines
     common = mu * diameter / (2 * clip_norm * num_rounds)
     if config.strategy == "trusted-mu2":
@@ -130,6 +133,9 @@ _TUNED = {
 }
 
 
+_TREE_PATH = 30.0
+"""What the normalised steps of tree-momentum add up to."""
+
 _FEATURE_BOUND = 12.0
 """Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
 
@@ -155,6 +161,8 @@ def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
         if config.strategy == "isrl-dp-accelerated":
             eta *= 2 / num_rounds  # the mean of r eta is that eta
         return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")
+    if config.strategy == "tree-momentum":  # steps of one length, so that w goes far enough in all
+        return Hyperparameters(tuned.sgd_clip_norm, _TREE_PATH / num_rounds, tuned.diameter, "uniform", "uniform")
     eta, clip_norm = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
     if config.strategy == "delayed-momentum":
         delay = config.num_clients / config.clients_per_round

@@ -198,7 +198,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
-            settings = {**cell["settings"], **entry["settings"]}
+            settings = {**cell["settings"], **entry.get("settings", {})}
             row = {
                 "table": cell["table"],
                 "machines": settings["num-clients"],

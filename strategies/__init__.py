@@ -9,6 +9,7 @@ from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .online import OnlineFedSGD, OnlineState, online_step
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
@@ -33,14 +34,19 @@ __all__ = [
     "Reply",
     "RoundReport",
     "RoundRequest",
+    "TreeMomentum",
+    "TreeMomentumState",
     "TrustedMu2",
     "delayed_momentum_step",
     "isrl_dp_step",
     "load_checkpoint",
     "mu2_start",
     "mu2_step",
+    "node_sum",
     "noisy_sgd_step",
     "online_step",
     "sample_machines",
     "save_checkpoint",
+    "tree_momentum_start",
+    "tree_momentum_step",
 ]
