@@ -57,8 +57,8 @@ def cells_of(name: str, overrides: Overrides) -> list[Cell]:
     algorithms = {
         label: options
         for label, options in (known or base).algorithms.items()
-        # A mu of an algorithm's own was worked out for its cell.
-        if strategy in (None, options["strategy"]) and (known is not None or "mu" not in options)
+        # A mu or a batch of an algorithm's own was worked out for its cell.
+        if strategy in (None, options["strategy"]) and (known or not {"mu", "batch-size"} & set(options))
     } or {str(strategy): {"strategy": str(strategy)}}
     return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {})]
 

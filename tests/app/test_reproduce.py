@@ -51,7 +51,9 @@ def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
     assert (other.settings["mu"], other.settings["clients-per-round"]) == (6.0, 30)
     assert other.settings["preset"] == "paper"
     assert not other.paper
-    assert not any("mu" in options for options in other.algorithms.values()), "none that belongs to another cell"
+    assert list(other.algorithms) == ["mu2", "noisy-sgd"], "none with a batch or a mu that belongs to another cell"
+    (asked_for,) = cells_of("reshef-levy-2025", {"mu": 6.0, "strategy": "isrl-dp", "batch-size": 10})
+    assert asked_for.algorithms == {"isrl-dp": {"strategy": "isrl-dp"}}
     (known,) = cells_of("reshef-levy-2025", {"mu": 12.0})
     assert known.paper["mu2"]["accuracy"] == 66.5
     assert "isrl-dp, every round charged" in known.algorithms
