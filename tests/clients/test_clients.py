@@ -20,6 +20,7 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     RefusedError,
     SimulatedKeys,
+    SQLiteLedger,
     SystemKeys,
     protocol,
 )
@@ -226,13 +227,17 @@ def test_samples_of_isrl_dp_return_in_order_as_often_as_declared_and_are_paid_fo
     assert once.noise_std == pytest.approx(plan.noise_std / math.sqrt(3), rel=1e-3), "and more noise than for one pass"
 
 
-def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clients():
+@pytest.mark.parametrize("kind", ["context", "sqlite"])
+def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clients(kind, tmp_path):
     """Eq. 12 of reshef-levy-2025 with tau = 3; what comes is the whole momentum, also after a reply that was lost."""
     state, gradients = RecordDict(), Gradients()
+    if kind == "sqlite":
+        SQLiteLedger.create(tmp_path / "ledger", budget_mu=MU, delta=1e-5)
     points = [[np.random.Generator(np.random.Philox(key=k)).normal(size=s) for s in SHAPES] for k in range(3)]
     momentum, earlier = np.zeros(9), None
     for k, (t, point) in enumerate(zip((2, 5, 9), points, strict=True)):
-        subject = client(DelayedMomentumClient, ContextLedger(state, "7"), trust="trusted-server", clip_norm=1e3)
+        ledger = ContextLedger(state, "7") if kind == "context" else SQLiteLedger(tmp_path / "ledger")
+        subject = client(DelayedMomentumClient, ledger, trust="trusted-server", clip_norm=1e3)
         arrays, _, metrics = subject.fit(point, request(t=t, points=1)[1])
         batch = DATA[BATCH * k : BATCH * (k + 1)]
         momentum = momentum + t * gradients(point, batch).mean(axis=0)
