@@ -16,7 +16,20 @@ from typing import Any
 from ..privacy import CLIP_UNITS, MECHANISMS, NOISE_QUALITIES, RELEASE_RULES, SCHEDULES, ConfigurationError
 from ..strategies import SAMPLINGS
 
-STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
+STRATEGIES = (
+    "mu2",
+    "trusted-mu2",
+    "delayed-momentum",
+    "noisy-sgd",
+    "isrl-dp",
+    "isrl-dp-accelerated",
+    "tree-momentum",
+    "online",
+)
+TRUSTED = ("trusted-mu2", "tree-momentum")
+"""The server adds the noise."""
+BASELINES = ("noisy-sgd", "isrl-dp", "isrl-dp-accelerated")
+"""Fresh noise in every release, each of which stands alone."""
 PRESETS = ("practical", "paper")
 TASKS = ("digits", "mnist", "synthetic", "synthetic-logistic")
 FEATURES = ("pixels", "oriented-gradients")
@@ -72,9 +85,11 @@ class RunConfig:
         S, eta and D; 0 for the preset's.
     global_learning_rate : float
         eta_g of ``online``: the server's step is eta eta_g tau.
+    alpha : float
+        Weight of a new gradient in ``tree-momentum``.
     mechanism : str
         How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
-        ``independent`` for noisy SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
+        ``independent`` for SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
     decoder, workload : str
         Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
     bands, buffers : int
@@ -136,6 +151,7 @@ class RunConfig:
     learning_rate: float = 0.0
     diameter: float = 0.0
     global_learning_rate: float = 1.0
+    alpha: float = 0.1
     mechanism: str = ""
     decoder: str = ""
     workload: str = ""
@@ -203,13 +219,19 @@ class RunConfig:
         self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
         if self.mechanism == NO_NOISE:
             self._check("mechanism", online, "another one unless strategy = 'online'")
-        if self.strategy in ("trusted-mu2", "noisy-sgd"):
-            allowed = ("", "independent") if self.strategy == "noisy-sgd" else ("",)
+        if self.strategy in (*TRUSTED, *BASELINES):
+            allowed = ("",) if self.strategy in TRUSTED else ("", "independent")
             self._check("mechanism", self.mechanism in allowed, "left to this strategy")
         for name, mechanism in _OPTION_OF.items():
             self._check(
                 name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
             )
+        self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
+        if self.strategy == "tree-momentum":
+            everybody = self.clients_per_round == self.num_clients
+            self._check("clients_per_round", everybody, f"num-clients = {self.num_clients} with this strategy")
+        if self.strategy == "delayed-momentum":
+            self._check("release_rule", self.release_rule == "acknowledged", "'acknowledged' with this strategy")
         if self.passes > 1:
             self._check("max_participations", self.max_participations == 0, "0 with passes > 1: they settle it")
             self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")

@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
+from ..clients import DelayedMomentumClient, IsrlDpClient, Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
 from ..privacy import (
     ClipUnit,
     ConfigurationError,
@@ -32,8 +32,19 @@ from ..privacy import (
     SimulatedKeys,
     gdp_epsilon,
 )
-from ..strategies import DirectMachines, Mu2, NoisySGD, OnlineFedSGD, ReleaseStrategy, RoundReport, TrustedMu2
-from .config import NO_NOISE, RunConfig
+from ..strategies import (
+    DelayedMomentum,
+    DirectMachines,
+    IsrlDp,
+    Mu2,
+    NoisySGD,
+    OnlineFedSGD,
+    ReleaseStrategy,
+    RoundReport,
+    TreeMomentum,
+    TrustedMu2,
+)
+from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
 from .models import Model, make_model
 from .network import LossyGrid
 from .presets import Hyperparameters, feature_bound, hyperparameters
@@ -41,6 +52,15 @@ from .regret import OnlineLosses
 from .tasks import Shard, Task, load_shards, load_task
 
 _SERVER_NOISE = "server"
+_CLIENTS: dict[str, type[PrivateClient]] = {
+    "mu2": Mu2Client,
+    "trusted-mu2": Mu2Client,
+    "delayed-momentum": DelayedMomentumClient,
+    "noisy-sgd": NoisySGDClient,
+    "isrl-dp": IsrlDpClient,
+    "isrl-dp-accelerated": IsrlDpClient,
+    "tree-momentum": NoisySGDClient,
+}
 
 
 @dataclass(frozen=True)
@@ -96,10 +116,13 @@ class Experiment:
 
     def _make_policy(self, samples: int) -> PrivacyPolicy:
         config = self.config
+        if config.strategy == "tree-momentum":  # one epoch for all machines
+            samples = min(len(shard) for shard in self.shards)
         separation = samples // config.batch_size
         cap = config.max_participations or min(self.num_rounds, config.passes * separation)
-        schedule = self.values.schedule if self.mechanism == "cancelling" and config.strategy == "mu2" else None
-        no_noise = config.strategy == "trusted-mu2" or config.mechanism == NO_NOISE
+        momentum = config.strategy in ("mu2", "delayed-momentum")
+        schedule = self.values.schedule if self.mechanism == "cancelling" and momentum else None
+        no_noise = config.strategy in TRUSTED or config.mechanism == NO_NOISE
         return PrivacyPolicy(
             clip_norm=self.values.clip_norm,
             batch_size=config.batch_size,
@@ -114,8 +137,8 @@ class Experiment:
             sample_participations=config.passes,
             min_separation=separation if config.passes > 1 else 1,
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
-            # Noisy SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
-            release_rule="paper" if config.strategy == "noisy-sgd" else config.release_rule,  # type: ignore[arg-type]
+            # SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
+            release_rule="paper" if config.strategy in (*BASELINES, "tree-momentum") else config.release_rule,  # type: ignore[arg-type]
             trust="trusted-server" if no_noise else "untrusted-server",
         )
 
@@ -124,7 +147,8 @@ class Experiment:
         """The mechanism of the machines' noise."""
         if self.config.mechanism not in ("", NO_NOISE):
             return self.config.mechanism
-        return "independent" if self.config.strategy == "noisy-sgd" else "cancelling"
+        alone = self.config.strategy in (*BASELINES, "tree-momentum")
+        return "independent" if alone else "cancelling"
 
     @property
     def clip_unit(self) -> ClipUnit:
@@ -143,8 +167,7 @@ class Experiment:
         parts = (self.model, self.shards[machine], self.policy(machine), ledger, SimulatedKeys(self.config.seed, name))
         if self.config.strategy == "online":
             return OnlineClient(*parts, name=name, learning_rate=self.values.learning_rate, rows=rows)
-        kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
-        return kind(*parts, name=name, rows=rows)
+        return _CLIENTS[self.config.strategy](*parts, name=name, rows=rows)
 
     def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half.
@@ -172,13 +195,20 @@ class Experiment:
         if config.strategy == "online":
             rate = config.global_learning_rate
             return OnlineFedSGD(local_steps=config.batch_size, global_learning_rate=rate, **common)
+        if config.strategy == "tree-momentum":
+            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            return TreeMomentum(
+                alpha=config.alpha, policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common
+            )
         common["diameter"] = values.diameter
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
         if config.strategy == "trusted-mu2":
             keys = None if deployed else SimulatedKeys(config.seed, _SERVER_NOISE)  # None: the operating system's
             return TrustedMu2(policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common)
-        return Mu2(**common)
+        if config.strategy in ("isrl-dp", "isrl-dp-accelerated"):
+            return IsrlDp(variant="minibatch" if config.strategy == "isrl-dp" else "accelerated", **common)
+        return DelayedMomentum(**common) if config.strategy == "delayed-momentum" else Mu2(**common)
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""
@@ -195,7 +225,10 @@ class Experiment:
 
 
 def _rounds_of_a_pass(config: RunConfig, shards: list[Shard], samples: int) -> int:
-    if config.strategy == "online":  # every sample of a round is somebody's: until the first machine has no more
+    if config.strategy in (
+        "online",
+        "tree-momentum",
+    ):  # every sample of a round is somebody's: until the first machine has no more
         return min(len(shard) for shard in shards) // config.batch_size
     return samples // (config.clients_per_round * config.batch_size)
 
@@ -308,7 +341,7 @@ def guaranteed_mu(experiment: Experiment) -> float:
     **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow. With an
     untrusted server it holds against the server; with a trusted one, against everybody else.
     """
-    if experiment.config.strategy == "trusted-mu2":
+    if experiment.config.strategy in TRUSTED:
         return experiment.config.mu
     if experiment.config.mechanism == NO_NOISE:
         return math.inf

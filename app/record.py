@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import RunConfig
+from .config import TRUSTED, RunConfig
 from .experiment import Progress, RunResult, model_arrays
 
 RESULT_NAME = "result.json"
@@ -86,9 +86,10 @@ def guarantee_sentence(result: RunResult) -> str:
     config = result.experiment.config
     if math.isinf(result.mu):
         return "No noise was added: nothing is guaranteed."
-    if config.strategy == "trusted-mu2":
+    if config.strategy in TRUSTED:
         who = "against everybody but the trusted server"
-        noise = f"fresh server noise in each of {result.experiment.num_rounds} rounds"
+        kind = "fresh" if config.strategy == "trusted-mu2" else "tree"
+        noise = f"{kind} server noise in each of {result.experiment.num_rounds} rounds"
     else:
         who = "against the server and everybody else"
         kind = result.experiment.mechanism
@@ -97,8 +98,8 @@ def guarantee_sentence(result: RunResult) -> str:
         noise = f"{kind} noise on each machine, over all releases its cap allows"
         if config.strategy == "online":
             noise += f", {result.experiment.clip_unit} sensitivity"
-        if config.passes > 1:
-            noise += f", every sample in up to {config.passes} of them"
+    if config.passes > 1:
+        noise += f", every sample in up to {config.passes} of them"
     quality = (
         ""
         if config.noise_quality == "exact"

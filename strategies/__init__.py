@@ -2,17 +2,24 @@
 
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .online import OnlineFedSGD, OnlineState, online_step
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
     "SAMPLINGS",
     "CheckpointError",
+    "DelayedMomentum",
+    "DelayedMomentumState",
     "DirectMachines",
+    "IsrlDp",
+    "IsrlDpState",
     "MachineDirectory",
     "Mu2",
     "Mu2State",
@@ -27,12 +34,19 @@ __all__ = [
     "Reply",
     "RoundReport",
     "RoundRequest",
+    "TreeMomentum",
+    "TreeMomentumState",
     "TrustedMu2",
+    "delayed_momentum_step",
+    "isrl_dp_step",
     "load_checkpoint",
     "mu2_start",
     "mu2_step",
+    "node_sum",
     "noisy_sgd_step",
     "online_step",
     "sample_machines",
     "save_checkpoint",
+    "tree_momentum_start",
+    "tree_momentum_step",
 ]
