@@ -6,11 +6,13 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test lint format types bench clean
+.PHONY: help install run test test-deployment deploy-demo lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
+	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
+	@echo "make test-deployment  the long tests with real nodes"
 	@echo "make lint     ruff and the type checker"
 	@echo "make bench    benchmarks; ratios measured in one run"
 	@echo "make install  the virtual environment in $(VENV) alone"
@@ -26,8 +28,15 @@ $(STAMP): pyproject.toml
 run: $(STAMP)
 	$(BIN)/murmurfl run $(ARGS)
 
+deploy-demo: $(STAMP)
+	$(BIN)/murmurfl deploy-demo $(ARGS)
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, and not quick.
+test-deployment: $(STAMP)
+	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

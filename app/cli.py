@@ -16,6 +16,7 @@ from rich.table import Table
 from ..privacy import MurmurflError
 from .config import RunConfig, parse_assignments
 from .ledger_command import ledger_cli
+from .node_command import deploy_demo, node
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
@@ -262,6 +263,10 @@ class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
 def _fail(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"murmurfl: {message}", err=True)
     sys.exit(code)
+
+
+cli.command()(node)
+cli.command()(deploy_demo)
 
 
 def main() -> None:

@@ -1,12 +1,14 @@
 """The Flower ClientApp.
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
-with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business:
-without an operator's configuration it refuses, whatever the run configuration says.
+with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: its
+file decides (:mod:`murmurfl.app.node`), and without one it refuses, whatever the run configuration says. (Flower's
+plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node`` runs the installed code.)
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -17,32 +19,36 @@ from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
 from .inprocess import running_in_process
+from .node import configured_client, operators_file
 
 
 def in_simulation() -> bool:
     """Whether this process is a simulation's worker: no message can make it look like one."""
     if running_in_process():
         return True
-    try:
-        import ray
-    except ImportError:
-        return False
-    return bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+    ray = sys.modules.get("ray")  # a worker of Ray's has imported it
+    return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
 
 
 def client_fn(context: Context) -> PrivateClient:
     """The machine a message is for.
 
+    In simulation it is built from the run configuration. On a real node it is built from its operator's file
+    (:class:`~murmurfl.app.node.NodeConfig`) and from nothing else: the context's run configuration is not looked at.
+
     Raises
     ------
     ConfigurationError
-        On a real node, which needs its operator's ledger and policy.
+        On a real node without its operator's file, or if that describes no machine.
     """
     if not in_simulation():
-        raise ConfigurationError(
-            "Expected an operator's configuration (ledger, key, policy) on a real node, got none: this app builds "
-            "machines from the run configuration in simulation only."
-        )
+        path = operators_file(context.node_config)
+        if path is None:
+            raise ConfigurationError(
+                "Expected an operator's configuration (ledger, key, policy) on a real node, got none: start it with "
+                "`murmurfl node CONFIG`. This app builds machines from the run configuration in simulation only."
+            )
+        return configured_client(path)
     config = RunConfig.from_mapping(context.run_config)
     machine = int(context.node_config["partition-id"])
     return prepare(config).client(machine, ContextLedger(context.state, str(machine)))

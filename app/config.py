@@ -25,7 +25,21 @@ from ..privacy import (
 )
 from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
 
-STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online", "shuffled")
+STRATEGIES = (
+    "mu2",
+    "trusted-mu2",
+    "delayed-momentum",
+    "noisy-sgd",
+    "isrl-dp",
+    "isrl-dp-accelerated",
+    "tree-momentum",
+    "online",
+    "shuffled",
+)
+TRUSTED = ("trusted-mu2", "tree-momentum")
+"""The server adds the noise."""
+BASELINES = ("noisy-sgd", "isrl-dp", "isrl-dp-accelerated")
+"""Fresh noise in every release, each of which stands alone."""
 PRESETS = ("practical", "paper")
 PUBLIC_TASKS = {
     "mnist-69": "mean",
@@ -93,9 +107,11 @@ class RunConfig:
         S, eta and D; 0 for the preset's.
     global_learning_rate : float
         eta_g of ``online``: the server's step is eta eta_g tau.
+    alpha : float
+        Weight of a new gradient in ``tree-momentum``.
     mechanism : str
         How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
-        ``independent`` for noisy SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
+        ``independent`` for SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
     decoder, workload : str
         Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
     bands, buffers : int
@@ -136,6 +152,8 @@ class RunConfig:
         Rounds between evaluations; the last round is always evaluated.
     round_timeout_s, node_deadline_s : float
         Longest waits, in seconds, for a round's replies and for enough machines.
+    give_up_after : int
+        On real machines, rounds in a row without anything to aggregate after which a run ends; 0 for never.
     checkpoint : bool
         Whether the server saves its state after every round.
     out_dir : str
@@ -165,6 +183,7 @@ class RunConfig:
     learning_rate: float = 0.0
     diameter: float = 0.0
     global_learning_rate: float = 1.0
+    alpha: float = 0.1
     mechanism: str = ""
     decoder: str = ""
     workload: str = ""
@@ -193,6 +212,7 @@ class RunConfig:
     evaluate_every: int = 1
     round_timeout_s: float = 600.0
     node_deadline_s: float = 120.0
+    give_up_after: int = 3
     checkpoint: bool = True
     out_dir: str = ""
     run_name: str = ""
@@ -212,6 +232,7 @@ class RunConfig:
             "bands",
             "buffers",
             "public_samples",
+            "give_up_after",
         ):
             self._check(name, getattr(self, name) >= 0, "an integer >= 0")
         for name in ("mu", "dirichlet_alpha", "global_learning_rate", "round_timeout_s", "node_deadline_s"):
@@ -247,13 +268,19 @@ class RunConfig:
         self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
         if self.mechanism == NO_NOISE:
             self._check("mechanism", online or shuffled, "another one unless strategy = 'online' or 'shuffled'")
-        if self.strategy in ("trusted-mu2", "noisy-sgd"):
-            allowed = ("", "independent") if self.strategy == "noisy-sgd" else ("",)
+        if self.strategy in (*TRUSTED, *BASELINES):
+            allowed = ("",) if self.strategy in TRUSTED else ("", "independent")
             self._check("mechanism", self.mechanism in allowed, "left to this strategy")
         for name, mechanism in _OPTION_OF.items():
             self._check(
                 name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
             )
+        self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
+        if self.strategy == "tree-momentum":
+            everybody = self.clients_per_round == self.num_clients
+            self._check("clients_per_round", everybody, f"num-clients = {self.num_clients} with this strategy")
+        if self.strategy == "delayed-momentum":
+            self._check("release_rule", self.release_rule == "acknowledged", "'acknowledged' with this strategy")
         if self.passes > 1:
             self._check("max_participations", self.max_participations == 0, "0 with passes > 1: they settle it")
             self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")
@@ -287,7 +314,7 @@ class RunConfig:
             raise ConfigurationError(
                 f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}."
             )
-        return cls(**{known[key].name: _typed(key, value, str(known[key].type)) for key, value in values.items()})
+        return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
@@ -307,7 +334,8 @@ def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:
     return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
 
 
-def _typed(key: str, value: Any, kind: str) -> Any:
+def typed_value(key: str, value: Any, kind: str) -> Any:
+    """A value as its key's type, or a refusal."""
     if kind == "bool" and isinstance(value, bool):
         return value
     if kind == "str" and isinstance(value, str):
@@ -351,4 +379,4 @@ def _parsed(key: str, text: str, kind: str) -> bool | int | float | str:
             return float(text)
     except ValueError:
         pass
-    return _typed(key, text, kind)
+    return typed_value(key, text, kind)

@@ -20,12 +20,21 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, ShuffledClient
+from ..clients import (
+    DelayedMomentumClient,
+    IsrlDpClient,
+    Mu2Client,
+    NoisySGDClient,
+    OnlineClient,
+    PrivateClient,
+    ShuffledClient,
+)
 from ..clients.gradients import gradients_at
 from ..privacy import (
     ClipUnit,
     ConfigurationError,
     Ledger,
+    MurmurflError,
     NoisePlan,
     PrivacyPolicy,
     RowCache,
@@ -35,7 +44,9 @@ from ..privacy import (
     gdp_epsilon,
 )
 from ..strategies import (
+    DelayedMomentum,
     DirectMachines,
+    IsrlDp,
     Mu2,
     NoisySGD,
     OnlineFedSGD,
@@ -43,11 +54,12 @@ from ..strategies import (
     ReleaseStrategy,
     RoundReport,
     ShuffledAvg,
+    TreeMomentum,
     TrustedMu2,
     private_rounds,
 )
 from ..strategies.shuffled import penalty
-from .config import NO_NOISE, RunConfig
+from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
 from .models import Model, make_model
 from .network import LossyGrid
 from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
@@ -55,6 +67,15 @@ from .regret import OnlineLosses
 from .tasks import Shard, Task, load_shards, load_task, public_shard
 
 _SERVER_NOISE = "server"
+_CLIENTS: dict[str, type[PrivateClient]] = {
+    "mu2": Mu2Client,
+    "trusted-mu2": Mu2Client,
+    "delayed-momentum": DelayedMomentumClient,
+    "noisy-sgd": NoisySGDClient,
+    "isrl-dp": IsrlDpClient,
+    "isrl-dp-accelerated": IsrlDpClient,
+    "tree-momentum": NoisySGDClient,
+}
 
 
 @dataclass(frozen=True)
@@ -112,10 +133,13 @@ class Experiment:
         config = self.config
         if config.strategy == "shuffled":
             return self.shuffled_policy(samples)
+        if config.strategy == "tree-momentum":  # one epoch for all machines
+            samples = min(len(shard) for shard in self.shards)
         separation = samples // config.batch_size
         cap = config.max_participations or min(self.num_rounds, config.passes * separation)
-        schedule = self.values.schedule if self.mechanism == "cancelling" and config.strategy == "mu2" else None
-        no_noise = config.strategy == "trusted-mu2" or config.mechanism == NO_NOISE
+        momentum = config.strategy in ("mu2", "delayed-momentum")
+        schedule = self.values.schedule if self.mechanism == "cancelling" and momentum else None
+        no_noise = config.strategy in TRUSTED or config.mechanism == NO_NOISE
         return PrivacyPolicy(
             clip_norm=self.values.clip_norm,
             batch_size=config.batch_size,
@@ -130,8 +154,8 @@ class Experiment:
             sample_participations=config.passes,
             min_separation=separation if config.passes > 1 else 1,
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
-            # Noisy SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
-            release_rule="paper" if config.strategy == "noisy-sgd" else config.release_rule,  # type: ignore[arg-type]
+            # SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
+            release_rule="paper" if config.strategy in (*BASELINES, "tree-momentum") else config.release_rule,  # type: ignore[arg-type]
             trust="trusted-server" if no_noise else "untrusted-server",
         )
 
@@ -163,7 +187,8 @@ class Experiment:
         """The mechanism of the machines' noise."""
         if self.config.mechanism not in ("", NO_NOISE):
             return self.config.mechanism
-        return "independent" if self.config.strategy in ("noisy-sgd", "shuffled") else "cancelling"
+        alone = self.config.strategy in (*BASELINES, "tree-momentum", "shuffled")
+        return "independent" if alone else "cancelling"
 
     @property
     def clip_unit(self) -> ClipUnit:
@@ -184,8 +209,7 @@ class Experiment:
             return OnlineClient(*parts, name=name, learning_rate=self.values.learning_rate, rows=rows)
         if self.config.strategy == "shuffled":
             return self._silo(machine, ledger, rows)
-        kind = NoisySGDClient if self.config.strategy == "noisy-sgd" else Mu2Client
-        return kind(*parts, name=name, rows=rows)
+        return _CLIENTS[self.config.strategy](*parts, name=name, rows=rows)
 
     def _silo(self, machine: int, ledger: Ledger, rows: RowCache | None) -> ShuffledClient:
         name, policy = str(machine), self.shuffled_policy(len(self.shards[machine]))
@@ -232,8 +256,17 @@ class Experiment:
             **common,
         )
 
-    def strategy(self, **options: Any) -> ReleaseStrategy[Any]:
-        """The server's half."""
+    def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
+        """The server's half.
+
+        Parameters
+        ----------
+        deployed : bool
+            For real machines. Then the session has a fresh random name, because their ledgers know every session they
+            ever took part in, and a trusted server's noise key comes from the operating system.
+        **options
+            The strategy's own.
+        """
         config, values = self.config, self.values
         common: dict[str, Any] = {
             "num_clients": config.num_clients,
@@ -241,7 +274,7 @@ class Experiment:
             "learning_rate": values.learning_rate,
             "seed": config.seed,
             "sampling": values.sampling,
-            "session": self.session,
+            "session": None if deployed else self.session,
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
             **options,
@@ -251,13 +284,20 @@ class Experiment:
             return OnlineFedSGD(local_steps=config.batch_size, global_learning_rate=rate, **common)
         if config.strategy == "shuffled":
             return self._shuffled_avg(common)
+        if config.strategy == "tree-momentum":
+            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            return TreeMomentum(
+                alpha=config.alpha, policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common
+            )
         common["diameter"] = values.diameter
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
         if config.strategy == "trusted-mu2":
-            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            keys = None if deployed else SimulatedKeys(config.seed, _SERVER_NOISE)  # None: the operating system's
             return TrustedMu2(policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common)
-        return Mu2(**common)
+        if config.strategy in ("isrl-dp", "isrl-dp-accelerated"):
+            return IsrlDp(variant="minibatch" if config.strategy == "isrl-dp" else "accelerated", **common)
+        return DelayedMomentum(**common) if config.strategy == "delayed-momentum" else Mu2(**common)
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""
@@ -278,7 +318,10 @@ class Experiment:
 def _rounds_of_a_pass(config: RunConfig, shards: list[Shard], samples: int) -> int:
     if config.strategy == "shuffled":  # an epoch
         return 1
-    if config.strategy == "online":  # every sample of a round is somebody's: until the first machine has no more
+    if config.strategy in (
+        "online",
+        "tree-momentum",
+    ):  # every sample of a round is somebody's: until the first machine has no more
         return min(len(shard) for shard in shards) // config.batch_size
     return samples // (config.clients_per_round * config.batch_size)
 
@@ -308,6 +351,10 @@ def prepare(config: RunConfig) -> Experiment:
         )
     values = hyperparameters(config, num_rounds, task.num_features, model.num_parameters)
     return Experiment(config, task, shards, model, num_rounds, values)
+
+
+class NoReleasesError(MurmurflError):
+    """Real machines have sent nothing that could be aggregated for too long."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +400,8 @@ class RunResult:
         Wall-clock time of the rounds.
     online : dict or None
         Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
+    deployed : bool
+        Whether the machines were real ones.
     """
 
     experiment: Experiment
@@ -364,6 +413,7 @@ class RunResult:
     epsilon: float
     seconds: float
     online: dict[str, Any] | None = None
+    deployed: bool = False
 
     @property
     def accuracy(self) -> float | None:
@@ -384,7 +434,7 @@ def guaranteed_mu(experiment: Experiment) -> float:
     **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow. With an
     untrusted server it holds against the server; with a trusted one, against everybody else.
     """
-    if experiment.config.strategy == "trusted-mu2":
+    if experiment.config.strategy in TRUSTED:
         return experiment.config.mu
     if experiment.config.strategy == "shuffled" and experiment.config.variant == "public-only":
         return 0.0  # nobody is asked
@@ -399,6 +449,7 @@ def run_experiment(
     *,
     checkpoint: Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    deployed: bool = False,
 ) -> RunResult:
     """Run a configuration over a grid, to the end.
 
@@ -411,6 +462,10 @@ def run_experiment(
         Where the server saves its state after every round.
     on_progress : callable, optional
         Called after every round.
+    deployed : bool
+        Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
+        session has a fresh name, the guarantee is what the machines state, and the run ends after ``give-up-after``
+        rounds in a row from which nothing could be aggregated.
 
     Raises
     ------
@@ -439,11 +494,13 @@ def run_experiment(
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
         accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
         progress.append(Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon))
+        if deployed and config.give_up_after:
+            _give_up([entry.report for entry in progress[-config.give_up_after :]], config.give_up_after)
         if on_progress is not None:
             on_progress(progress[-1])
 
     every = 1 if online is not None else config.evaluate_every
-    strategy = experiment.strategy(checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
+    strategy = experiment.strategy(deployed=deployed, checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
@@ -466,16 +523,41 @@ def run_experiment(
     if not progress:  # resumed after its last round: only the evaluation was left to do
         metrics = result.evaluate_metrics_serverapp.get(len(strategy.history))
         on_round(strategy.history[-1], metrics)
+    statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
+    if deployed and config.strategy != "trusted-mu2":
+        mu = _stated_mu(statements, mu, config.num_clients)
+        epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf
     return RunResult(
         experiment=experiment,
         strategy=strategy,
         parameters=result.arrays.to_numpy_ndarrays(),
         progress=progress,
-        statements=strategy.ask_privacy(grid, timeout=config.round_timeout_s),
+        statements=statements,
         mu=mu,
         epsilon=epsilon,
         seconds=seconds,
         online=None if online is None else online.document(),
+        deployed=deployed,
+    )
+
+
+def _stated_mu(statements: dict[str, dict[str, Any]], configured: float, num_clients: int) -> float:
+    """The largest mu that machines state; for those that did not answer, the run configuration's."""
+    stated = [float(statement["mu-guaranteed"]) for statement in statements.values()]
+    return max([*stated, *([configured] if len(statements) < num_clients else [])])
+
+
+def _give_up(reports: list[RoundReport], patience: int) -> None:
+    """End a run on real machines from which nothing comes any more."""
+    if len(reports) < patience or any(report.aggregated for report in reports):
+        return
+    last = reports[-1]
+    reasons = " and ".join(sorted({reason for report in reports for reason in report.refused}))
+    raise NoReleasesError(
+        f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
+        f"{last.server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{sum(report.lost for report in reports)} replies were lost. See the machines' logs; give-up-after sets how "
+        "many such rounds are waited for."
     )
 
 

@@ -21,6 +21,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,9 @@ from .processes import Processes, interrupts_as_keyboard_interrupt
 
 Scalar = bool | int | float | str
 
-_SUPERLINK = "murmurfl-launch"  # the connection's name in the scratch home's config.toml
+CONNECTION_NAME = "murmurfl-launch"
+"""The SuperLink's name in the scratch home's ``config.toml``."""
+
 _MARKER = "MURMURFL_LAUNCH"  # an environment variable that tells a launch's processes from all others
 _START_TIMEOUT_S = 90.0
 _STATUS_TIMEOUT_S = 60.0
@@ -150,10 +153,10 @@ def run_flower_app(
     started = time.monotonic()
     app_dir = Path(app_dir).expanduser().resolve()
     federation = _federation_config(num_supernodes, client_cpus, total_cpus)
-    overrides = _toml_document(run_config or {})
+    overrides = toml_document(run_config or {})
     project = app_dir / "pyproject.toml"
     before = _project_bytes(project)
-    launch = _Launch(app_dir, started + timeout_s, timeout_s, on_line or _write_line)
+    launch = Launch(app_dir, started + timeout_s, timeout_s, on_line or _write_line)
     failure: LaunchError | None = None
     run_id, status = 0, ""
     with interrupts_as_keyboard_interrupt() as protect:
@@ -181,8 +184,20 @@ def run_flower_app(
     return LaunchResult(run_id, status, time.monotonic() - started, launch.log)
 
 
-class _Launch:
-    """One call's processes, scratch home and log."""
+class Launch:
+    """One call's processes, scratch home and log.
+
+    Parameters
+    ----------
+    app_dir : Path
+        The Flower App.
+    deadline : float
+        On the monotonic clock.
+    timeout_s : float
+        What the deadline was, for the message.
+    on_line : callable
+        Gets the lines of the run's log.
+    """
 
     def __init__(self, app_dir: Path, deadline: float, timeout_s: float, on_line: Callable[[str], None]) -> None:
         self.app_dir = app_dir
@@ -195,28 +210,30 @@ class _Launch:
         self.port: int | None = None
         self.processes: list[subprocess.Popen[Any]] = []
         self.superlink: subprocess.Popen[Any] | None = None
+        self._earlier: set[str] = set()
 
     @property
     def log(self) -> str:
+        """The run's log so far."""
         return "\n".join(self.lines)
 
     def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
+        """Make the scratch home, with the run configuration's overrides in it."""
         self.home = Path(tempfile.mkdtemp(prefix="murmurfl-", dir=_scratch_parent())).resolve()
         self.environment = _environment(self.home, environment)
         (self.home / "run-config.toml").write_text(overrides, encoding="utf-8")
 
     def start_superlink(self) -> None:
-        """Start a simulation SuperLink and wait until it answers."""
-        home = self._home()
+        """Start a SuperLink and wait until it answers."""
+        home = self.scratch()
         for _ in range(_PORT_ATTEMPTS):
-            self.port = port = _free_port()
+            self.port = port = free_port()
             log = home / "superlink.log"
             with log.open("wb") as output:
-                self.superlink = process = self._start(
+                self.superlink = process = self.start_process(
                     [
-                        _executable("flower-superlink"),
-                        "--insecure",  # plain HTTP, on the loopback address only
-                        "--simulation",
+                        executable("flower-superlink"),
+                        *self.superlink_options(),
                         "--isolation",
                         "subprocess",
                         "--host",
@@ -228,14 +245,14 @@ class _Launch:
                     stdout=output,
                 )
             limit = min(self.deadline, time.monotonic() + _START_TIMEOUT_S)
-            while process.poll() is None and not _healthy(port):
+            while process.poll() is None and not _healthy(port, self.tls()):
                 if time.monotonic() > limit:
                     raise LaunchError("The SuperLink did not answer in time.", self._superlink_log())
                 time.sleep(0.05)
             if process.poll() is None:
                 (home / "config.toml").write_text(
-                    f'[superlink]\ndefault = "{_SUPERLINK}"\n\n'
-                    f'[superlink.{_SUPERLINK}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+                    f'[superlink]\ndefault = "{CONNECTION_NAME}"\n\n'
+                    f'[superlink.{CONNECTION_NAME}]\naddress = "127.0.0.1:{port}"\n{self.connection()}\n',
                     encoding="utf-8",
                 )
                 return
@@ -243,25 +260,38 @@ class _Launch:
                 break
         raise LaunchError("The SuperLink ended while it started.", self._superlink_log())
 
+    def superlink_options(self) -> list[str]:
+        """What kind of SuperLink: one of the simulation, with plain HTTP on the loopback address only."""
+        return ["--insecure", "--simulation"]
+
+    def connection(self) -> str:
+        """The SuperLink's security in Flower's ``config.toml``."""
+        return "insecure = true"
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What the SuperLink's certificate is checked against; None for plain HTTP."""
+        return None
+
     def run(self, federation: str, *, has_overrides: bool) -> tuple[int, str]:
         """Submit the app, follow its log to the end, and return its id and status if it completed."""
-        home = self._home()
-        command = [_executable("flwr"), "run", str(self.app_dir), _SUPERLINK, "--stream"]
-        command += ["--federation-config", federation]
+        home = self.scratch()
+        command = [executable("flwr"), "run", str(self.app_dir), CONNECTION_NAME, "--stream"]
+        command += ["--federation-config", federation] if federation else []
         if has_overrides:
             # A file, because flwr's parser of key="value" arguments has no escapes.
             command += ["--run-config", str(home / "run-config.toml")]
         code = self._follow(command)
         while True:
-            runs = self._runs()
+            runs = [run for run in self._runs() if str(run.get("run-id")) not in self._earlier]
             if not runs:
                 raise LaunchError(self._refusal(code), self.log)
             status = str(runs[0].get("status", ""))
             if status.startswith("finished"):
                 break
             # The stream broke, the run goes on.
-            self._check_time()
+            self.check_time()
             time.sleep(1.0)
+        self._earlier.add(str(runs[0].get("run-id")))
         if status != "finished:completed":
             raise LaunchError(self._reason(status, str(runs[0].get("status-details", ""))), self.log)
         return int(runs[0]["run-id"]), status
@@ -295,9 +325,10 @@ class _Launch:
         shutil.rmtree(self.home, ignore_errors=True)
         return left
 
-    def _start(
+    def start_process(
         self, command: list[str], *, stdout: int | IO[bytes], stderr: int = subprocess.STDOUT, **options: Any
     ) -> subprocess.Popen[Any]:
+        """Start a process of this launch, in its environment."""
         # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the rest in order.
         process = subprocess.Popen(
             command,
@@ -314,8 +345,8 @@ class _Launch:
     def _follow(self, command: list[str]) -> int:
         """Run ``flwr run --stream`` and hand on its lines; the exit code says only whether the run was accepted."""
         # In the scratch home, because flwr looks for legacy settings where it stands; unbuffered, to see lines live.
-        process = self._start(
-            command, stdout=subprocess.PIPE, cwd=self._home(), text=True, encoding="utf-8", errors="replace"
+        process = self.start_process(
+            command, stdout=subprocess.PIPE, cwd=self.scratch(), text=True, encoding="utf-8", errors="replace"
         )
         stream = cast(IO[str], process.stdout)
         arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -329,7 +360,7 @@ class _Launch:
         # A thread, because reading blocks for as long as the run says nothing, and a silent run must time out too.
         threading.Thread(target=read, daemon=True, name="murmurfl-launch-log").start()
         while True:
-            self._check_time()
+            self.check_time()
             try:
                 line = arrived.get(timeout=0.5)
             except queue.Empty:
@@ -344,14 +375,14 @@ class _Launch:
             self.on_line(line)
 
     def _runs(self) -> list[dict]:
-        """The runs of this launch's SuperLink: one, or none if it was refused."""
+        """The runs of this launch's SuperLink; a refused one is not among them."""
         limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
         while True:
-            process = self._start(
-                [_executable("flwr"), "ls", _SUPERLINK, "--format", "json"],
+            process = self.start_process(
+                [executable("flwr"), "ls", CONNECTION_NAME, "--format", "json"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                cwd=self._home(),
+                cwd=self.scratch(),
                 text=True,
                 encoding="utf-8",
                 errors="replace",
@@ -364,15 +395,17 @@ class _Launch:
                 if listing.get("success"):
                     return list(listing.get("runs", []))
             if time.monotonic() > limit or self._superlink_ended():
-                self._check_time()
+                self.check_time()
                 raise LaunchError("The SuperLink did not say how the run ended.", self.log + "\n" + answer)
             time.sleep(0.5)
 
-    def _check_time(self) -> None:
+    def check_time(self) -> None:
+        """Raise if the deadline has passed."""
         if time.monotonic() > self.deadline:
             raise LaunchError(f"The run did not end within {self.timeout_s:g} s and was stopped.", self.log)
 
-    def _home(self) -> Path:
+    def scratch(self) -> Path:
+        """The scratch home, which goes with the launch."""
         if self.home is None:
             raise LaunchError("Expected prepare() first.")
         return self.home
@@ -382,7 +415,7 @@ class _Launch:
 
     def _superlink_log(self) -> str:
         with suppress(OSError):
-            return (self._home() / "superlink.log").read_text(encoding="utf-8", errors="replace")
+            return (self.scratch() / "superlink.log").read_text(encoding="utf-8", errors="replace")
         return ""
 
     def _refusal(self, code: int) -> str:
@@ -447,7 +480,8 @@ def _federation_config(num_supernodes: int, client_cpus: float, total_cpus: int 
     )
 
 
-def _toml_document(run_config: Mapping[str, Scalar]) -> str:
+def toml_document(run_config: Mapping[str, Scalar]) -> str:
+    """Plain values as TOML."""
     return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in run_config.items())
 
 
@@ -476,9 +510,7 @@ def _environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
     merged = {**os.environ, **extra}
     for name in _DROPPED_VARIABLES:
         merged.pop(name, None)
-    # The loopback address must not go through a proxy, and Flower's HTTP clients read these.
-    for name in ("NO_PROXY", "no_proxy"):
-        merged[name] = ",".join(filter(None, [merged.get(name, ""), "127.0.0.1", "localhost"]))
+    merged.update(without_proxy(merged))
     merged.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     return {
         **merged,
@@ -500,7 +532,20 @@ def _environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _executable(name: str) -> str:
+def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that keep the loopback address from going through a proxy: Flower's HTTP clients read them."""
+    names = ("NO_PROXY", "no_proxy")
+    return {name: ",".join(filter(None, [environment.get(name, ""), "127.0.0.1", "localhost"])) for name in names}
+
+
+def executable(name: str) -> str:
+    """The path of one of Flower's commands, beside this interpreter.
+
+    Raises
+    ------
+    LaunchError
+        If it is not there.
+    """
     folder = Path(sys.executable).parent
     found = shutil.which(name, path=str(folder))
     if found is None:
@@ -508,7 +553,8 @@ def _executable(name: str) -> str:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -520,8 +566,11 @@ def _listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+def _healthy(port: int, tls: ssl.SSLContext | None) -> bool:
+    if tls is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+    else:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=1.0, context=tls)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ..strategies import Regularizer
-from .config import RunConfig
+from .config import BASELINES, RunConfig
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,18 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
         variance = (2 * lipschitz / (config.batch_size * mu)) ** 2 * num_parameters / asked
         eta = diameter / math.sqrt(num_rounds * (lipschitz**2 + variance))
         return Hyperparameters(clip_norm, eta, diameter, "uniform", "balanced")
+    if config.strategy in ("isrl-dp", "isrl-dp-accelerated"):
+        # Lan 2012 (corollary 1), with the variance of a mean over m machines and the step of AC-SA growing with r.
+        noise = (2 * lipschitz / (config.batch_size * mu)) ** 2 * config.passes * num_parameters
+        spread = math.sqrt((lipschitz**2 / config.batch_size + noise) / asked)
+        if config.strategy == "isrl-dp":
+            eta = min(diameter / (spread * math.sqrt(num_rounds)), 1 / (2 * smoothness))
+        else:
+            eta = min(diameter / (spread * (num_rounds + 2) ** 1.5), 1 / (4 * smoothness))
+        return Hyperparameters(lipschitz, eta, diameter, "uniform", "balanced")
+    if config.strategy == "tree-momentum":  # theorem 6
+        epoch = max(num_rounds // config.passes, 1)
+        return Hyperparameters(lipschitz, 1 / math.sqrt(epoch * num_rounds), math.inf, "uniform", "uniform")
     full = asked == machines
     common = mu * diameter / (2 * clip_norm * num_rounds)
     if config.strategy == "trusted-mu2":
@@ -92,7 +104,11 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
     else:
         eta = common * asked / math.sqrt(2 * machines * num_parameters * (1 + math.log(num_rounds)))
         smooth = 1 / (8 * smoothness * num_rounds)
-    return Hyperparameters(clip_norm, min(eta, smooth), diameter, "uniform" if full else "paper", "balanced")
+    eta, schedule = min(eta, smooth), "uniform" if full else "paper"
+    if config.strategy == "delayed-momentum":  # appendix G: everything tau = M / m times as large, averaged over m of M
+        delay = machines / asked
+        clip_norm, eta = clip_norm * delay, eta / math.sqrt(delay)
+    return Hyperparameters(clip_norm, eta, diameter, schedule, "balanced")
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,8 @@ class _Tuned:
     """Constants chosen on held-out training samples (docs/tuning.md), and the rules that carry them to other sizes.
 
     mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, for w moves by eta times a momentum that grows with t.
-    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds.
+    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds; with samples that return P
+    times the noise is sqrt(P) times as large.
     """
 
     mu2_clip_norm: float
@@ -118,6 +135,9 @@ _TUNED = {
     ("mnist", "oriented-gradients"): _Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0),
 }
 
+
+_TREE_PATH = 30.0
+"""What the normalised steps of tree-momentum add up to."""
 
 _FEATURE_BOUND = 12.0
 """Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
@@ -186,8 +206,16 @@ def _shuffled(config: RunConfig, num_features: int) -> Hyperparameters:
 
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
     tuned = _TUNED.get((config.task, config.features), _TUNED["synthetic", "pixels"])
-    if config.strategy == "noisy-sgd":
-        eta = tuned.sgd_rate * config.mu * config.batch_size * math.sqrt(config.clients_per_round / num_rounds)
+    if config.strategy in BASELINES:
+        share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
+        eta = tuned.sgd_rate * config.mu * config.batch_size * share
+        if config.strategy == "isrl-dp-accelerated":
+            eta *= 2 / num_rounds  # the mean of r eta is that eta
         return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")
-    eta = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2
-    return Hyperparameters(tuned.mu2_clip_norm, eta, tuned.diameter, "uniform", "uniform")
+    if config.strategy == "tree-momentum":  # steps of one length, so that w goes far enough in all
+        return Hyperparameters(tuned.sgd_clip_norm, _TREE_PATH / num_rounds, tuned.diameter, "uniform", "uniform")
+    eta, clip_norm = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
+    if config.strategy == "delayed-momentum":
+        delay = config.num_clients / config.clients_per_round
+        clip_norm, eta = clip_norm * delay, eta / math.sqrt(delay)
+    return Hyperparameters(clip_norm, eta, tuned.diameter, "uniform", "uniform")

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from .config import RunConfig
+from .config import TRUSTED, RunConfig
 from .experiment import Progress, RunResult, model_arrays
 
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
 
 RESULT_NAME = "result.json"
 CHECKPOINT_NAME = "checkpoint.npz"
+FAILURE_NAME = "failure.json"
 
 
 def result_document(result: RunResult) -> dict[str, Any]:
@@ -89,9 +90,10 @@ def guarantee_sentence(result: RunResult) -> str:
         return "No private sample was used: nothing is spent, epsilon = 0."
     if math.isinf(result.mu):
         return "No noise was added: nothing is guaranteed."
-    if config.strategy == "trusted-mu2":
+    if config.strategy in TRUSTED:
         who = "against everybody but the trusted server"
-        noise = f"fresh server noise in each of {result.experiment.num_rounds} rounds"
+        kind = "fresh" if config.strategy == "trusted-mu2" else "tree"
+        noise = f"{kind} server noise in each of {result.experiment.num_rounds} rounds"
     else:
         who = "against the server and everybody else"
         kind = result.experiment.mechanism
@@ -100,22 +102,28 @@ def guarantee_sentence(result: RunResult) -> str:
         noise = f"{kind} noise on each machine, over all releases its cap allows"
         if config.strategy == "online":
             noise += f", {result.experiment.clip_unit} sensitivity"
-        if config.strategy == "shuffled":
-            policy = result.experiment.shuffled_policy(max(len(shard) for shard in result.experiment.shards))
-            noise = (
-                f"noise on every step of {policy.max_participations} epochs of each silo that use private samples, "
-                f"{_ACCOUNTS[policy.accounting_used]}, only their ends released"
-            )
-        elif config.passes > 1:
-            noise += f", every sample in up to {config.passes} of them"
+    if config.strategy == "shuffled":
+        policy = result.experiment.shuffled_policy(max(len(shard) for shard in result.experiment.shards))
+        noise = (
+            f"noise on every step of {policy.max_participations} epochs of each silo that use private samples, "
+            f"{_ACCOUNTS[policy.accounting_used]}, only their ends released"
+        )
+    elif config.passes > 1:
+        noise += f", every sample in up to {config.passes} of them"
     quality = (
         ""
         if config.noise_quality == "exact"
         else " Fast simulation noise: a figure for research, no guarantee for the data used."
     )
+    whose = "Simulated with seeded keys."
+    if result.deployed:
+        answered = f"{len(result.statements)} of {config.num_clients} machines"
+        whose = f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
+        if config.strategy == "trusted-mu2":
+            whose = "Real machines; the server's noise key is the operating system's."
     return (
         f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for "
-        f"replacement of one sample of one machine, {who}; {noise}. Simulated with seeded keys.{quality}"
+        f"replacement of one sample of one machine, {who}; {noise}. {whose}{quality}"
     )
 
 
@@ -136,7 +144,16 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
+    (folder / FAILURE_NAME).unlink(missing_ok=True)  # of an earlier try that this run took up
     return document
+
+
+def write_failure(error: Exception, folder: Path) -> None:
+    """Leave the reason why a run ended without a result in ``failure.json``; its checkpoint stays where it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / CHECKPOINT_NAME
+    document = {"reason": str(error), "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
 
 
 def shown(value: float | None) -> str:

@@ -55,10 +55,13 @@ def cells_of(name: str, overrides: Overrides) -> list[Cell]:
     if "clients-per-round" not in overrides and name == "reshef-levy-2024":
         settings["clients-per-round"] = settings["num-clients"]
     strategy = settings.pop("strategy", None)
-    algorithms = {
-        label: options for label, options in base.algorithms.items() if strategy in (None, options["strategy"])
-    } or {str(strategy): {"strategy": str(strategy)}}
     known = next((cell for cell in cells if dict(cell.settings) == settings), None)
+    algorithms = {
+        label: options
+        for label, options in (known or base).algorithms.items()
+        # A mu or a batch of an algorithm's own was worked out for its cell.
+        if strategy in (None, options["strategy"]) and (known or not {"mu", "batch-size"} & set(options))
+    } or {str(strategy): {"strategy": str(strategy)}}
     steps = () if "learning-rate" in overrides else base.steps
     return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {}, steps)]
 
@@ -253,8 +256,8 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         return excess_rows(document)
     rows = []
     for cell in document["cells"]:
-        settings = cell["settings"]
         for label, entry in cell["algorithms"].items():
+            settings = {**cell["settings"], **entry.get("settings", {})}
             row = {
                 "table": cell["table"],
                 "machines": settings["num-clients"],
@@ -275,7 +278,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "runs": len(entry["accuracy"]["runs"]),
             }
             if "curves" in entry:
-                row["step"] = {**settings, **entry["settings"]}["learning-rate"]
+                row["step"] = settings["learning-rate"]
                 for name in SUMS:
                     curve = entry["curves"].get(name)
                     row[name], row[f"± {name}"] = (

@@ -9,27 +9,37 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import HttpGrid
 
 from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
 from .experiment import Progress, run_experiment
-from .record import CHECKPOINT_NAME, RESULT_NAME, progress_line, summary_lines, write_record
+from .record import CHECKPOINT_NAME, RESULT_NAME, progress_line, summary_lines, write_failure, write_record
 
 app = ServerApp()
 
 
-def run_folder(config: RunConfig, run_id: int) -> Path:
+def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Path:
     """Where a run writes its files: a folder of its own.
+
+    Parameters
+    ----------
+    config : RunConfig
+    run_id : int
+        Flower's.
+    deployed : bool
+        Whether the machines are real: their ledgers outlive a run, so that one that was cut off is taken up again from
+        its checkpoint, under its old run-name.
 
     Raises
     ------
     ConfigurationError
-        If the folder holds another run. Its checkpoint is no use either: the ledgers of simulated machines end with
-        their run, so a simulation cannot be taken up again in a new one.
+        If the folder holds another run. In simulation its checkpoint is no use either: the ledgers of simulated
+        machines end with their run, so a simulation cannot be taken up again in a new one.
     """
     name = config.run_name or f"{config.strategy}-{config.task}-seed{config.seed}-{run_id}"
     folder = (Path(config.out_dir) if config.out_dir else Path.cwd() / "runs") / name
-    taken = [name for name in (RESULT_NAME, CHECKPOINT_NAME) if (folder / name).exists()]
+    taken = [name for name in (RESULT_NAME, *(() if deployed else (CHECKPOINT_NAME,))) if (folder / name).exists()]
     if taken:
         raise ConfigurationError(
             f"Expected a new run folder, got {folder}, which holds a {taken[0]} of another run; "
@@ -43,14 +53,21 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configuration, write its record, log its summary."""
     try:
         config = RunConfig.from_mapping(context.run_config)
-        _run(grid, config, run_folder(config, context.run_id))
+        deployed = isinstance(grid, HttpGrid)  # a simulation's grid is in memory
+        folder = run_folder(config, context.run_id, deployed=deployed)
+        try:
+            _run(grid, config, folder, deployed)
+        except MurmurflError as error:
+            if deployed:  # others may look for the reason where the result would be
+                write_failure(error, folder)
+            raise
     except MurmurflError:
         # Flower prints the traceback of whatever ends a run; ours say in one line what was expected and what came.
         sys.tracebacklimit = 0
         raise
 
 
-def _run(grid: Grid, config: RunConfig, folder: Path) -> None:
+def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
     def show(progress: Progress) -> None:
         report = progress.report
         if progress.accuracy is not None:
@@ -58,7 +75,7 @@ def _run(grid: Grid, config: RunConfig, folder: Path) -> None:
             log(INFO, "%s  replies %d/%d", line, report.aggregated, report.asked)
 
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
-    result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show)
+    result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed)
     document = write_record(result, folder)
     log(INFO, "")
     for line in summary_lines(document, folder):

@@ -3,7 +3,9 @@
 from .base import PrivateClient, Request
 from .cohort import Cohort
 from .context_ledger import ContextLedger
+from .delayed_momentum import DelayedMomentumClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
+from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
@@ -14,6 +16,8 @@ __all__ = [
     "Cohort",
     "ContextLedger",
     "ConvexSmoothGradients",
+    "DelayedMomentumClient",
+    "IsrlDpClient",
     "Mu2Client",
     "NoisySGDClient",
     "OnlineClient",

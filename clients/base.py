@@ -240,6 +240,7 @@ class PrivateClient(NumPyClient):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a query: the machine's name, or what it has spent; none of it depends on data."""
+        _check_version(config)
         ask = config.get(protocol.ASK)
         if ask == protocol.ASK_HELLO:
             return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
@@ -266,11 +267,7 @@ class PrivateClient(NumPyClient):
         }
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
-        version = config.get(protocol.VERSION)
-        if version != protocol.PROTOCOL_VERSION:
-            raise RefusedError(
-                protocol.PROTOCOL_MISMATCH, f"this machine speaks protocol version {protocol.PROTOCOL_VERSION}"
-            )
+        _check_version(config)
         if config.get(protocol.MACHINE, self.name) != self.name:
             raise _malformed("the request names another machine")
         server_round = _integer(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
@@ -291,6 +288,17 @@ class PrivateClient(NumPyClient):
 
 def _malformed(reason: str) -> RefusedError:
     return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
+
+
+def _check_version(config: Mapping[str, Any]) -> None:
+    """Refuse a request of another protocol version; the text names ours, so that both sides' logs say what to do."""
+    version = config.get(protocol.VERSION)
+    if version != protocol.PROTOCOL_VERSION:
+        stated = f"version {version}" if isinstance(version, int) else "no version"
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
+        )
 
 
 def _integer(config: Mapping[str, Any], key: str, low: int, high: int) -> int:

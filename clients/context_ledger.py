@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord
 from ..privacy.arrays import read_array
 
-_FORMAT = 2
+_FORMAT = 3
 # Flower hands one machine's messages to one thread at a time; the lock is for whoever does not.
 _LOCK = threading.RLock()
 
@@ -86,6 +86,7 @@ class _ContextPage(LedgerPage):
                 nonces=bytes(entries["nonces"]),
                 pending=pending,
                 noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
+                noted=tuple(arrays[f"noted-{i}"] for i in range(int(entries["num-noted"]))),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(
@@ -101,10 +102,12 @@ class _ContextPage(LedgerPage):
                 "nonces": stream.nonces,
                 "pending": list(stream.pending),
                 "num-state": len(stream.noise_state),
+                "num-noted": len(stream.noted),
             }
         )
         arrays = {f"pending-{j}": Array(counts) for j, counts in stream.pending.items()}
         arrays |= {f"state-{i}": Array(values) for i, values in enumerate(stream.noise_state)}
+        arrays |= {f"noted-{i}": Array(values) for i, values in enumerate(stream.noted)}
         account_record = ConfigRecord(
             {
                 "format": _FORMAT,

@@ -46,6 +46,8 @@ class StreamRecord:
     terms : str
         What the session was opened with (:meth:`~murmurfl.privacy.PrivacyPolicy.terms`), for whoever reads the ledger;
         a ledger nobody reads may leave it out.
+    noted : tuple of floating-point arrays
+        Public values a client wants to find again at its next release, such as the query point of release k.
     """
 
     fingerprint: str
@@ -55,6 +57,7 @@ class StreamRecord:
     pending: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     noise_state: State = ()
     terms: str = ""
+    noted: State = ()
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,9 @@ class PrivateMachine:
         """Whether the keys are a simulation's."""
         return self._keys.simulated
 
-    def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
+    def release(
+        self, session: str, ack: int, contribution: PerSampleContribution, *, note: State | None = None
+    ) -> Release:
         """Make the next release of a session, recorded before it is returned.
 
         Parameters
@@ -249,6 +251,8 @@ class PrivateMachine:
             Gives the per-sample contributions, one row a sample, of the slice of samples it is handed. Rows are clipped
             here; a non-finite row becomes zero and still counts. With real keys it is called for every row by itself,
             and a row it fails on counts as zero.
+        note : tuple of floating-point arrays, optional
+            Public values to remember with this release (:meth:`noted`); they must not depend on data.
 
         Returns
         -------
@@ -265,7 +269,19 @@ class PrivateMachine:
         """
         with self._ledger.exclusive() as page:
             admission = self._admit(page, session, ack)
-            return self._finish(page, session, admission, self._contribution_counts(contribution, admission.samples))
+            counts = self._contribution_counts(contribution, admission.samples)
+            return self._finish(page, session, admission, counts, note=note)
+
+    def noted(self, session: str) -> tuple[int, State]:
+        """How many releases a session has made, and what was remembered with the last one.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases nothing.
+        """
+        with self._ledger.exclusive() as page:
+            stream = page.stream(session)
+        return (0, ()) if stream is None else (stream.release, stream.noted)
 
     def acknowledge(self, session: str, ack: int) -> None:
         """Take note of an acknowledgement ahead of the next request: what is behind it need not be remembered.
@@ -343,9 +359,12 @@ class PrivateMachine:
         admission: Admission,
         counts: NDArray[np.int64],
         normals: NDArray[np.floating] | None = None,
+        note: State | None = None,
     ) -> Release:
         """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
         stream, values = self._advance(admission.stream, session, counts, normals)
+        if note is not None:
+            stream = replace(stream, noted=note)
         used = max(admission.account.samples_used, admission.samples.stop)
         page.commit(session, stream, Account(used, admission.account.reserved))
         return Release(self.plan.grid.values(values), stream.release, stream.ack)

@@ -211,6 +211,8 @@ def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, NDArray[Any]]]:
         yield "pending", release, counts
     for number, values in enumerate(stream.noise_state):
         yield "state", number, values
+    for number, values in enumerate(stream.noted):
+        yield "noted", number, values
 
 
 def bytes_of(values: NDArray[Any]) -> memoryview:

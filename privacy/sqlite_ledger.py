@@ -287,16 +287,15 @@ class _SQLitePage(LedgerPage):
             ).fetchone()
             if row is None:
                 return None
-            arrays: dict[str, dict[int, NDArray[Any]]] = {"pending": {}, "state": {}}
+            arrays: dict[str, dict[int, NDArray[Any]]] = {"pending": {}, "state": {}, "noted": {}}
             for kind, number, dtype, shape, content in self._connection.execute(
                 "SELECT kind, number, dtype, shape, content FROM arrays WHERE session = ? ORDER BY kind, number",
                 (session,),
             ):
                 arrays[kind][number] = np.frombuffer(content, dtype).reshape(json.loads(shape))
             fingerprint, release, ack, nonces, terms, digest = row
-            stream = StreamRecord(
-                fingerprint, release, ack, nonces, arrays["pending"], tuple(arrays["state"].values()), terms
-            )
+            states, noted = (tuple(arrays[kind].values()) for kind in ("state", "noted"))
+            stream = StreamRecord(fingerprint, release, ack, nonces, arrays["pending"], states, terms, noted)
             if digest_of(stream) != digest:
                 raise damaged(self._path, "a stream that does not match its digest")
         return stream

@@ -2,6 +2,8 @@
 
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
@@ -17,6 +19,7 @@ from .shuffled import (
     private_rounds,
     proximal,
 )
+from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
@@ -24,7 +27,11 @@ __all__ = [
     "SAMPLINGS",
     "VARIANTS",
     "CheckpointError",
+    "DelayedMomentum",
+    "DelayedMomentumState",
     "DirectMachines",
+    "IsrlDp",
+    "IsrlDpState",
     "MachineDirectory",
     "Mu2",
     "Mu2State",
@@ -43,14 +50,21 @@ __all__ = [
     "RoundRequest",
     "ShuffledAvg",
     "ShuffledState",
+    "TreeMomentum",
+    "TreeMomentumState",
     "TrustedMu2",
+    "delayed_momentum_step",
+    "isrl_dp_step",
     "load_checkpoint",
     "mu2_start",
     "mu2_step",
+    "node_sum",
     "noisy_sgd_step",
     "online_step",
     "private_rounds",
     "proximal",
     "sample_machines",
     "save_checkpoint",
+    "tree_momentum_start",
+    "tree_momentum_step",
 ]

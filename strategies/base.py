@@ -88,10 +88,13 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
     -----
     **Formal guarantees.** None of its own for an untrusted server: privacy is the machines'. Each release is aggregated
     at most once: a reply counts only if the acknowledgement it was built on is the last release aggregated for that
-    machine, so a late original beside its carry-over is dropped.
+    machine, so a late original beside its carry-over is dropped. Without acknowledgements every release is a prefix sum
+    that stands alone, and counts in one round only.
     """
 
     state_type: ClassVar[type[Any]]
+    acknowledges: ClassVar[bool] = True
+    """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
 
     def __init__(
@@ -373,8 +376,13 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             raise ConfigurationError("Expected a state before a round is planned.")
         names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
         self._sampled = len(names)
-        self._asked = {name: self.acks.get(name, 0) for name in names if reachable is None or name in reachable}
-        return RoundRequest(server_round, self.session, self._asked, self.acks, self.query_points(self.state))
+        self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
+        aggregated = self.acks if self.acknowledges else {}
+        return RoundRequest(server_round, self.session, self._asked, aggregated, self.query_points(self.state))
+
+    def _ack(self, name: str) -> int:
+        """What a machine is told was aggregated of it."""
+        return self.acks.get(name, 0) if self.acknowledges else 0
 
     def _take_round(self, server_round: int, outcomes: Iterable[Outcome]) -> RoundReport:
         """Believe what can be believed and take one step of the update rule."""
@@ -441,8 +449,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 malformed += 1
             elif (
                 outcome.machine in aggregated
-                or outcome.ack != self.acks.get(outcome.machine, 0)
-                or outcome.release <= outcome.ack
+                or outcome.ack != self._ack(outcome.machine)
+                or outcome.release <= self.acks.get(outcome.machine, 0)
             ):
                 late += 1
             else:

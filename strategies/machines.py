@@ -7,12 +7,13 @@ and the round alone: the same machines on every engine.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from logging import INFO, WARNING
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -27,6 +28,7 @@ SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _GREET_AGAIN_S = 60.0
+_MOST_NAMED = 10
 
 
 class NodesUnavailableError(MurmurflError):
@@ -210,10 +212,7 @@ class MachineDirectory:
             del self._greeted[node_id]
             return
         self._greeted[node_id] = ("", self._greeted[node_id][1])
-        if reply.has_error():
-            self._failures[protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")] += 1
-        else:
-            self._failures["an answer this server does not understand"] += 1
+        self._failures[_failure(reply)] += 1
 
     def _check_names(self) -> None:
         repeated = sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
@@ -233,10 +232,29 @@ class MachineDirectory:
 
     def _shortage(self, needed: int) -> str:
         failures = "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+        connected = self.node_map() if self.names else self._known()
+        gone = [name for name in self.names if name not in connected]
+        missing = f" (missing: {', '.join(gone[:_MOST_NAMED])}{', ...' if len(gone) > _MOST_NAMED else ''})"
         return (
-            f"Expected {needed} machines within {self.deadline_s:g} s, got {len(self._known())}{failures}. Start more "
-            "nodes, lower num-clients or clients-per-round, or raise node-deadline."
+            f"Expected {needed} machines within {self.deadline_s:g} s, got {len(connected)}{missing if gone else ''}"
+            f"{failures}. Start more nodes, lower num-clients or clients-per-round, or raise node-deadline-s."
         )
+
+
+def _failure(reply: Message) -> str:
+    """Why a node could not be met, in words a node cannot choose."""
+    stated: Any = None
+    if not reply.has_error():
+        config = reply.content.config_records.get(protocol.CONFIG)
+        stated = None if config is None else config.get(protocol.VERSION)
+    elif reply.error.code != protocol.PROTOCOL_MISMATCH:
+        return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
+    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
+        stated = int(found[1])
+    if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
+        name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
+        return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
+    return "an answer this server does not understand"
 
 
 def _hello(node_id: int) -> Message:

@@ -26,6 +26,19 @@ from .mu2 import Mu2, Mu2State, mu2_step
 from .replies import Reply, Vector
 
 
+def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, releases: int) -> bool:
+    """Whether a machine under this policy, which adds no noise, can have sent this as the sum of that many releases."""
+    plan = policy.plan(len(reply.values))
+    stated = reply.metrics.get(protocol.SENSITIVITY)
+    if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
+        return False
+    # What honest machines that clip at S can have sent; each rounds its mean to the grid.
+    if not np.linalg.norm(reply.values) <= releases * (policy.clip_norm + plan.grid.charge(len(reply.values))):
+        return False
+    counts = reply.values / plan.grid.spacing
+    return bool((counts == np.rint(counts)).all())
+
+
 class TrustedMu2(Mu2):
     """DP-mu^2-FL with a trusted server, which adds the noise for everybody.
 
@@ -105,16 +118,7 @@ class TrustedMu2(Mu2):
         }
 
     def check_reply(self, reply: Reply) -> bool:
-        plan = self.policy.plan(len(reply.values))
-        stated = reply.metrics.get(protocol.SENSITIVITY)
-        if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
-            return False
-        # What honest machines that clip at S can have sent since the acknowledgement; each rounds its mean to the grid.
-        longest = (reply.release - reply.ack) * (self.policy.clip_norm + plan.grid.charge(len(reply.values)))
-        if not np.linalg.norm(reply.values) <= longest:
-            return False
-        counts = reply.values / plan.grid.spacing
-        return bool((counts == np.rint(counts)).all())
+        return could_be_honest(self.policy, reply, releases=reply.release - reply.ack)
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         if server_round > self.num_rounds:

@@ -56,7 +56,7 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     environment = launch._environment(tmp_path / "home", {})
     marker = environment[launch._MARKER]
     environment |= {
-        f"FLWR_LOCAL_{name}_PORT": str(launch._free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")
+        f"FLWR_LOCAL_{name}_PORT": str(launch.free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")
     }
     # Sockets in Ray's folder want a short path; the daemon is Flower's own and knows nothing of ours.
     environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="murmurfl-", dir="/tmp")

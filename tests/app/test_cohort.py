@@ -93,6 +93,15 @@ CONFIGURATIONS = {
     ),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),
+    "isrl-dp, several passes": replace(BASE, strategy="isrl-dp", passes=3, num_rounds=0, batch_size=40),
+    "isrl-dp-accelerated, losses": replace(BASE, strategy="isrl-dp-accelerated", passes=2, lost_replies=0.3),
+    "tree-momentum, several passes, losses": replace(
+        BASE, strategy="tree-momentum", passes=3, num_rounds=0, batch_size=30, clients_per_round=10, lost_replies=0.2
+    ),
+    "delayed-momentum": replace(BASE, strategy="delayed-momentum"),
+    "delayed-momentum, papers' schedule, losses": replace(
+        BASE, strategy="delayed-momentum", preset="paper", batch_size=1, lost_replies=0.3, num_rounds=12
+    ),
 }
 
 

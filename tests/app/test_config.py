@@ -43,6 +43,8 @@ def test_a_configuration_survives_the_way_through_flower():
         ({"lost-replies": 1.0}, "lost-replies"),
         ({"features": "oriented-gradients"}, "features"),
         ({"model": "mlp", "preset": "paper"}, "preset"),
+        ({"strategy": "delayed-momentum", "release-rule": "paper"}, "release-rule"),
+        ({"strategy": "isrl-dp", "mechanism": "blt"}, "mechanism"),
         ({"epsilon": 3.0}, "epsilon"),
         ({"mu": [1.0]}, "mu"),
     ],

@@ -16,6 +16,7 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment
 from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.presets import hyperparameters
 from murmurfl.app.record import progress_line, result_document, summary_lines, write_record
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 
@@ -71,7 +72,10 @@ def test_the_guarantee_says_what_it_covers(default_run):
     assert "trusted server" in sentence
 
 
-@pytest.mark.parametrize("strategy", ["mu2", "trusted-mu2", "noisy-sgd"])
+BASELINES = ["noisy-sgd", "isrl-dp", "isrl-dp-accelerated", "delayed-momentum"]
+
+
+@pytest.mark.parametrize("strategy", ["mu2", "trusted-mu2", *BASELINES])
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_every_strategy_runs_on_every_partition(strategy, partition):
     config = RunConfig(strategy=strategy, partition=partition, num_rounds=6, batch_size=2, clients_per_round=4)
@@ -158,8 +162,6 @@ def test_a_real_node_without_an_operators_configuration_refuses():
 
 def test_the_papers_constants_are_those_of_the_papers():
     """ALGORITHMS 2.3, for MNIST: d = 7850, G = 39.6, L = 392.5, D = 0.1, S = 118.1."""
-    from murmurfl.app.presets import hyperparameters
-
     base = RunConfig(preset="paper", task="mnist", num_clients=100, clients_per_round=50, batch_size=1, mu=8.0)
     values = hyperparameters(base, 1200, 784, 7850)
     assert values.clip_norm == pytest.approx(118.1, abs=0.05)
@@ -174,6 +176,42 @@ def test_the_papers_constants_are_those_of_the_papers():
     assert trusted.learning_rate == pytest.approx(
         min(8 * 0.1 * 100 / (2 * trusted.clip_norm * 600 * math.sqrt(7850)), 1 / (4 * 392.5 * 600))
     )
+
+
+def test_the_papers_steps_of_the_baselines_follow_their_noise():
+    """Lan 2012: D / (spread sqrt(R)) or D / (spread (R + 2)^1.5), spread^2 = (G^2 / K + d sigma^2) / m."""
+    base = RunConfig(preset="paper", task="mnist", num_clients=100, clients_per_round=50, batch_size=75, mu=8.0)
+    lipschitz, d = math.sqrt(2 * 785), 7850
+    for passes, mu in ((1, 0.5), (5, 0.1)):
+        config = replace(base, passes=passes, mu=mu)
+        sigma = 2 * lipschitz / 75 / mu * math.sqrt(passes)
+        spread = math.sqrt((lipschitz**2 / 75 + d * sigma**2) / 50)
+        values = hyperparameters(replace(config, strategy="isrl-dp"), 80, 784, d)
+        assert values.learning_rate == pytest.approx(0.1 / spread / math.sqrt(80))
+        assert values.clip_norm == pytest.approx(lipschitz)
+        values = hyperparameters(replace(config, strategy="isrl-dp-accelerated"), 80, 784, d)
+        assert values.learning_rate == pytest.approx(0.1 / spread / 82**1.5)
+    steep = replace(base, mu=1e6)
+    assert hyperparameters(replace(steep, strategy="isrl-dp"), 80, 784, d).learning_rate == pytest.approx(1 / 785)
+    ours = hyperparameters(replace(base, strategy="mu2"), 1200, 784, d)
+    delayed = hyperparameters(replace(base, strategy="delayed-momentum"), 1200, 784, d)
+    assert delayed.clip_norm == pytest.approx(2 * ours.clip_norm)
+    assert delayed.learning_rate == pytest.approx(ours.learning_rate / math.sqrt(2))
+    full = replace(base, clients_per_round=100, preset="practical", num_rounds=50)
+    values = [hyperparameters(replace(full, strategy=s), 50, 784, d) for s in ("mu2", "delayed-momentum")]
+    assert values[0] == values[1], "with every machine in every round there is no delay"
+
+
+def test_every_baseline_learns_and_says_what_it_guarantees():
+    for strategy in BASELINES:
+        passes = 3 if strategy.startswith("isrl") else 1
+        result = run_in_process(RunConfig(strategy=strategy, passes=passes))
+        assert result.accuracy > 0.7, strategy
+        assert result.mu == pytest.approx(4.0)
+        sentence = result_document(result)["guarantee"]
+        assert ("every sample in up to 3" in sentence) == (passes == 3)
+        for statement in result.statements.values():
+            assert statement["mu-spent"] <= statement["mu-guaranteed"] * (1 + 1e-9)
 
 
 def test_what_a_run_sets_wins_over_its_preset():

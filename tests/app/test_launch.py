@@ -344,9 +344,9 @@ def test_processes_are_found_without_proc_too(stand_ins, monkeypatch, tmp_path):
 
 def test_without_the_stopping_the_daemon_stays(stand_ins, monkeypatch):
     """The sibling that plants the bug: what these tests look at does notice a launch that stops nothing."""
-    stop = launch._Launch.stop
+    stop = launch.Launch.stop
     stopped = []
-    monkeypatch.setattr(launch._Launch, "stop", lambda self: stopped.append(self) or [])
+    monkeypatch.setattr(launch.Launch, "stop", lambda self: stopped.append(self) or [])
     try:
         with pytest.raises(AssertionError, match="assert not "):
             stand_ins("hang", timeout_s=2.0)
@@ -444,7 +444,7 @@ def test_the_run_config_file_says_what_it_was_given():
         "zero": -0.0,
         "inf": -math.inf,
     }
-    read = tomllib.loads(launch._toml_document(config))
+    read = tomllib.loads(launch.toml_document(config))
     assert read == config
     assert [type(value) for value in read.values()] == [type(value) for value in config.values()]
-    assert math.isnan(tomllib.loads(launch._toml_document({"x": math.nan}))["x"])
+    assert math.isnan(tomllib.loads(launch.toml_document({"x": math.nan}))["x"])

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 def nothing_left(monkeypatch):
     """After the test, no process and no port of its launches is left."""
     markers, ports = [], []
-    environment, free_port = launch._environment, launch._free_port
+    environment, free_port = launch._environment, launch.free_port
 
     def remember_marker(*arguments):
         variables = environment(*arguments)
@@ -32,7 +32,7 @@ def nothing_left(monkeypatch):
         return ports[-1]
 
     monkeypatch.setattr(launch, "_environment", remember_marker)
-    monkeypatch.setattr(launch, "_free_port", remember_port)
+    monkeypatch.setattr(launch, "free_port", remember_port)
     yield
     assert markers
     assert not [pid for marker in markers for pid in Processes(f"{launch._MARKER}={marker}").living(set())]

@@ -2,10 +2,11 @@
 
 import csv
 import json
+import math
 
 import pytest
 from murmurfl.app.papers import REPRODUCTIONS, Cell
-from murmurfl.app.reproduce import cells_of, run_cells, table_rows, write_reproduction
+from murmurfl.app.reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
@@ -27,6 +28,15 @@ def test_the_cells_are_those_of_the_papers_tables():
         (8.0, 20): 60.8,
         (8.0, 80): 63.8,
     }
+    other = {4.0: 47.6, 8.0: 63.3, 12.0: 66.7}
+    for c in of_2025:
+        charged = c.algorithms["isrl-dp, every round charged"]
+        if c.settings["clients-per-round"] == 50:
+            assert c.paper["isrl-dp"]["accuracy"] == other[c.settings["mu"]]
+        # One sample in P of R rounds, charged for all of them: mu sqrt(P / R) is what is true of that noise.
+        rounds = plan_runs([c], 1, "cohort")[0, "isrl-dp, every round charged", 1]
+        made = rounds.passes * (60_000 // (rounds.clients_per_round * rounds.batch_size))
+        assert charged["mu"] == pytest.approx(c.settings["mu"] * math.sqrt(rounds.passes / made))
     of_2024 = REPRODUCTIONS["reshef-levy-2024"]()
     assert len(of_2024) == 9
     assert all(c.settings["num-clients"] == c.settings["clients-per-round"] for c in of_2024)
@@ -41,8 +51,12 @@ def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
     assert (other.settings["mu"], other.settings["clients-per-round"]) == (6.0, 30)
     assert other.settings["preset"] == "paper"
     assert not other.paper
+    assert list(other.algorithms) == ["mu2", "noisy-sgd"], "none with a batch or a mu that belongs to another cell"
+    (asked_for,) = cells_of("reshef-levy-2025", {"mu": 6.0, "strategy": "isrl-dp", "batch-size": 10})
+    assert asked_for.algorithms == {"isrl-dp": {"strategy": "isrl-dp"}}
     (known,) = cells_of("reshef-levy-2025", {"mu": 12.0})
     assert known.paper["mu2"]["accuracy"] == 66.5
+    assert "isrl-dp, every round charged" in known.algorithms
     (practical,) = cells_of("reshef-levy-2025", {"preset": "practical", "strategy": "mu2", "mu": 1.0})
     assert list(practical.algorithms) == ["mu2"]
     (machines,) = cells_of("reshef-levy-2024", {"num-clients": 20})

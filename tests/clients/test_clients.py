@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from murmurfl.clients import ContextLedger, Mu2Client, NoisySGDClient, TorchGradients
+from murmurfl.clients import (
+    ContextLedger,
+    DelayedMomentumClient,
+    IsrlDpClient,
+    Mu2Client,
+    NoisySGDClient,
+    TorchGradients,
+)
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,
@@ -13,6 +20,7 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     RefusedError,
     SimulatedKeys,
+    SQLiteLedger,
     SystemKeys,
     protocol,
 )
@@ -46,7 +54,7 @@ class DurableLedger(MemoryLedger):
 
 def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, **changes):
     policy = {"clip_norm": CLIP, "batch_size": BATCH, "max_participations": CAP, "mu": MU, **changes}
-    if kind is NoisySGDClient:
+    if issubclass(kind, NoisySGDClient):
         policy["mechanism"] = "independent"
     keys = SimulatedKeys(1, "7") if keys is None else keys
     ledger = MemoryLedger() if ledger is None else ledger
@@ -198,6 +206,71 @@ def test_noisy_sgd_needs_independent_noise():
         )
     arrays, _, _ = client(NoisySGDClient).fit(*request(points=1))
     assert len(arrays) == len(SHAPES)
+
+
+def test_samples_of_isrl_dp_return_in_order_as_often_as_declared_and_are_paid_for():
+    """Three passes over four batches: sigma = Delta sqrt(3) / mu, and no fourth pass."""
+    subject = client(IsrlDpClient, max_participations=12, sample_participations=3, min_separation=4)
+    seen = []
+    original = subject.samples
+    subject.samples = type("Spy", (), {"__getitem__": lambda _, chosen: seen.append(chosen) or original[chosen]})()
+    for t in range(1, 13):
+        subject.fit(*request(t=t, points=1))
+    assert [chosen.start for chosen in seen] == [0, 2, 4, 6] * 3
+    assert all(chosen.stop - chosen.start == BATCH for chosen in seen)
+    with pytest.raises(RefusedError, match="cap"):
+        subject.fit(*request(t=13, points=1))
+    plan = subject.machine.plan
+    assert plan.noise_std == pytest.approx(plan.sensitivity * math.sqrt(3) / MU)
+    assert subject.machine.statement("s").mu_spent == pytest.approx(MU)
+    once = client(IsrlDpClient, max_participations=12).machine.plan
+    assert once.noise_std == pytest.approx(plan.noise_std / math.sqrt(3), rel=1e-3), "and more noise than for one pass"
+
+
+@pytest.mark.parametrize("kind", ["context", "sqlite"])
+def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clients(kind, tmp_path):
+    """Eq. 12 of reshef-levy-2025 with tau = 3; what comes is the whole momentum, also after a reply that was lost."""
+    state, gradients = RecordDict(), Gradients()
+    if kind == "sqlite":
+        SQLiteLedger.create(tmp_path / "ledger", budget_mu=MU, delta=1e-5)
+    points = [[np.random.Generator(np.random.Philox(key=k)).normal(size=s) for s in SHAPES] for k in range(3)]
+    momentum, earlier = np.zeros(9), None
+    for k, (t, point) in enumerate(zip((2, 5, 9), points, strict=True)):
+        ledger = ContextLedger(state, "7") if kind == "context" else SQLiteLedger(tmp_path / "ledger")
+        subject = client(DelayedMomentumClient, ledger, trust="trusted-server", clip_norm=1e3)
+        arrays, _, metrics = subject.fit(point, request(t=t, points=1)[1])
+        batch = DATA[BATCH * k : BATCH * (k + 1)]
+        momentum = momentum + t * gradients(point, batch).mean(axis=0)
+        if earlier is not None:
+            momentum = momentum - earlier[0] * gradients(earlier[1], batch).mean(axis=0)
+        earlier = t, point
+        assert flat(arrays) == pytest.approx(momentum, abs=10 * subject.machine.plan.grid.spacing)
+        assert (metrics[protocol.RELEASE], metrics[protocol.ACK]) == (k + 1, 0)
+
+
+def test_delayed_momentum_needs_the_whole_prefix_and_its_own_ledger():
+    with pytest.raises(ConfigurationError, match="acknowledged"):
+        client(DelayedMomentumClient, release_rule="paper")
+    ledger = MemoryLedger()
+    client(ledger=ledger).fit(*request())
+    other = client(DelayedMomentumClient, ledger=ledger)
+    with pytest.raises(LedgerError, match="start a new session"):
+        other.fit(*request(t=2, points=1))
+    assert other.machine.statement("s").releases == 1
+
+
+@pytest.mark.parametrize("kind", [DelayedMomentumClient, IsrlDpClient])
+def test_a_hostile_point_cannot_make_a_baselines_contribution_longer_than_the_clip(kind):
+    subject = client(kind, trust="trusted-server")
+    rng = np.random.Generator(np.random.Philox(key=4))
+    before = np.zeros(9)
+    for t in (2**30, 2**31 - 1):
+        arrays, _, _ = subject.fit([rng.normal(size=s) * 1e6 for s in SHAPES], request(t=t, points=1)[1])
+        step = flat(arrays) - (before if kind is DelayedMomentumClient else 0.0)
+        assert np.linalg.norm(step) <= CLIP + subject.machine.plan.grid.charge(9)
+        before = flat(arrays)
+        if kind is IsrlDpClient:
+            break
 
 
 def test_the_context_ledger_remembers_across_clients_and_agrees_with_the_one_in_memory():

@@ -10,9 +10,25 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.serverapp.strategy import Result
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
-from murmurfl.clients import ContextLedger, Mu2Client, NoisySGDClient, numpy_client_app
+from murmurfl.clients import (
+    ContextLedger,
+    DelayedMomentumClient,
+    IsrlDpClient,
+    Mu2Client,
+    NoisySGDClient,
+    numpy_client_app,
+)
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol, row_key, standard_normals
-from murmurfl.strategies import CheckpointError, Mu2, NodesUnavailableError, NoisySGD, TrustedMu2
+from murmurfl.strategies import (
+    CheckpointError,
+    DelayedMomentum,
+    IsrlDp,
+    Mu2,
+    NodesUnavailableError,
+    NoisySGD,
+    TreeMomentum,
+    TrustedMu2,
+)
 
 SHAPES = [(2, 3), (4,)]
 D = 10
@@ -381,6 +397,9 @@ class Interrupted(Exception):
     pass
 
 
+TREE = {"trust": "trusted-server", "release_rule": "paper", "mechanism": "independent"}
+
+
 def make(kind, checkpoint, on_round=None):
     options = {"checkpoint": checkpoint, "on_round": on_round}
     if kind == "trusted":
@@ -389,15 +408,32 @@ def make(kind, checkpoint, on_round=None):
             num_clients=6, clients_per_round=3, learning_rate=0.05, policy=policy, num_rounds=12, seed=1, session="s",
             noise_keys=SimulatedKeys(9, "server"), **options,
         )  # fmt: skip
+    options |= {"num_clients": 6, "clients_per_round": 3, "learning_rate": 0.05, "seed": 1, "session": "s"}
     if kind == "sgd":
-        return NoisySGD(num_clients=6, clients_per_round=3, learning_rate=0.05, seed=1, session="s", **options)
+        return NoisySGD(**options)
+    if kind == "delayed":
+        return DelayedMomentum(**options)
+    if kind == "accelerated":
+        return IsrlDp(variant="accelerated", **options)
+    if kind == "tree":
+        policy = PrivacyPolicy(1.0, 1, 30, 2.0, **TREE)
+        keys = SimulatedKeys(9, "server")
+        return TreeMomentum(
+            **{**options, "clients_per_round": 6}, alpha=0.3, policy=policy, num_rounds=12, noise_keys=keys
+        )
     return mu2(**options)
 
 
-@pytest.mark.parametrize("kind", ["mu2", "trusted", "sgd"])
+@pytest.mark.parametrize("kind", ["mu2", "trusted", "sgd", "delayed", "accelerated", "tree"])
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling, tmp_path):
-    changes = {"trusted": {"trust": "trusted-server"}, "sgd": {"kind": NoisySGDClient, "mechanism": "independent"}}
+    changes = {
+        "trusted": {"trust": "trusted-server"},
+        "sgd": {"kind": NoisySGDClient, "mechanism": "independent"},
+        "delayed": {"kind": DelayedMomentumClient},
+        "accelerated": {"kind": IsrlDpClient, "mechanism": "independent"},
+        "tree": {"kind": NoisySGDClient, **TREE},
+    }
     client_app = app(some, **changes.get(kind, {}))
 
     def build(checkpoint, on_round=None):

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
 from murmurfl.strategies import (
+    DelayedMomentum,
+    DelayedMomentumState,
+    IsrlDp,
+    IsrlDpState,
     Mu2,
     NoisySGD,
     OnlineFedSGD,
     TrustedMu2,
+    delayed_momentum_step,
+    isrl_dp_step,
     mu2_start,
     mu2_step,
     noisy_sgd_step,
@@ -61,6 +67,56 @@ def test_noisy_sgd_is_a_projected_step():
     state = NoisySGDState(np.zeros(2), np.array([1.0, 0.0]))
     state = noisy_sgd_step(state, np.array([-8.0, 0.0]), clients_per_round=4, learning_rate=0.5, diameter=3.0)
     assert state.w == pytest.approx([1.5, 0.0])
+
+
+def test_delayed_momentum_is_anytime_averaging_along_the_machines_own_momenta():
+    start, m, eta, diameter = rng.normal(size=5), 4, 0.3, 2.0
+    state, w = DelayedMomentumState(start, start, start, np.zeros(5)), [start]
+    for t in range(1, 30):
+        momenta = rng.normal(size=5)
+        state = delayed_momentum_step(state, momenta, t, clients_per_round=m, learning_rate=eta, diameter=diameter)
+        offset = w[-1] - eta * momenta / m - start
+        w.append(start + offset * min(1.0, (diameter / 2) / np.linalg.norm(offset)))
+        weights = np.arange(1, t + 2)
+        assert state.x == pytest.approx(weights @ np.array(w) / weights.sum())
+        assert state.q == pytest.approx(momenta / m), "nothing of the round before"
+
+
+def test_minibatch_sgd_publishes_the_average_of_its_iterates():
+    start, m, eta, diameter = rng.normal(size=5), 4, 0.3, 2.0
+    state, w, iterates = IsrlDpState(start, start, start, start), start, []
+    for r in range(1, 30):
+        assert state.query == pytest.approx(w)
+        gradients = rng.normal(size=5)
+        state = isrl_dp_step(
+            state, gradients, r, variant="minibatch", clients_per_round=m, learning_rate=eta, diameter=diameter
+        )
+        offset = w - eta * gradients / m - start
+        w = start + offset * min(1.0, (diameter / 2) / np.linalg.norm(offset))
+        iterates.append(w)
+        assert state.average == pytest.approx(np.mean(iterates, axis=0))
+
+
+def test_the_accelerated_variant_is_ac_sa_and_converges_as_such():
+    """Lan 2012, with beta_r = (r + 1) / 2 and gamma_r = r eta: on a quadratic O(1 / r^2), not O(1 / r)."""
+    curvature = np.array([1.0, 0.1, 0.01, 0.001])
+    optimum, eta = np.array([3.0, -2.0, 1.0, 5.0]), 0.25
+    state = IsrlDpState(*[np.zeros(4)] * 4)
+    x, published = np.zeros(4), np.zeros(4)
+    for r in range(1, 101):
+        beta = (r + 1) / 2
+        middle = x / beta + (1 - 1 / beta) * published
+        assert state.query == pytest.approx(middle)
+        gradient = curvature * (middle - optimum)
+        x = x - r * eta * gradient
+        published = x / beta + (1 - 1 / beta) * published
+        state = isrl_dp_step(
+            state, 3 * gradient, r, variant="accelerated", clients_per_round=3, learning_rate=eta, diameter=math.inf
+        )
+        assert state.average == pytest.approx(published)
+        loss = 0.5 * curvature @ (state.average - optimum) ** 2
+        # f(v_r) - f* <= ||x_0 - x*||^2 / (eta r (r + 1)), which gradient descent breaks by far.
+        assert loss <= optimum @ optimum / (eta * r * (r + 1))
 
 
 def test_online_learning_steps_by_the_mean_of_what_was_asked_for():
@@ -167,6 +223,9 @@ def test_a_trusted_server_stops_at_the_rounds_it_was_calibrated_for():
         lambda: Mu2(num_clients=3, clients_per_round=3, learning_rate=1.0, sampling="random"),
         lambda: Mu2(num_clients=3, clients_per_round=3, learning_rate=1.0, session="a b"),
         lambda: NoisySGD(num_clients=3, clients_per_round=3, learning_rate=math.nan),
+        lambda: DelayedMomentum(num_clients=3, clients_per_round=3, learning_rate=-1.0),
+        lambda: IsrlDp(num_clients=3, clients_per_round=3, learning_rate=1.0, diameter=0.0),
+        lambda: IsrlDp(num_clients=3, clients_per_round=3, learning_rate=1.0, variant="fast"),
         lambda: trusted(policy=policy(trust="untrusted-server")),
         lambda: trusted(num_rounds=0),
         lambda: trusted(policy=policy(noise_quality="fast"), noise_keys=SystemKeys.generate()),

@@ -1,0 +1,5 @@
+"""``python -m murmurfl.app``: the ``murmurfl`` command."""
+
+from .cli import main
+
+main()

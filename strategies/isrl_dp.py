@@ -1,0 +1,118 @@
+r"""ISRL-DP minibatch SGD, the server's half: the "other work" of reshef-levy-2025 (Lowy and Razaviyayn 2023).
+
+With g_r the sum of the releases divided by m, the number asked, and Project_K onto the ball of diameter D:
+
+``minibatch`` (their algorithm 1, equal weights)
+    w_r = Project_K(w_{r-1} - eta g_r) with g_r asked for at w_{r-1}; published is the average of w_1 .. w_r.
+``accelerated`` (their algorithm 2 without strong convexity: AC-SA of Lan 2012)
+    With a_r = 2 / (r + 1), g_r is asked for at (1 - a_r) v_{r-1} + a_r w_{r-1}, w_r = Project_K(w_{r-1} - r eta g_r),
+    and v_r = (1 - a_r) v_{r-1} + a_r w_r is published.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from ..privacy import ConfigurationError
+from .base import ReleaseStrategy
+from .mu2 import check_step, project_to_ball
+from .replies import Vector
+
+Variant = Literal["minibatch", "accelerated"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+
+@dataclass(frozen=True)
+class IsrlDpState:
+    """State after a round: centre of the ball K, iterate w, published model v and query point, each of shape (d,)."""
+
+    start: Vector
+    w: Vector
+    average: Vector
+    query: Vector
+
+
+def isrl_dp_step(
+    state: IsrlDpState,
+    release_sum: Vector,
+    server_round: int,
+    *,
+    variant: Variant,
+    clients_per_round: int,
+    learning_rate: float,
+    diameter: float,
+) -> IsrlDpState:
+    """One round: a pure function; parameters as in :func:`~murmurfl.strategies.mu2.mu2_step`."""
+    r, accelerated = server_round, variant == "accelerated"
+    step = learning_rate * (r if accelerated else 1) / clients_per_round
+    w = project_to_ball(state.w - step * release_sum, state.start, diameter / 2)
+    weight = 2.0 / (r + 1) if accelerated else 1.0 / r
+    average = (1.0 - weight) * state.average + weight * w
+    following = 2.0 / (r + 2)
+    query = (1.0 - following) * average + following * w if accelerated else w
+    return IsrlDpState(state.start, w, average, query)
+
+
+class IsrlDp(ReleaseStrategy[IsrlDpState]):
+    """ISRL-DP minibatch SGD with an untrusted server, for :class:`~murmurfl.clients.IsrlDpClient`.
+
+    Parameters
+    ----------
+    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
+        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
+    learning_rate : float
+        eta > 0; the accelerated variant's step grows with the round, r eta.
+    diameter : float
+        D > 0, diameter of the ball K around the initial model; default none.
+    variant : {"minibatch", "accelerated"}
+
+    Notes
+    -----
+    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines'.
+    """
+
+    state_type: ClassVar[type[IsrlDpState]] = IsrlDpState
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        clients_per_round: int,
+        learning_rate: float,
+        diameter: float = math.inf,
+        variant: Variant = "minibatch",
+        **options: Any,
+    ) -> None:
+        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
+        check_step(learning_rate, diameter)
+        if variant not in VARIANTS:
+            raise ConfigurationError(f"Expected variant one of {VARIANTS}, got {variant!r}.")
+        self.learning_rate = float(learning_rate)
+        self.diameter = float(diameter)
+        self.variant: Variant = variant
+
+    def settings(self) -> dict[str, Any]:
+        own = {"variant": self.variant, "learning_rate": self.learning_rate, "diameter": self.diameter}
+        return {**super().settings(), **own}
+
+    def initial_state(self, start: Vector) -> IsrlDpState:
+        return IsrlDpState(start, start, start, start)
+
+    def query_points(self, state: IsrlDpState) -> tuple[Vector, ...]:
+        return (state.query,)
+
+    def step(self, state: IsrlDpState, release_sum: Vector, server_round: int) -> IsrlDpState:
+        return isrl_dp_step(
+            state,
+            release_sum,
+            server_round,
+            variant=self.variant,
+            clients_per_round=self.clients_per_round,
+            learning_rate=self.learning_rate,
+            diameter=self.diameter,
+        )
+
+    def model(self, state: IsrlDpState) -> Vector:
+        return state.average

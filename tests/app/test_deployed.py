@@ -1,0 +1,137 @@
+"""What a run over real machines does differently, on the in-process grid; the real thing is in tests/deployment."""
+
+import json
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.app import client_app
+from murmurfl.app.config import RunConfig
+from murmurfl.app.experiment import NoReleasesError, prepare, run_experiment
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, guarantee_sentence, write_failure, write_record
+from murmurfl.app.server_app import run_folder
+from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
+from murmurfl.strategies import Mu2
+from murmurfl.strategies.machines import NodesUnavailableError
+
+CONFIG = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds=4)
+
+
+def refusing(code, hello=None):
+    """Machines that answer a hello, or not, and refuse everything else."""
+    app = ClientApp()
+
+    def refuse(message, context):
+        return Message(Error(code, "no"), reply_to=message)
+
+    @app.query()
+    def query(message, context):
+        if message.content["config"][protocol.ASK] != protocol.ASK_HELLO or hello is None:
+            return refuse(message, context)
+        names = {protocol.MACHINES: str(context.node_config["partition-id"]), protocol.VERSION: hello}
+        return Message(RecordDict({protocol.CONFIG: ConfigRecord(names)}), reply_to=message)
+
+    app.train()(refuse)
+    return app
+
+
+def grid_of(app, config=CONFIG):
+    return InProcessGrid(app, config.num_clients, config.to_mapping())
+
+
+def test_every_training_has_a_session_of_its_own_and_the_guarantee_is_the_machines_word():
+    first, second = (run_experiment(grid_of(client_app.app), CONFIG, deployed=True) for _ in range(2))
+    assert first.strategy.session != second.strategy.session
+    assert first.mu == max(statement["mu-guaranteed"] for statement in first.statements.values())
+    assert "Real machines: the figure is what 2 of 2 machines say" in guarantee_sentence(first)
+
+
+def test_a_trusted_servers_noise_on_real_machines_is_not_seeded():
+    """No fixed or short seed: the key is 32 bytes of the operating system, another one every time."""
+    experiment = prepare(RunConfig(strategy="trusted-mu2", num_rounds=2))
+    assert isinstance(experiment.strategy()._keys, SimulatedKeys)
+    keys = [experiment.strategy(deployed=True)._keys for _ in range(2)]
+    assert all(isinstance(key, SystemKeys) for key in keys)
+    assert keys[0].secret_key != keys[1].secret_key
+
+
+def test_machines_that_all_refuse_end_the_run_after_as_many_rounds_as_configured():
+    app = refusing(protocol.BUDGET_EXHAUSTED, hello=protocol.PROTOCOL_VERSION)
+    reports = []
+    with pytest.raises(NoReleasesError, match=r"none in 3 rounds in a row.*round 3: machines refused with budget-exh"):
+        run_experiment(grid_of(app), CONFIG, deployed=True, on_progress=reports.append)
+    with pytest.raises(ConfigurationError, match="none in 4 rounds"):
+        run_experiment(grid_of(app), CONFIG)  # a simulation goes to its end
+
+
+def test_another_version_is_named_whoever_notices_it():
+    config = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds=4, node_deadline_s=0.5)
+    expected = (
+        r"2 answered with protocol-mismatch \(they speak version 2 of murmurfl's protocol, this server version 1\)"
+    )
+    with pytest.raises(NodesUnavailableError, match=expected):
+        run_experiment(grid_of(refusing(1, hello=2)), config, deployed=True)
+
+    older = ClientApp()
+
+    @older.query()
+    def query(message, context):
+        reason = "this machine speaks murmurfl's protocol version 2, the request states version 1"
+        return Message(Error(protocol.PROTOCOL_MISMATCH, reason), reply_to=message)
+
+    with pytest.raises(NodesUnavailableError, match=expected):
+        run_experiment(grid_of(older), config, deployed=True)
+
+
+def test_what_a_node_says_of_itself_does_not_reach_the_servers_words():
+    config = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds=4, node_deadline_s=0.5)
+    app = ClientApp()
+
+    @app.query()
+    def query(message, context):
+        return Message(Error(protocol.PROTOCOL_MISMATCH, "\x1b[31mrm -rf\nprotocol version eleven"), reply_to=message)
+
+    with pytest.raises(NodesUnavailableError) as caught:
+        run_experiment(grid_of(app), config, deployed=True)
+    assert "rm" not in str(caught.value)
+
+
+def test_missing_machines_are_named():
+    strategy = Mu2(num_clients=2, clients_per_round=2, learning_rate=0.1, node_deadline_s=0.0)
+    strategy.machines.restore(["clinic-0", "clinic-1"])
+    grid = grid_of(client_app.app)
+    grid.get_node_ids = list
+    with pytest.raises(NodesUnavailableError, match=r"got 0 \(missing: clinic-0, clinic-1\)"):
+        strategy.machines.meet(grid, 2)
+
+
+def test_a_run_on_real_machines_may_take_up_its_checkpoint_and_never_a_finished_run(tmp_path):
+    config = RunConfig(out_dir=str(tmp_path), run_name="run")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / CHECKPOINT_NAME).touch()
+    assert run_folder(config, 1, deployed=True) == folder
+    with pytest.raises(ConfigurationError):
+        run_folder(config, 1)
+    (folder / "result.json").touch()
+    with pytest.raises(ConfigurationError):
+        run_folder(config, 1, deployed=True)
+
+
+def test_a_failure_leaves_its_reason_until_the_run_is_taken_up_and_ends(tmp_path):
+    write_failure(ConfigurationError("Expected this, got that."), tmp_path)
+    assert json.loads((tmp_path / FAILURE_NAME).read_text()) == {
+        "reason": "Expected this, got that.",
+        "checkpoint": None,
+    }
+    write_record(run_experiment(grid_of(client_app.app), CONFIG), tmp_path)
+    assert not (tmp_path / FAILURE_NAME).exists()
+
+
+@pytest.mark.parametrize(("stated", "words"), [({}, "no version"), ({protocol.VERSION: 2}, "version 2")])
+def test_a_machine_answers_not_even_a_hello_of_another_version(stated, words):
+    client = prepare(CONFIG).client(0, MemoryLedger())
+    with pytest.raises(RefusedError, match=f"protocol version 1, the request states {words}") as caught:
+        client.get_properties({protocol.ASK: protocol.ASK_HELLO, **stated})
+    assert caught.value.code == protocol.PROTOCOL_MISMATCH

@@ -1,0 +1,259 @@
+"""The operator's file: what it settles, what it refuses, and that nothing else settles it."""
+
+import os
+import stat
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from murmurfl.app import client_app, node
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.launch import toml_document
+from murmurfl.app.node import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client, describe
+from murmurfl.app.supernode import Connection, repeating_the_last_answer
+from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, protocol
+
+BASE = {
+    "machine": "clinic",
+    "ledger": "ledger.sqlite",
+    "clip-norm": 2.0,
+    "batch-size": 32,
+    "mu": 4.0,
+    "task": "digits",
+    "num-partitions": 4,
+    "partition-id": 1,
+}
+OWN = {key: value for key, value in BASE.items() if key not in ("task", "num-partitions", "partition-id")}
+
+
+def write(folder, values=BASE, **changes):
+    values = {**values, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    path = folder / "node.toml"
+    path.write_text(toml_document(values))
+    return path
+
+
+def made(folder, **changes):
+    SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    return NodeConfig.read(write(folder, **changes))
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    configured_client.cache_clear()
+    monkeypatch.delenv(NODE_CONFIG_VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"mu-budget": 3.0}, "Expected known node-config keys, got mu-budget"),
+        ({"mu": "4"}, "Expected mu to be a finite number, got '4'"),
+        ({"mu": -1.0}, "Expected mu to be a number > 0"),
+        ({"clip-norm": 0.0}, "Expected clip-norm to be a number > 0"),
+        ({"clip-norm": float("inf")}, "Expected clip-norm to be a finite number"),
+        ({"batch-size": 0}, "Expected batch-size to be an integer >= 1"),
+        ({"batch-size": True}, "Expected batch-size to be an integer"),
+        ({"budget-mu": 5.0}, "Expected budget_mu = 4"),
+        ({"mu": 4.5}, "Expected mu <= 4, the budget of all runs in the ledger"),
+        ({"delta": 2.0}, "Expected delta to be a number >= 0 and < 1"),
+        ({"partition-id": 4}, "Expected partition-id to be from 0 to num-partitions - 1 = 3"),
+        ({"strategy": "sgd"}, "Expected strategy to be one of"),
+        ({"mechanism": "none"}, "Expected mechanism one of"),
+        ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
+        ({"max-participations": 12}, "Expected batch_size x max_participations <= the machine's 360 samples"),
+        ({"samples": "mine.npz"}, "Expected task to be set, or `samples`, and not both"),
+        ({"learning-rate": 0.1}, "Expected learning-rate to be set with strategy = 'online', and only then"),
+        ({"machine": ""}, "Expected machine to be a name"),
+    ],
+)
+def test_an_impossible_configuration_is_refused_with_one_line(tmp_path, changes, complaint):
+    path = write(tmp_path, {**BASE, **changes})
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    with pytest.raises(ConfigurationError) as caught:
+        NodeConfig.read(path).client()
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named(tmp_path):
+    path = write(tmp_path, {key: value for key, value in BASE.items() if key != "clip-norm"})
+    with pytest.raises(ConfigurationError, match="Expected the keys clip-norm, got none"):
+        NodeConfig.read(path)
+
+
+def test_a_file_that_is_no_toml_or_not_there_is_refused(tmp_path):
+    (tmp_path / "node.toml").write_text("mu = = 3")
+    with pytest.raises(ConfigurationError, match="Expected valid TOML"):
+        NodeConfig.read(tmp_path / "node.toml")
+    with pytest.raises(ConfigurationError, match=r"Expected a node configuration at .*No such file"):
+        NodeConfig.read(tmp_path / "other.toml")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_a_file_anybody_may_change_is_no_operators_file(tmp_path):
+    path = write(tmp_path)
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+    with pytest.raises(ConfigurationError, match="chmod o-w"):
+        NodeConfig.read(path)
+
+
+def test_without_its_ledger_a_machine_is_refused_and_none_is_made(tmp_path):
+    config = NodeConfig.read(write(tmp_path))
+    with pytest.raises(LedgerError, match="Expected a ledger at"):
+        config.client()
+    assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_the_budget_is_the_ledgers_whatever_the_file_says_later(tmp_path):
+    made(tmp_path)
+    with pytest.raises(ConfigurationError, match="Put the ledger's into the configuration"):
+        NodeConfig.read(write(tmp_path, budget_mu=40.0)).client()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, Mu2Client),
+        ({"strategy": "noisy-sgd"}, NoisySGDClient),
+        ({"strategy": "online", "learning-rate": 0.1}, OnlineClient),
+        ({"passes": 2}, Mu2Client),
+    ],
+)
+def test_a_real_machine_has_exact_noise_system_keys_and_a_durable_ledger(tmp_path, changes, kind):
+    client = made(tmp_path, **changes).client()
+    assert type(client) is kind
+    machine = client.machine
+    assert machine.policy.noise_quality == "exact"
+    assert isinstance(machine._keys, SystemKeys)
+    assert not machine.simulated
+    assert machine._ledger.durable
+    assert "mu = 4 " in describe(client)
+
+
+def test_a_machine_that_trusts_its_server_says_that_it_adds_no_noise(tmp_path):
+    assert "adds NO noise" in describe(made(tmp_path, strategy="trusted-mu2").client())
+
+
+def test_all_samples_are_used_unless_the_cap_says_less(tmp_path):
+    assert made(tmp_path).client().machine.policy.max_participations == 360 // 32
+
+
+def test_an_operators_own_samples(tmp_path):
+    generator = np.random.default_rng(1)
+    np.savez(tmp_path / "mine.npz", features=generator.random((100, 8, 8)), labels=generator.integers(10, size=100))
+    path = write(tmp_path, {**OWN, "samples": "mine.npz", "num-classes": 10})
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    client = NodeConfig.read(path).client()
+    assert (client.machine.num_samples, client.machine.num_parameters) == (100, 650)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"features": np.zeros((5, 3))},
+        {"features": np.zeros((5, 3)), "labels": np.zeros(4, int)},
+        {"features": np.zeros((5, 3)), "labels": np.full(5, 10)},
+        {"features": np.zeros((5, 3)), "labels": np.zeros(5)},
+        {"features": np.array([["a"]]), "labels": np.zeros(1, int)},
+        {"features": np.array([[object()]]), "labels": np.zeros(1, int)},
+        {"features": np.zeros((0, 3)), "labels": np.zeros(0, int)},
+    ],
+)
+def test_samples_that_are_not_what_was_promised_are_refused(tmp_path, arrays):
+    np.savez(tmp_path / "mine.npz", **arrays)
+    path = write(tmp_path, {**OWN, "samples": "mine.npz", "num-classes": 10, "batch-size": 1})
+    with pytest.raises(ConfigurationError, match="Expected"):
+        NodeConfig.read(path).client()
+
+
+def context(node_config, run_config):
+    return Context(run_id=1, node_id=2, node_config=node_config, state=RecordDict(), run_config=run_config)
+
+
+def test_on_a_real_node_the_run_configuration_decides_nothing(tmp_path, monkeypatch):
+    made(tmp_path)
+    monkeypatch.setenv(NODE_CONFIG_VARIABLE, str(tmp_path / "node.toml"))
+    weaker = {"mu": 1e6, "clip-norm": 1e6, "noise-quality": "fast", "strategy": "trusted-mu2", "unknown": 1}
+    client = client_app.client_fn(context({"partition-id": 3}, weaker))
+    assert (client.machine.policy.mu, client.machine.policy.clip_norm, client.name) == (4.0, 2.0, "clinic")
+    assert client.machine.policy.trust == "untrusted-server"
+
+
+def test_the_operators_command_line_may_name_the_file(tmp_path):
+    made(tmp_path)
+    client = client_app.client_fn(context({NODE_CONFIG_KEY: str(tmp_path / "node.toml")}, {}))
+    assert client.name == "clinic"
+
+
+def test_a_run_configuration_cannot_name_the_file(tmp_path):
+    made(tmp_path)
+    with pytest.raises(ConfigurationError, match="Expected an operator's configuration"):
+        client_app.client_fn(context({}, {NODE_CONFIG_KEY: str(tmp_path / "node.toml")}))
+
+
+def test_a_machine_is_made_once_in_a_process(tmp_path, monkeypatch):
+    made(tmp_path)
+    monkeypatch.setenv(NODE_CONFIG_VARIABLE, str(tmp_path / "node.toml"))
+    assert client_app.client_fn(context({}, {})) is client_app.client_fn(context({}, {}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"superlink": ""}, "HOST:PORT"),
+        ({"superlink": "host"}, "HOST:PORT"),
+        ({"superlink": "host:99999"}, "HOST:PORT"),
+        ({"superlink": "host:1", "insecure": True, "private_key": "x"}, "no certificates and no key with --insecure"),
+        ({"superlink": "host:1", "private_key": "/nowhere/key"}, "a private key at /nowhere/key"),
+        ({"superlink": "host:1", "root_certificates": "/nowhere/ca"}, "root certificates at /nowhere/ca"),
+    ],
+)
+def test_a_connection_that_cannot_be_is_refused_before_anything_starts(arguments, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Connection(**arguments)
+
+
+def test_the_environment_goes_before_the_command_line(monkeypatch):
+    monkeypatch.setenv(NODE_CONFIG_VARIABLE, "/a")
+    assert str(node.operators_file({NODE_CONFIG_KEY: "/b"})) == "/a"
+    monkeypatch.delenv(NODE_CONFIG_VARIABLE)
+    assert str(node.operators_file({NODE_CONFIG_KEY: "/b"})) == "/b"
+    assert node.operators_file(SimpleNamespace(get=lambda key: None)) is None
+
+
+def request(server_round=1, ack=0):
+    points = [np.zeros((10, 64)), np.zeros(10)]
+    entries = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: server_round,
+        protocol.SESSION: "training",
+        protocol.ACK: ack,
+    }
+    return RecordDict(
+        {
+            protocol.ARRAYS: ArrayRecord(points),
+            protocol.PREVIOUS_ARRAYS: ArrayRecord(points),
+            protocol.CONFIG: ConfigRecord(entries),
+        }
+    )
+
+
+def test_a_request_that_comes_twice_gets_one_release_twice_and_spends_once(tmp_path):
+    client = made(tmp_path).client()
+    app = numpy_client_app(lambda context: client, mods=[repeating_the_last_answer()])
+    grid = InProcessGrid(app, 1, {})
+
+    def ask(content):
+        message = Message(content, dst_node_id=grid.get_node_ids()[0], message_type=MessageType.TRAIN)
+        return grid.send_and_receive([message])[0]
+
+    first, again = (ask(request()) for _ in range(2))
+    assert first.content == again.content
+    assert client.statement("training")["releases"] == 1
+    other = ask(request(server_round=2, ack=1))
+    assert other.content[protocol.METRICS][protocol.RELEASE] == 2
+    late = ask(request())  # no longer the last: a new request, with an acknowledgement of old
+    assert late.error.code == protocol.BAD_ACKNOWLEDGEMENT
