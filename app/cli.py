@@ -133,7 +133,7 @@ def reproduce(
     as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set any other cell of them."""
-    from .reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
+    from .reproduce import cells_of, markdown_table, plan_runs, run_cells, table_rows, write_reproduction
 
     with _failing_clearly():
         cells = cells_of(name, parse_assignments(assignments or []))
@@ -159,7 +159,10 @@ def reproduce(
         if as_json:
             typer.echo(json.dumps(document, indent=2))
             return
-        Console(width=max(Console().width, 150)).print(_table(name, table_rows(document)))
+        rows = table_rows(document)
+        # Tables of curves have a column for everything; people get those of the pages.
+        table = _markdown_as_table(name, markdown_table(rows)) if "step" in rows[0] else _table(name, rows)
+        Console(width=max(Console().width, 150)).print(table)
         typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
 
 
@@ -239,6 +242,17 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
                 for column, value in row.items()
             )
         )
+    return table
+
+
+def _markdown_as_table(title: str, text: str) -> Table:
+    text = text.strip().replace("**", "")
+    header, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+    table = Table(title=title)
+    for column in header:
+        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right")
+    for line in lines:
+        table.add_row(*line)
     return table
 
 

@@ -76,5 +76,6 @@ def plot_curves(document: Mapping[str, Any], title: str, path: Path) -> None:
         axes.set_xlabel("round")
     handles, texts = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, texts, loc="outside lower center", ncols=min(len(texts), 8), fontsize=8)
-    figure.suptitle(f"{title}: mean and standard deviation over {document['seeds']} runs")
+    seeds = document["seeds"]
+    figure.suptitle(f"{title}: {f'mean and standard deviation over {seeds} runs' if seeds > 1 else 'one run'}")
     figure.savefig(path, dpi=110)

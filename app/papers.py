@@ -232,7 +232,7 @@ def _zhang_2025_cnn() -> list[Cell]:
     """
     cells = []
     for steps in (5, 10):
-        for label, factor, rate in (("update", 1, 0.003), ("the paper's noise", steps, 0.01)):
+        for label, factor, rate in (("update", 1, 0.015 / steps), ("the paper's noise", steps, 0.03)):
             cells.append(
                 Cell(
                     f"tau = {steps}, {label}",

@@ -327,7 +327,7 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             row["batch"],
             f"{row['mu asked']:g}",
             row["algorithm"],
-            f"{row['accuracy %']:.1f} ± {row['± std']:.1f}",
+            _spread(row, "accuracy %", "± std", ".1f"),
             "" if paper is None else f"{paper:.1f}",
             f"{row['loss']:.4f}",
             "" if paper_loss is None else f"{paper_loss:.3f}",
@@ -346,19 +346,24 @@ def _online_table(rows: list[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        sums = ["" if row[name] is None else f"{row[name]:.0f} ± {row[f'± {name}']:.0f}" for name in SUMS]
+        sums = ["" if row[name] is None else _spread(row, name, f"± {name}", ".0f") for name in SUMS]
         epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
         cells = (
             row["table"],
             row["algorithm"],
             f"{row['step']:g}",
-            f"{row['accuracy %']:.1f} ± {row['± std']:.1f}",
+            _spread(row, "accuracy %", "± std", ".1f"),
             *sums,
             epsilon,
             row["noise"],
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _spread(row: Mapping[str, Any], mean: str, std: str, form: str) -> str:
+    """A mean and, of more than one run, its standard deviation."""
+    return f"{row[mean]:{form}}" + (f" ± {row[std]:{form}}" if row["runs"] > 1 else "")
 
 
 def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:

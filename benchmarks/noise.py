@@ -35,21 +35,21 @@ def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _normals(release: int) -> Any:
-    return standard_normals(row_key(bytes(32), release.to_bytes(16, "little")), STREAM_SIZE, "fast")
+def _normals(release: int, draws: int = 1) -> Any:
+    return standard_normals(row_key(bytes(32), release.to_bytes(16, "little")), draws * STREAM_SIZE, "fast")
 
 
 def _stream(name: str, regenerated: bool) -> Callable[[], object]:
     mechanism = make_mechanism(name, RELEASES)
     state = mechanism.initial_state(STREAM_SIZE)
     for release in range(1, RELEASES):
-        state = mechanism.increment(state, release, _normals(release)).state
+        state = mechanism.increment(state, release, _normals(release, mechanism.draws(release))).state or ()
 
     def last_release() -> object:
         before = state
         if regenerated:
             before = mechanism.state_after(RELEASES - 1, lambda releases: _normals(releases[0])[None])
-        return mechanism.increment(before, RELEASES, _normals(RELEASES))
+        return mechanism.increment(before, RELEASES, _normals(RELEASES, mechanism.draws(RELEASES)))
 
     return last_release
 
