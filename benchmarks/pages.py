@@ -17,7 +17,7 @@ from typing import Any
 from murmurfl.app.papers import REPRODUCTIONS
 from murmurfl.app.reproduce import markdown_table, table_rows
 
-from . import engines, mechanisms, noise, profile, scale
+from . import engines, mechanisms, noise, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,6 +120,7 @@ BLOCKS = {
         "machine": measured_on,
         "engines": part("engines", engines.table),
         "noise": part("noise", noise.table),
+        "streams": part("streams", streams.table),
         "profile": part("profile", profile.table),
         "profile-before": lambda: profile.table(document("profile-before")),
         "scale": part("scale", scale.table),
