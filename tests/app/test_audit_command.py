@@ -13,7 +13,7 @@ from murmurfl.app.models import make_model
 from murmurfl.privacy.clipping import clip_per_sample
 from typer.testing import CliRunner
 
-RUNS = 600
+RUNS, RUNS_TO_CATCH = 600, 300
 
 CONFIGS = {
     "mu2": {"mu": 1},
@@ -48,7 +48,7 @@ def test_the_measured_loss_stays_below_the_claimed_and_is_not_nothing(name):
 
 @pytest.mark.parametrize("name", ["mu2", "lost replies, blt", "online"])
 def test_half_the_noise_is_found_out(name, half_the_noise):
-    audit = audit_run(RunConfig.from_mapping(CONFIGS[name]), RUNS)
+    audit = audit_run(RunConfig.from_mapping(CONFIGS[name]), RUNS_TO_CATCH)
     assert audit.result.violated
     assert "refuted" in audit_lines(audit)[-1]
 
@@ -68,7 +68,7 @@ def test_the_command_prints_claimed_against_measured():
 
 
 def test_the_command_fails_when_the_claim_is_false(half_the_noise):
-    result = CliRunner().invoke(cli, ["audit", "--set", "mu=1", "--runs", str(RUNS), "--json"])
+    result = CliRunner().invoke(cli, ["audit", "--set", "mu=1", "--runs", str(RUNS_TO_CATCH), "--json"])
     assert result.exit_code == 3
     assert json.loads(result.stdout)["violated"] is True
     assert "above the claimed" in result.stderr
