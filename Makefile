@@ -32,7 +32,7 @@ deploy-demo: $(STAMP)
 	$(BIN)/murmurfl deploy-demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, and not quick.
 test-deployment: $(STAMP)

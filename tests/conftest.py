@@ -1,0 +1,7 @@
+"""The order of the test files: those that start servers first, so that no worker is left alone with one of them."""
+
+SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
