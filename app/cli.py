@@ -19,6 +19,7 @@ from .ledger_command import ledger_cli
 from .node_command import deploy_demo, node
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 
+_TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
 cli = typer.Typer(
@@ -254,9 +255,6 @@ def _markdown_as_table(title: str, text: str) -> Table:
     for line in lines:
         table.add_row(*line)
     return table
-
-
-_TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
 
 
 class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used

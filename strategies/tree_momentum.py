@@ -114,9 +114,8 @@ class TreeMomentum(ReleaseStrategy[TreeMomentumState]):
     are private, and nothing else computed from un-noised sums is published; the checkpoint holds them and must be kept
     like the data. It rests on every sample taking part in rounds c, c + N, c + 2 N, ... only: a reply counts only if
     its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
-    server stops between its replies and its checkpoint), and replies that state a
-    larger sensitivity or another grid than the policy's are dropped. Nodes are rounded to the machines' grid, which is
-    charged.
+    server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
+    than the policy's are dropped. Nodes are rounded to the machines' grid, which is charged.
     """
 
     state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
