@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from . import protocol
 from .clipping import clip_per_sample
 from .errors import ConfigurationError, LedgerError, RefusedError
-from .grid import MARK
+from .grid import MARK, Grid
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .mechanisms import Draw, State
@@ -52,21 +52,29 @@ update made from all of them."""
 
 @dataclass(frozen=True)
 class Release:
-    """What leaves the machine: nothing in it but ``values`` depends on data.
+    """What leaves the machine: nothing in it but ``counts`` depends on data.
 
     Parameters
     ----------
-    values : ndarray of shape (parameters,), float64
-        P_k - P_ack, exact multiples of the grid's spacing.
+    counts : ndarray of shape (parameters,), int64
+        P_k - P_ack in units of the grid's spacing; read-only.
+    spacing : float
+        That of the machine's grid.
     release : int
         k.
     ack : int
         The acknowledgement it was built on.
     """
 
-    values: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    spacing: float
     release: int
     ack: int
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """P_k - P_ack, shape (parameters,), exact multiples of the spacing: what is sent."""
+        return Grid(self.spacing).values(self.counts)
 
 
 @dataclass(frozen=True)
@@ -363,12 +371,13 @@ class PrivateMachine:
         note: State | None = None,
     ) -> Release:
         """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
-        stream, values = self._advance(admission.stream, session, counts, normals)
+        stream, counts = self._advance(admission.stream, session, counts, normals)
         if note is not None:
             stream = replace(stream, noted=note)
         used = max(admission.account.samples_used, admission.samples.stop)
         page.commit(session, stream, Account(used, admission.account.reserved))
-        return Release(self.plan.grid.values(values), stream.release, stream.ack)
+        counts.setflags(write=False)  # the ledger in memory may hold the very array
+        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
         if self.policy.trust == "trusted-server":
