@@ -8,26 +8,17 @@ plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient, numpy_client_app
+from ..clients.simulation import in_simulation
 from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
-from .inprocess import running_in_process
 from .node import configured_client, operators_file
-
-
-def in_simulation() -> bool:
-    """Whether this process is a simulation's worker: no message can make it look like one."""
-    if running_in_process():
-        return True
-    ray = sys.modules.get("ray")  # a worker of Ray's has imported it
-    return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
 
 
 def client_fn(context: Context) -> PrivateClient:

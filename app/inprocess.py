@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -17,16 +16,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from ..clients.simulation import simulated_in_process
+
 _SERVER_NODE = 1
 _FIRST_NODE = 1000
 _UNKNOWN_ERROR = 0
-
-_active: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
-
-
-def running_in_process() -> bool:
-    """Whether the calling code runs inside a message handled by :class:`InProcessGrid`."""
-    return _active.get()
 
 
 class InProcessGrid(Grid):
@@ -104,12 +98,10 @@ class InProcessGrid(Grid):
         context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:
             return Message(Error(_UNKNOWN_ERROR, "no such node"), reply_to=delivered)
-        token = _active.set(True)
-        try:
-            reply = self._client_app(delivered, context)
-        except Exception as error:  # as a SuperNode does: the node lives on, the server gets an error reply
-            reply = Message(Error(_UNKNOWN_ERROR, str(error)), reply_to=delivered)
-        finally:
-            _active.reset(token)
+        with simulated_in_process():
+            try:
+                reply = self._client_app(delivered, context)
+            except Exception as error:  # as a SuperNode does: the node lives on, the server gets an error reply
+                reply = Message(Error(_UNKNOWN_ERROR, str(error)), reply_to=delivered)
         reply.metadata.__dict__["_message_id"] = uuid.uuid4().hex
         return reply

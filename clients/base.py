@@ -29,6 +29,7 @@ from ..privacy import (
 )
 from ..privacy.cohort import DenseContributions, StackedContributions
 from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten
+from .requests import check_version, integer_entry, malformed, session_entry
 
 
 @dataclass(frozen=True)
@@ -240,13 +241,13 @@ class PrivateClient(NumPyClient):
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a query: the machine's name, or what it has spent; none of it depends on data."""
-        _check_version(config)
+        check_version(config)
         ask = config.get(protocol.ASK)
         if ask == protocol.ASK_HELLO:
             return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
         if ask == protocol.ASK_PRIVACY:
-            return {protocol.MACHINES: self.name, **self.statement(_session(config))}
-        raise _malformed("the query is not one this machine answers")
+            return {protocol.MACHINES: self.name, **self.statement(session_entry(config))}
+        raise malformed("the query is not one this machine answers")
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent in a session and what it guarantees, as plain values."""
@@ -267,49 +268,20 @@ class PrivateClient(NumPyClient):
         }
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
-        _check_version(config)
+        check_version(config)
         if config.get(protocol.MACHINE, self.name) != self.name:
-            raise _malformed("the request names another machine")
-        server_round = _integer(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
-        ack = _integer(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
-        session = _session(config)
+            raise malformed("the request names another machine")
+        server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
+        ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
+        session = session_entry(config)
         width = len(self._shapes)
         if len(parameters) != width * self.query_points:
-            raise _malformed(f"expected {self.query_points} query points of {width} arrays")
+            raise malformed(f"expected {self.query_points} query points of {width} arrays")
         points = []
         for start in range(0, len(parameters), width):
             point = list(parameters[start : start + width])
             for values, shape in zip(point, self._shapes, strict=True):
                 if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
-                    raise _malformed("expected finite floating-point arrays of the model's shapes")
+                    raise malformed("expected finite floating-point arrays of the model's shapes")
             points.append(point)
         return Request(server_round, session, ack, tuple(points))
-
-
-def _malformed(reason: str) -> RefusedError:
-    return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
-
-
-def _check_version(config: Mapping[str, Any]) -> None:
-    """Refuse a request of another protocol version; the text names ours, so that both sides' logs say what to do."""
-    version = config.get(protocol.VERSION)
-    if version != protocol.PROTOCOL_VERSION:
-        stated = f"version {version}" if isinstance(version, int) else "no version"
-        raise RefusedError(
-            protocol.PROTOCOL_MISMATCH,
-            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
-        )
-
-
-def _integer(config: Mapping[str, Any], key: str, low: int, high: int) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise _malformed(f"expected {key} to be an integer from {low} to {high}")
-    return value
-
-
-def _session(config: Mapping[str, Any]) -> str:
-    session = config.get(protocol.SESSION)
-    if not isinstance(session, str) or not 0 < len(session) <= protocol.LONGEST_SESSION_NAME or not session.isalnum():
-        raise _malformed(f"expected {protocol.SESSION} to be 1 to {protocol.LONGEST_SESSION_NAME} letters and digits")
-    return session

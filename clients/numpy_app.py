@@ -7,23 +7,19 @@ one fixed sentence for anything unexpected, because Flower forwards exception st
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from ..privacy import ConfigurationError, LedgerError, RefusedError, protocol
+from ..privacy import ConfigurationError, RefusedError, protocol
 from ..privacy.arrays import read_array
-
-logger = logging.getLogger(__name__)
+from .answers import answer
 
 ClientFunction = Callable[[Context], NumPyClient | Client]
-
-_INTERNAL = "internal error; the machine's own log says more"
 
 
 def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -> ClientApp:
@@ -53,15 +49,15 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _train(_client(client_fn, context), message.content))
+        return answer(message, lambda: _train(_client(client_fn, context), message.content))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _evaluate(_client(client_fn, context), message.content))
+        return answer(message, lambda: _evaluate(_client(client_fn, context), message.content))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _query(_client(client_fn, context), message.content))
+        return answer(message, lambda: _query(_client(client_fn, context), message.content))
 
     return app
 
@@ -73,23 +69,6 @@ def _client(client_fn: ClientFunction, context: Context) -> NumPyClient:
     if not isinstance(inner, NumPyClient):
         raise ConfigurationError(f"Expected client_fn to return a NumPyClient, got {type(client).__name__}.")
     return inner
-
-
-def _answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
-    try:
-        return Message(handle(), reply_to=message)
-    except RefusedError as refusal:
-        logger.info("Refused a request: %s.", refusal.reason)
-        return Message(Error(refusal.code, refusal.reason), reply_to=message)
-    except ConfigurationError:
-        logger.exception("This machine is not configured to answer.")
-        return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
-    except LedgerError:
-        logger.exception("This machine's ledger cannot be used; nothing was released.")
-        return Message(Error(protocol.LEDGER_UNUSABLE, "this machine's ledger cannot be used"), reply_to=message)
-    except Exception:
-        logger.exception("This machine failed to answer.")
-        return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
 
 
 def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""What a machine answers when something goes wrong: a refusal's fixed text, or one fixed sentence for anything else.
+
+Flower forwards exception strings, and those can carry data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flwr.app import Error, Message, RecordDict
+
+from ..privacy import ConfigurationError, LedgerError, RefusedError, protocol
+
+logger = logging.getLogger(__name__)
+
+_INTERNAL = "internal error; the machine's own log says more"
+
+
+def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
+    """The reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
+
+    Parameters
+    ----------
+    message : Message
+        What is answered.
+    handle : callable
+        Makes the reply's content.
+
+    Notes
+    -----
+    **Formal guarantees.** No text of an exception leaves the machine but that of a
+    :class:`~murmurfl.privacy.RefusedError`, which is fixed; that it failed, and in which of these ways, does.
+    """
+    try:
+        return Message(handle(), reply_to=message)
+    except RefusedError as refusal:
+        logger.info("Refused a request: %s.", refusal.reason)
+        return Message(Error(refusal.code, refusal.reason), reply_to=message)
+    except ConfigurationError:
+        logger.exception("This machine is not configured to answer.")
+        return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
+    except LedgerError:
+        logger.exception("This machine's ledger cannot be used; nothing was released.")
+        return Message(Error(protocol.LEDGER_UNUSABLE, "this machine's ledger cannot be used"), reply_to=message)
+    except Exception:
+        logger.exception("This machine failed to answer.")
+        return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
