@@ -7,15 +7,18 @@ from .delayed_momentum import DelayedMomentumClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
+from .noise_mod import CorrelatedNoiseMod
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .online import ConvexSmoothGradients, OnlineClient, local_updates
 from .shuffled import ShuffledClient
+from .update_policy import UpdateNode, UpdatePolicy
 
 __all__ = [
     "Cohort",
     "ContextLedger",
     "ConvexSmoothGradients",
+    "CorrelatedNoiseMod",
     "DelayedMomentumClient",
     "IsrlDpClient",
     "Mu2Client",
@@ -27,6 +30,8 @@ __all__ = [
     "Samples",
     "ShuffledClient",
     "TorchGradients",
+    "UpdateNode",
+    "UpdatePolicy",
     "local_updates",
     "numpy_client_app",
 ]

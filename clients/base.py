@@ -251,21 +251,7 @@ class PrivateClient(NumPyClient):
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent in a session and what it guarantees, as plain values."""
-        statement = self.machine.statement(session)
-        return {
-            "releases": statement.releases,
-            "mu-spent": statement.mu_spent,
-            "mu-guaranteed": statement.mu_guaranteed,
-            "mu-budget": statement.mu_budget,
-            "samples-used": statement.samples_used,
-            "max-participations": statement.max_participations,
-            "delta": self.machine.policy.delta,
-            "mechanism": self.machine.policy.mechanism,
-            "trust": self.machine.policy.trust,
-            "noise-quality": self.machine.policy.noise_quality,
-            "noise-std": self.machine.plan.noise_std,
-            "sensitivity": self.machine.plan.sensitivity,
-        }
+        return statement_entries(self.machine, session)
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
         check_version(config)
@@ -285,3 +271,22 @@ class PrivateClient(NumPyClient):
                     raise malformed("expected finite floating-point arrays of the model's shapes")
             points.append(point)
         return Request(server_round, session, ack, tuple(points))
+
+
+def statement_entries(machine: PrivateMachine, session: str) -> dict[str, Any]:
+    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data."""
+    statement = machine.statement(session)
+    return {
+        "releases": statement.releases,
+        "mu-spent": statement.mu_spent,
+        "mu-guaranteed": statement.mu_guaranteed,
+        "mu-budget": statement.mu_budget,
+        "samples-used": statement.samples_used,
+        "max-participations": statement.max_participations,
+        "delta": machine.policy.delta,
+        "mechanism": machine.policy.mechanism,
+        "trust": machine.policy.trust,
+        "noise-quality": machine.policy.noise_quality,
+        "noise-std": machine.plan.noise_std,
+        "sensitivity": machine.plan.sensitivity,
+    }

@@ -29,8 +29,15 @@ ASK_PRIVACY = "privacy"
 RELEASE = "release"
 NUM_EXAMPLES = "num-examples"
 SENSITIVITY = "sensitivity"
+MU_GUARANTEED = "mu-guaranteed"
+DELTA = "delta"
+CLIENT_LEVEL = "client-level"
 
-# Entries of a reply to a query.
+# Of a reply with results of an evaluation, which no noise protects.
+NOT_PRIVATE = "not-private"
+
+# Entries of a query for what a machine has spent, and of its reply.
+NUM_PARAMETERS = "num-parameters"
 MACHINES = "machines"
 
 LONGEST_SESSION_NAME = 64

@@ -2,6 +2,7 @@
 
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
@@ -26,7 +27,9 @@ __all__ = [
     "REGULARIZERS",
     "SAMPLINGS",
     "VARIANTS",
+    "AverageState",
     "CheckpointError",
+    "CorrelatedFedAvg",
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
@@ -53,6 +56,7 @@ __all__ = [
     "TreeMomentum",
     "TreeMomentumState",
     "TrustedMu2",
+    "average_step",
     "delayed_momentum_step",
     "isrl_dp_step",
     "load_checkpoint",

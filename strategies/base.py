@@ -96,6 +96,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
     state_type: ClassVar[type[Any]]
     acknowledges: ClassVar[bool] = True
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
+    message_type_of_queries: ClassVar[str] = MessageType.QUERY
+    """The type of the messages in which machines are asked who they are and what they have spent."""
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
 
     def __init__(
@@ -127,7 +129,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.seed = secrets.randbits(63) if seed is None else seed
         self.sampling: Sampling = sampling
         self.session = secrets.token_hex(16) if session is None else session
-        self.machines = MachineDirectory(num_clients, node_deadline_s)
+        self.machines = MachineDirectory(num_clients, node_deadline_s, message_type=self.message_type_of_queries)
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
@@ -307,6 +309,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
+            self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation, last = None, server_round == num_rounds
             if last or (evaluate_fn and not server_round % self.evaluate_every):
                 result.arrays = self._record(self._published())
@@ -349,10 +352,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                     protocol.ASK: protocol.ASK_PRIVACY,
                     protocol.SESSION: self.session,
                     protocol.MACHINE: name,
+                    protocol.NUM_PARAMETERS: vector_size(self._layout),
                 }
             )
             content = RecordDict({protocol.CONFIG: config})
-            messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.QUERY))
+            messages.append(Message(content, dst_node_id=node_id, message_type=self.message_type_of_queries))
         statements = {}
         for reply in exchange(grid, messages, timeout):
             if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
@@ -380,6 +384,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
         aggregated = self.acks if self.acknowledges else {}
         return RoundRequest(server_round, self.session, self._asked, aggregated, self.query_points(self.state))
+
+    def _after_round(
+        self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
+    ) -> None:
+        """For subclasses whose machines have more to be asked."""
 
     def _ack(self, name: str) -> int:
         """What a machine is told was aggregated of it."""

@@ -128,14 +128,24 @@ class MachineDirectory:
         Longest wait, in seconds, for enough machines to be connected.
     sleep : callable
         For tests.
+    message_type : str
+        Of the messages in which machines are asked for their names.
     """
 
-    def __init__(self, num_clients: int, deadline_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        deadline_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        message_type: str = MessageType.QUERY,
+    ) -> None:
         self.num_clients = num_clients
         self.deadline_s = deadline_s
         self.names: list[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
         self._sleep = sleep
+        self._message_type = message_type
         self._hosted: dict[int, list[str]] = {}
         self._greeted: dict[int, tuple[str, float]] = {}
         self._warned: set[str] = set()
@@ -200,7 +210,7 @@ class MachineDirectory:
         }
         new = sorted(connected - self._hosted.keys() - self._greeted.keys())
         if new:
-            message_ids = list(grid.push_messages([_hello(node_id) for node_id in new]))
+            message_ids = list(grid.push_messages([_hello(node_id, self._message_type) for node_id in new]))
             for node_id, message_id in zip(new, message_ids, strict=False):
                 self._greeted[node_id] = (message_id or "", now)
         waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
@@ -263,9 +273,9 @@ def _failure(reply: Message) -> str:
     return "an answer this server does not understand"
 
 
-def _hello(node_id: int) -> Message:
+def _hello(node_id: int, message_type: str) -> Message:
     config = ConfigRecord({protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION})
-    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=MessageType.QUERY)
+    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
 
 
 def _names_in(reply: Message) -> list[str] | None:

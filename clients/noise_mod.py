@@ -1,0 +1,297 @@
+"""Correlated noise for anybody's ClientApp: a Flower mod around a training that knows nothing of it.
+
+The ClientApp trains as it always did. What leaves the machine is not its model but the release P_k - P_ack of its
+update (trained minus received model), clipped, on the grid, with noise, recorded in the ledger before it goes
+(:class:`~murmurfl.privacy.PrivateMachine`). :class:`~murmurfl.strategies.CorrelatedFedAvg` adds the releases up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import DEBUG, INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.logger import log
+from numpy.typing import NDArray
+
+from ..privacy import (
+    ConfigurationError,
+    Ledger,
+    MurmurflError,
+    NoiseKeys,
+    PrivateMachine,
+    RefusedError,
+    SimulatedKeys,
+    SQLiteLedger,
+    protocol,
+)
+from ..privacy.arrays import read_array
+from .answers import answer
+from .base import statement_entries
+from .context_ledger import ContextLedger
+from .gradients import unflatten
+from .requests import check_version, integer_entry, malformed, session_entry
+from .simulation import in_simulation
+from .update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, UpdateNode, UpdatePolicy, operators_file
+
+_MOST_PARAMETERS = 2**40
+
+
+@dataclass(frozen=True)
+class _Machine:
+    name: str
+    policy: UpdatePolicy
+    ledger: Ledger
+    keys: NoiseKeys
+
+    def private(self, num_parameters: int) -> PrivateMachine:
+        policy = self.policy.privacy_policy()
+        return PrivateMachine(policy, num_parameters, self.policy.num_parts, self.ledger, self.keys)
+
+
+class CorrelatedNoiseMod:
+    """Local differential privacy with correlated noise over the model updates of any Message-API ClientApp.
+
+    Put it first in ``ClientApp(mods=[...])``, so that it is around everything, and train with
+    :class:`~murmurfl.strategies.CorrelatedFedAvg` in place of Flower's FedAvg.
+
+    Parameters
+    ----------
+    simulation : UpdatePolicy, optional
+        What every *simulated* machine decides. On a real node it is not looked at: the operator's file decides
+        (:class:`~murmurfl.clients.UpdateNode`), named by the environment variable ``MURMURFL_NODE_CONFIG`` or by
+        ``flower-supernode --node-config 'murmurfl-config="..."'``, and without one the machine refuses.
+    seed : int
+        Of the simulated machines' keys: the same run gives the same model.
+
+    Notes
+    -----
+    **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
+    the machine's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
+    examples) stays. Results of ``evaluate`` are refused unless the machine's own configuration allows them, and are
+    then marked ``not-private``: no epsilon covers them. Queries are answered here or refused.
+
+    **Arrays.** The update is taken of all floating-point arrays of the model, float buffers included, in float64.
+    Arrays of integers and booleans are handed to the ClientApp as they came; what it makes of them is dropped. Other
+    kinds (complex numbers, or bfloat16, which Flower cannot carry) are refused.
+
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: by default client-level, for replacement of
+    all data of the machine. They rest on the machine running this code and on ``ClientApp(mods=[...])``: functions
+    registered with another app, and Flower's ``lifespan``, are not covered. On a real node a training that fails, or
+    answers with something else than the model, counts as an update of zero, because whether it fails may depend on the
+    data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
+    protected. Simulated keys protect nobody's data.
+    """
+
+    def __init__(self, simulation: UpdatePolicy | None = None, *, seed: int = 0) -> None:
+        if simulation is not None and not isinstance(simulation, UpdatePolicy):
+            raise ConfigurationError(
+                f"Expected simulation to be an UpdatePolicy, got {type(simulation).__name__}: write "
+                "CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=20))."
+            )
+        self.simulation = simulation
+        self.seed = seed
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer a message; Flower calls this.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        return answer(message, lambda: self._content(message, context, call_next))
+
+    def _content(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
+        machine = self._machine(context)
+        config = _config(message.content)
+        if protocol.ASK in config:
+            return _asked(machine, config)
+        kind = message.metadata.message_type.split(".")[0]
+        if kind == MessageType.TRAIN:
+            return _train(machine, config, message, context, call_next)
+        if kind == MessageType.EVALUATE:
+            return _evaluate(machine, message, context, call_next)
+        raise malformed("the query is not one this machine answers")
+
+    def _machine(self, context: Context) -> _Machine:
+        if in_simulation():
+            if self.simulation is None:
+                raise ConfigurationError(
+                    "Expected a policy for simulated machines, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
+                    "clip_norm=1.0, mu=4.0, max_participations=20))."
+                )
+            name = str(context.node_config.get("partition-id", context.node_id))
+            ledger = ContextLedger(context.state, name)
+            return _Machine(name, self.simulation, ledger, SimulatedKeys(self.seed, name))
+        path = operators_file(context.node_config)
+        if path is None:
+            raise ConfigurationError(
+                f"Expected an operator's file on a real node, got none: name it with the environment variable "
+                f"{NODE_CONFIG_VARIABLE} or --node-config '{NODE_CONFIG_KEY}=\"...\"'. The policy in the ClientApp is "
+                "for simulation only."
+            )
+        node = UpdateNode.read(path)
+        ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
+        return _Machine(node.machine, node.policy(ledger), ledger, ledger.keys())
+
+
+def _config(content: RecordDict) -> Mapping[str, Any]:
+    """The record that speaks murmurfl's protocol, whatever the project calls it; empty if there is none."""
+    found = [record for record in content.config_records.values() if protocol.VERSION in record]
+    if len(found) > 1:
+        raise malformed("expected one ConfigRecord with a protocol version")
+    return dict(found[0]) if found else {}
+
+
+def _asked(machine: _Machine, config: Mapping[str, Any]) -> RecordDict:
+    check_version(config)
+    entries: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machine.name}
+    if config[protocol.ASK] == protocol.ASK_PRIVACY:
+        size = integer_entry(config, protocol.NUM_PARAMETERS, 1, _MOST_PARAMETERS)
+        entries |= statement_entries(machine.private(size), session_entry(config))
+        entries |= {"unit": machine.policy.unit, "evaluation-allowed": machine.policy.allow_evaluation}
+    elif config[protocol.ASK] != protocol.ASK_HELLO:
+        raise malformed("the query is not one this machine answers")
+    return RecordDict({protocol.CONFIG: ConfigRecord(entries)})
+
+
+def _train(
+    machine: _Machine, config: Mapping[str, Any], message: Message, context: Context, call_next: ClientAppCallable
+) -> RecordDict:
+    if not config:
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
+            "version: the server must use murmurfl's CorrelatedFedAvg",
+        )
+    check_version(config)
+    if config.get(protocol.MACHINE, machine.name) != machine.name:
+        raise malformed("the request names another machine")
+    ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
+    session = session_entry(config)
+    received = _received(message.content)
+    start = np.concatenate([values.ravel() for values in received.values()])
+    state = context.state
+
+    def contribution(_: slice) -> NDArray[np.floating]:
+        reply = _called(call_next, message, context)
+        if context.state is not state and isinstance(machine.ledger, ContextLedger):
+            raise ConfigurationError(
+                "Expected context.state to stay the same object, got another: this machine's ledger is in it. Put new "
+                "records into it instead."
+            )
+        with np.errstate(all="ignore"):  # what is not finite is clipped to zero
+            return (_trained(reply, received) - start)[None, :]
+
+    private = machine.private(len(start))
+    release = private.release(session, ack, contribution)
+    # Of a simulation's many machines each says it once; the server's log has it in every round.
+    log(
+        DEBUG if private.simulated and release.release > 1 else INFO, "%s", _sentence(machine, private, release.release)
+    )
+    shapes = [values.shape for values in received.values()]
+    arrays = dict(zip(received, map(Array, unflatten(release.values, shapes)), strict=True))
+    metrics = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.RELEASE: release.release,
+        protocol.ACK: release.ack,
+        protocol.SENSITIVITY: private.plan.sensitivity,
+        protocol.MU_GUARANTEED: private.plan.mu,
+        protocol.DELTA: machine.policy.delta,
+        protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
+        protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
+    }
+    return RecordDict(
+        {
+            protocol.ARRAYS: ArrayRecord(arrays),
+            protocol.METRICS: MetricRecord(metrics),
+            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
+        }
+    )
+
+
+def _sentence(machine: _Machine, private: PrivateMachine, release: int) -> str:
+    policy = machine.policy
+    unit = "all data of this machine" if policy.unit == "machine" else "one sample, as its operator declared"
+    uncovered = " Results of evaluations leave without noise and are NOT covered." if policy.allow_evaluation else ""
+    simulated = " Simulated: the keys are seeded." if private.simulated else ""
+    return (
+        f"Machine {machine.name}: release {release} of at most {policy.max_participations}; all of them together are "
+        f"mu = {private.plan.mu:.4g} (epsilon = {private.plan.epsilon(policy.delta):.4g} at delta = {policy.delta:g}) "
+        f"for replacement of {unit}, against everybody, the server included; {private.policy.mechanism} noise."
+        f"{uncovered}{simulated}"
+    )
+
+
+def _received(content: RecordDict) -> dict[str, NDArray[np.float64]]:
+    """The floating-point arrays of the model that came, in order, in float64."""
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise malformed("expected one ArrayRecord, the model")
+    received = {}
+    for name, array in records[0].items():
+        try:
+            values = read_array(array.dtype, array.shape, array.data)
+        except (TypeError, ValueError) as error:
+            raise malformed("the arrays cannot be read") from error
+        if values.dtype.kind in "iub":
+            continue
+        if values.dtype.kind != "f" or not np.isfinite(values := np.asarray(values, dtype=np.float64)).all():
+            raise malformed("expected arrays of finite floating-point numbers, integers or booleans")
+        received[name] = values
+    if not received:
+        raise malformed("expected floating-point arrays to train")
+    return received
+
+
+class _ClientAppError(MurmurflError):
+    """The ClientApp failed; what it says stays in the machine's own log."""
+
+
+def _called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
+    try:
+        reply = call_next(message, context)
+    except (Exception, SystemExit) as error:  # whatever it is called: one of our own refusals' texts would leave
+        raise _ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error
+    if reply.has_error():
+        raise _ClientAppError(f"Expected the ClientApp to answer, got its error {reply.error.code}; see above.")
+    return reply
+
+
+def _trained(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The arrays of the ClientApp's model that belong to those received, as one vector."""
+    records = list(reply.content.array_records.values())
+    if len(records) != 1:
+        raise ConfigurationError(f"Expected the ClientApp to reply with one ArrayRecord, got {len(records)}.")
+    parts = []
+    for name, before in received.items():
+        array = records[0].get(name)
+        values = None if array is None else array.numpy()
+        if values is None or values.dtype.kind != "f" or values.shape != before.shape:
+            stated = "none" if values is None else f"{values.dtype} of shape {values.shape}"
+            raise ConfigurationError(
+                f"Expected the ClientApp to reply with the arrays it was sent, floating-point {before.shape} for "
+                f"{name!r}, got {stated}."
+            )
+        parts.append(np.asarray(values, dtype=np.float64).ravel())
+    return np.concatenate(parts)
+
+
+def _evaluate(machine: _Machine, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    if not machine.policy.allow_evaluation:
+        raise RefusedError(
+            protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
+        )
+    reply = _called(call_next, message, context)
+    metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
+    log(WARNING, "Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
+    return RecordDict(
+        {
+            protocol.METRICS: MetricRecord({**metrics, protocol.NOT_PRIVATE: 1}),
+            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
+        }
+    )

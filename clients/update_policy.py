@@ -1,0 +1,245 @@
+"""What a machine decides about noise on model updates, and the operator's file it is read from on a real node."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, protocol
+
+NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
+"""The environment variable with the path of the operator's file."""
+NODE_CONFIG_KEY = "murmurfl-config"
+"""The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
+
+# A ledger counts batches of samples; what a foreign ClientApp reads it cannot count, and need not: every release is
+# paid for as if the data that return in it were all there are.
+_UNCOUNTED = 2**62
+
+
+@dataclass(frozen=True)
+class UpdatePolicy:
+    """A machine's decisions about the model updates it releases; none of them ever comes from a message.
+
+    Parameters
+    ----------
+    clip_norm : float
+        S, the L2 bound on an update: the difference between the trained and the received model.
+    mu : float
+        Gaussian-DP parameter of all releases of one session together.
+    max_participations : int
+        K, the most releases of one session.
+    budget_mu : float, optional
+        Of everything this machine ever releases, over all sessions (mus add in squares). Default ``mu``: one session.
+        On a real node the ledger's.
+    delta : float
+        Where epsilon is shown. On a real node the ledger's.
+    mechanism : str
+        How the noise is correlated over the releases; empty for ``independent`` where data return in every release
+        (nothing has less noise then) and ``blt`` where they do not.
+    releases_per_pass : int
+        How many releases in a row use disjoint parts of the data, in the same order in every pass: a promise about the
+        ClientApp that only its operator can give. 1, the default, promises nothing. K or more: no sample is used twice
+        in a session.
+    allow_evaluation : bool
+        Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is impossible.
+
+    Notes
+    -----
+    **Formal guarantees.** The update is clipped as a whole, whatever is computed inside, so one release moves by at
+    most 2 S. With ``releases_per_pass = 1`` that is charged in every one of the K releases: all releases of a session
+    together are mu-GDP for replacement of *all data of the machine* (client-level), and with that of any one sample.
+    With more, a sample is charged in ceil(K / releases_per_pass) releases, that many apart: they are mu-GDP for
+    replacement of *one sample* (sample-level), provided the ClientApp keeps the promise whatever the server sends
+    along, and carries nothing learned from a sample into another release (no optimiser state or local layers kept
+    between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
+    acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone.
+    """
+
+    clip_norm: float
+    mu: float
+    max_participations: int
+    budget_mu: float | None = None
+    delta: float = 1e-5
+    mechanism: str = ""
+    releases_per_pass: int = 1
+    allow_evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        value = self.releases_per_pass
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"Expected releases_per_pass to be an integer >= 1, got {value!r}.")
+        if not isinstance(self.allow_evaluation, bool):
+            raise ConfigurationError(f"Expected allow_evaluation to be true or false, got {self.allow_evaluation!r}.")
+        self.privacy_policy()
+
+    @property
+    def unit(self) -> str:
+        """What may be replaced: ``machine`` (all of its data) or ``sample``."""
+        return "machine" if self.releases_per_pass == 1 else "sample"
+
+    def privacy_policy(self) -> PrivacyPolicy:
+        """The policy a :class:`~murmurfl.privacy.PrivateMachine` keeps.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class, with ``exact`` noise and the acknowledged release rule.
+        """
+        returns = self._participations > 1
+        return PrivacyPolicy(
+            clip_norm=self.clip_norm,
+            batch_size=1,
+            max_participations=self.max_participations,
+            mu=self.mu,
+            budget_mu=self.budget_mu,
+            delta=self.delta,
+            mechanism=self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt"),
+            clip_unit="update",
+            sample_participations=self._participations,
+            min_separation=self.releases_per_pass if returns else 1,
+        )
+
+    @property
+    def num_parts(self) -> int:
+        """Disjoint parts of the data, as a ledger counts samples."""
+        return self.releases_per_pass if self._participations > 1 else _UNCOUNTED
+
+    @property
+    def _participations(self) -> int:
+        releases = self.max_participations
+        # Checked with the rest of the policy.
+        return -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1
+
+
+@dataclass(frozen=True)
+class UpdateNode:
+    """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
+
+    Parameters
+    ----------
+    machine : str
+        Its name: public, and its own among the machines of a training.
+    ledger : str
+        Path of its ledger, made once with ``murmurfl ledger create``; budget and delta are in it.
+    clip_norm, mu, max_participations, mechanism, releases_per_pass, allow_evaluation
+        See :class:`UpdatePolicy`.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is impossible.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`UpdatePolicy`, as long as the node runs client code its operator chose: a
+    plain ``flower-supernode`` runs the code of whoever submits the run, and that may leave the mod out.
+    """
+
+    machine: str
+    ledger: str
+    clip_norm: float
+    mu: float
+    max_participations: int
+    mechanism: str = ""
+    releases_per_pass: int = 1
+    allow_evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        longest = protocol.LONGEST_MACHINE_NAME
+        if not (isinstance(self.machine, str) and 0 < len(self.machine) <= longest):
+            raise ConfigurationError(
+                f"Expected machine to be a name of 1 to {longest} characters, got {self.machine!r}."
+            )
+        if not (isinstance(self.ledger, str) and self.ledger):
+            raise ConfigurationError(f"Expected ledger to be the path of a ledger, got {self.ledger!r}.")
+        self._policy()
+
+    @classmethod
+    def read(cls, path: Path) -> UpdateNode:
+        """The operator's file; a relative ledger is taken from its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
+        """
+        path = path.expanduser().resolve()
+        values = _operators_values(path)
+        known = {f.name.replace("_", "-"): f for f in fields(cls)}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ConfigurationError(f"{path}: expected keys among {', '.join(known)}, got {', '.join(unknown)}.")
+        missing = [key for key, f in known.items() if f.default is MISSING and key not in values]
+        if missing:
+            raise ConfigurationError(f"{path}: expected the keys {', '.join(missing)}, got none of that name.")
+        try:
+            node = cls(**{known[key].name: value for key, value in values.items()})
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+        return cls(**{**vars(node), "ledger": str(path.parent / Path(node.ledger).expanduser())})
+
+    def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
+        """What this file and its ledger say together.
+
+        Raises
+        ------
+        ConfigurationError
+            If the ledger's budget does not cover one session.
+        """
+        budget = float(ledger.budget_mu or 0.0)
+        if self.mu > budget:
+            raise ConfigurationError(
+                f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {self.mu:g}: not "
+                "one run would be answered."
+            )
+        return self._policy(budget_mu=budget, delta=float(ledger.delta or 0.0))
+
+    def _policy(self, **of_the_ledger: float) -> UpdatePolicy:
+        return UpdatePolicy(
+            clip_norm=self.clip_norm,
+            mu=self.mu,
+            max_participations=self.max_participations,
+            mechanism=self.mechanism,
+            releases_per_pass=self.releases_per_pass,
+            allow_evaluation=self.allow_evaluation,
+            **of_the_ledger,  # type: ignore[arg-type]
+        )
+
+
+def operators_file(node_config: Mapping[str, Any]) -> Path | None:
+    """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
+
+    Parameters
+    ----------
+    node_config : mapping
+        Flower's, which comes from ``flower-supernode --node-config``, so from the operator.
+    """
+    named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
+    return Path(str(named)) if named else None
+
+
+def _operators_values(path: Path) -> dict[str, Any]:
+    try:
+        if os.name == "posix" and path.stat().st_mode & stat.S_IWOTH:
+            raise ConfigurationError(
+                f"Expected a node configuration only its operator may change, got {path}, which anybody may write to: "
+                f"run chmod o-w {path}."
+            )
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error

@@ -1,0 +1,222 @@
+"""Federated averaging of private updates, the server's half of :class:`~murmurfl.clients.CorrelatedNoiseMod`.
+
+    x_{t+1} = x_t + (eta_g / m) sum of the releases
+
+where a machine's releases sum up to its clipped updates (trained minus received model) and one row of noise. Weights
+are equal: a weight by the number of examples would publish a number that depends on data, and would change what one
+machine's noise hides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from ..privacy import ConfigurationError, gdp_epsilon, protocol
+from .base import ReleaseStrategy
+from .replies import DirectMachines, Reply, RoundReport, Vector, exchange
+
+_UNITS = {0: "one sample", 1: "all data of a machine"}
+
+
+@dataclass(frozen=True)
+class AverageState:
+    """State of federated averaging: the floating-point values of the model, shape (d,)."""
+
+    x: Vector
+
+
+def average_step(
+    state: AverageState, release_sum: Vector, *, clients_per_round: int, learning_rate: float
+) -> AverageState:
+    """One round: a pure function.
+
+    Parameters
+    ----------
+    state : AverageState
+    release_sum : ndarray of shape (d,)
+        Sum of the releases aggregated in the round.
+    clients_per_round : int
+        m, machines asked: what a lost reply carried comes with that machine's next.
+    learning_rate : float
+        eta_g.
+    """
+    return AverageState(state.x + learning_rate / clients_per_round * release_sum)
+
+
+class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
+    """Federated averaging for ClientApps with :class:`~murmurfl.clients.CorrelatedNoiseMod`, in place of FedAvg.
+
+    Parameters
+    ----------
+    num_clients : int
+        M, machines in all.
+    clients_per_round : int, optional
+        m, machines asked in a round; default all of them.
+    learning_rate : float
+        eta_g > 0; 1 is plain averaging.
+    evaluate_on_machines : bool
+        Ask all connected machines to evaluate the model after every round. Machines refuse unless their own
+        configuration allows it; what comes back is not private, and is marked so.
+    arrayrecord_key, configrecord_key : str
+        As Flower's FedAvg.
+    seed, sampling, session, node_deadline_s, checkpoint, largest_value, evaluate_every, on_round
+        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
+
+    Notes
+    -----
+    The model may hold arrays of integers and booleans (such as batch norm's ``num_batches_tracked``): they are sent
+    along and published as they came in ``initial_arrays``, never changed. Floating-point arrays of any width are kept
+    in float64 here and cast to their own dtype when they are sent.
+
+    **Formal guarantees.** None of its own: privacy is the machines' (:class:`~murmurfl.clients.CorrelatedNoiseMod`),
+    and everything computed here is post-processing. The epsilon in the log is what the machines say they guarantee; a
+    server cannot check it. It does not cover evaluations.
+    """
+
+    state_type: ClassVar[type[AverageState]] = AverageState
+    # A ClientApp with nothing but `@app.train` hands no other message to its mods.
+    message_type_of_queries: ClassVar[str] = MessageType.TRAIN
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        clients_per_round: int | None = None,
+        learning_rate: float = 1.0,
+        evaluate_on_machines: bool = False,
+        arrayrecord_key: str = protocol.ARRAYS,
+        configrecord_key: str = protocol.CONFIG,
+        **options: Any,
+    ) -> None:
+        asked = num_clients if clients_per_round is None else clients_per_round
+        super().__init__(num_clients=num_clients, clients_per_round=asked, **options)
+        if not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
+        if arrayrecord_key == configrecord_key:
+            raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.")
+        self.learning_rate = float(learning_rate)
+        self.evaluate_on_machines = evaluate_on_machines
+        self.arrayrecord_key = arrayrecord_key
+        self.configrecord_key = configrecord_key
+        self._fixed: dict[str, Array] = {}
+        self._order: list[str] = []
+        self._stated: dict[tuple[str, float], float] = {}
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "learning_rate": self.learning_rate}
+
+    def initial_state(self, start: Vector) -> AverageState:
+        return AverageState(start)
+
+    def query_points(self, state: AverageState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def step(self, state: AverageState, release_sum: Vector, server_round: int) -> AverageState:
+        rate = self.learning_rate
+        return average_step(state, release_sum, clients_per_round=self.clients_per_round, learning_rate=rate)
+
+    def model(self, state: AverageState) -> Vector:
+        return state.x
+
+    def check_reply(self, reply: Reply) -> bool:
+        mu, delta = reply.metrics.get(protocol.MU_GUARANTEED), reply.metrics.get(protocol.DELTA)
+        unit = _UNITS.get(reply.metrics.get(protocol.CLIENT_LEVEL))
+        if unit is None or not (
+            isinstance(mu, float) and 0 < mu < math.inf and isinstance(delta, float) and 0 < delta < 1
+        ):
+            return False
+        self._stated[unit, delta] = max(mu, self._stated.get((unit, delta), 0.0))
+        return True
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As :meth:`ReleaseStrategy.configure_train`, under the record keys of this project."""
+        messages = super().configure_train(server_round, arrays, config, grid)
+        for message in messages:
+            content = message.content
+            records = {
+                self.arrayrecord_key: content[protocol.ARRAYS],
+                self.configrecord_key: content[protocol.CONFIG],
+            }
+            message.content.clear()
+            message.content.update(records)
+        return messages
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """With ``evaluate_on_machines``, a request to every connected machine; otherwise none."""
+        if not self.evaluate_on_machines:
+            return []
+        settings = ConfigRecord({**config, protocol.SERVER_ROUND: server_round})
+        records = {self.arrayrecord_key: arrays, self.configrecord_key: settings}
+        return [
+            Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)
+            for node_id in self.machines.node_map().values()
+        ]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The plain mean of what the machines that allow it report; **not private**."""
+        reports = [
+            dict(record)
+            for reply in replies
+            if not reply.has_error()
+            for record in reply.content.metric_records.values()
+            if record.get(protocol.NOT_PRIVATE) == 1
+        ]
+        if not reports:
+            return None
+        log(WARNING, "Round %d: results of evaluations came without noise; no epsilon covers them.", server_round)
+        names = [name for name in reports[0] if all(isinstance(report.get(name), int | float) for report in reports)]
+        return MetricRecord({name: float(np.mean([report[name] for report in reports])) for name in names})
+
+    def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
+        self._stated = {}
+        report = super()._take_round(server_round, outcomes)
+        stated = "; ".join(
+            f"mu <= {mu:.4g} (epsilon <= {gdp_epsilon(mu, delta):.4g} at delta = {delta:g}) for replacement of {unit}"
+            for (unit, delta), mu in sorted(self._stated.items())
+        )
+        log(
+            INFO,
+            "Round %d: %d of %d updates aggregated; for all releases of this session their machines state %s.",
+            *(server_round, report.aggregated, report.asked, stated or "nothing"),
+        )
+        return report
+
+    def _after_round(
+        self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
+    ) -> None:
+        if not self.evaluate_on_machines or isinstance(grid, DirectMachines):
+            return
+        messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
+        metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[server_round] = metrics
+
+    def _ensure_state(self, arrays: ArrayRecord) -> AverageState:
+        if self.state is None:
+            self._order = list(arrays)
+            self._fixed = {name: array for name, array in arrays.items() if array.numpy().dtype.kind in "iub"}
+            arrays = ArrayRecord({name: array for name, array in arrays.items() if name not in self._fixed})
+        return super()._ensure_state(arrays)
+
+    def _identity(self) -> dict[str, Any]:
+        fixed = [[name, array.dtype, hashlib.sha256(array.data).hexdigest()] for name, array in self._fixed.items()]
+        return {**super()._identity(), "fixed": fixed}
+
+    def _record(self, vector: Vector) -> ArrayRecord:
+        arrays = {**self._fixed, **super()._record(vector)}
+        return ArrayRecord({name: arrays[name] for name in self._order})

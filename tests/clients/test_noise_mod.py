@@ -1,0 +1,699 @@
+"""Correlated noise around somebody else's ClientApp: what leaves, what it costs, and what becomes of lost replies."""
+
+import logging
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.network import LossyGrid
+from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
+from murmurfl.privacy import (
+    MECHANISMS,
+    ConfigurationError,
+    PrivacyPolicy,
+    RefusedError,
+    SimulatedKeys,
+    SQLiteLedger,
+    gdp_epsilon,
+    protocol,
+    read_ledger,
+    row_key,
+    standard_normals,
+)
+from murmurfl.privacy.audit import audit_client
+from murmurfl.privacy.release import Release
+from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError
+
+SECRET = "patient 4711 has blood group AB"
+SHAPES = {"block.0/weight": (2, 3), "block.0/bias": (), "head.weight": (3,)}
+D = 10
+START = ArrayRecord({name: Array(np.zeros(shape)) for name, shape in SHAPES.items()})
+CLIENTS, ROUNDS = 4, 12
+
+
+def policy(**changes):
+    """Each sample in one release, and cancelling noise: then what is left of the noise can be written down."""
+    changes = {"mechanism": "cancelling", "releases_per_pass": 30, **changes}
+    return UpdatePolicy(**{"clip_norm": 1.0, "mu": 2.0, "max_participations": 30, **changes})
+
+
+def adding(update, **options):
+    """A foreign project: its training adds ``update(partition, round)`` to the model, and it says far too much."""
+    app = ClientApp(mods=[CorrelatedNoiseMod(**options)])
+
+    @app.train()
+    def train(message, context):
+        (record,) = message.content.array_records.values()
+        (config,) = message.content.config_records.values()
+        values = update(int(context.node_config["partition-id"]), config["server-round"])
+        arrays = {name: array.numpy() + values for name, array in record.items()}
+        metrics = MetricRecord({"train-loss": 0.25, "num-examples": 317})
+        return Message(
+            RecordDict({"arrays": ArrayRecord({k: Array(np.asarray(v)) for k, v in arrays.items()}), "m": metrics}),
+            reply_to=message,
+        )
+
+    return app
+
+
+def train(app, *, lost=0.0, rounds=ROUNDS, start=START, clients=CLIENTS, wrap=lambda grid: grid, **options):
+    options = {"node_deadline_s": 1.0, "seed": 1, "session": "s", **options}
+    strategy = CorrelatedFedAvg(num_clients=clients, **options)
+    grid = LossyGrid(wrap(InProcessGrid(app, clients, {})), lost, seed=2)
+    return strategy, strategy.start(grid, start, num_rounds=rounds)
+
+
+def last_noise(name, k):
+    """y_k, from the machine's key alone."""
+    plan, keys = policy().privacy_policy().plan(D), SimulatedKeys(0, name)
+    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, "exact")
+    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
+
+
+def residue(strategy):
+    """What noise is in the model beside each machine's last."""
+    return strategy.state.x - sum(last_noise(name, k) for name, k in strategy.acks.items()) / CLIENTS
+
+
+def nothing(partition, server_round):
+    return 0.0
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.3])
+def test_no_noise_stays_in_the_model_but_each_machines_last(lost):
+    strategy, _ = train(adding(nothing, simulation=policy()), lost=lost)
+    assert (residue(strategy) == 0.0).all(), "to the last bit"
+    assert np.linalg.norm(strategy.state.x) > 0
+    assert (sum(report.lost for report in strategy.history) > 0) == (lost > 0)
+
+
+class NeverMindsLosses(UpdatePolicy):
+    """Subtracts the noise of the release before, whether that arrived or not."""
+
+    def privacy_policy(self):
+        from dataclasses import replace
+
+        return replace(super().privacy_policy(), release_rule="paper")
+
+
+def test_a_mod_that_takes_every_reply_for_received_leaves_noise_for_ever():
+    bug = NeverMindsLosses(**vars(policy()))
+    strategy, _ = train(adding(nothing, simulation=bug), lost=0.3)
+    assert np.linalg.norm(residue(strategy)) > policy().privacy_policy().plan(D).noise_std / CLIENTS
+    strategy, _ = train(adding(nothing, simulation=bug))
+    assert (residue(strategy) == 0.0).all(), "without losses there is no difference"
+
+
+def test_what_a_lost_reply_carried_comes_with_the_next():
+    class LoseUntil(LossyGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            self._lost_replies = 0.4 if messages[0].content["config"].get("server-round", 0) <= 9 else 0.0
+            return super().send_and_receive(messages, timeout=timeout)
+
+    def update(partition, server_round):
+        return 0.05 * partition + 0.01 * server_round
+
+    models = []
+    for wrap in (lambda grid: grid, lambda grid: LoseUntil(grid, 0.4, 5)):
+        strategy, _ = train(adding(update, simulation=policy()), wrap=wrap)
+        models.append(strategy.state.x)
+    assert sum(report.lost for report in strategy.history) > 5
+    # Updates are differences of float64 models, so each is what it should be up to rounding and the grid.
+    grid = policy().privacy_policy().plan(D).grid
+    assert models[0] == pytest.approx(models[1], abs=2 * ROUNDS * grid.spacing)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("releases_per_pass", [1, 5, 12])
+def test_every_mechanism_adds_up_to_the_updates_and_one_row_of_noise(name, releases_per_pass):
+    """The mean of 4 x 10 values is off by more than 5 of its standard deviations in less than one of 10^6 seeds."""
+    chosen = policy(mechanism=name, releases_per_pass=releases_per_pass, max_participations=ROUNDS, mu=50.0)
+    strategy, _ = train(adding(lambda *_: 0.1, simulation=chosen), lost=0.2)
+    plan = chosen.privacy_policy().plan(D)
+    std = plan.noise_std * plan.mechanism.row_std_range()[1] / math.sqrt(CLIENTS * D)
+    arrived = np.mean(list(strategy.acks.values()))
+    assert strategy.state.x.mean() == pytest.approx(0.1 * arrived, abs=5 * std)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("releases_per_pass", [1, 2, 3, 6, 9])
+def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_per_pass):
+    """All signs of a sample's, or a machine's, moves in the releases it takes part in, against C itself."""
+    releases = 6
+    chosen = policy(mechanism=name, releases_per_pass=releases_per_pass, max_participations=releases)
+    private = chosen.privacy_policy()
+    plan = private.plan(D)
+    encoder = plan.mechanism.materialize(releases)
+    worst = 0.0
+    for first in range(min(releases_per_pass, releases)):
+        columns = encoder[:, first::releases_per_pass]
+        signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * columns.shape[1])).reshape(columns.shape[1], -1)
+        worst = max(worst, float(np.linalg.norm(columns @ signs, axis=0).max()))
+    mu = 2.0 * chosen.clip_norm * worst / plan.noise_std
+    assert mu <= 2.0 * (1 + 1e-9)
+    assert plan.mu == pytest.approx(2.0)
+
+
+def test_by_default_everything_may_be_in_every_release():
+    """Independent noise then: K releases, each moved by 2 S, cost sqrt(K) 2 S / sigma."""
+    chosen = UpdatePolicy(clip_norm=0.5, mu=1.0, max_participations=16)
+    plan = chosen.privacy_policy().plan(D)
+    assert (chosen.unit, plan.mechanism.name) == ("machine", "independent")
+    assert plan.noise_std == pytest.approx(4 * 2 * 0.5, rel=1e-3)
+    fresh = UpdatePolicy(clip_norm=0.5, mu=1.0, max_participations=16, releases_per_pass=16)
+    assert (fresh.unit, fresh.privacy_policy().mechanism) == ("sample", "blt")
+
+
+def ask(app, kind="train", content=None, key="arrays", **config):
+    grid = InProcessGrid(app, 1, {})
+    (node,) = grid.get_node_ids()
+    content = request(key=key, **config) if content is None else content
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
+    return reply
+
+
+def request(arrays=START, key="arrays", **config):
+    config = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: 1,
+        protocol.SESSION: "s",
+        protocol.ACK: 0,
+        **config,
+    }
+    return RecordDict({key: arrays, "config": ConfigRecord(config)})
+
+
+def test_nothing_leaves_but_the_release():
+    reply = ask(adding(lambda *_: 0.1, simulation=policy()))
+    assert {key: sorted(record) for key, record in reply.content.items()} == {
+        "arrays": sorted(SHAPES),
+        "metrics": sorted(
+            [
+                "protocol-version",
+                "release",
+                "ack",
+                "sensitivity",
+                "mu-guaranteed",
+                "delta",
+                "client-level",
+                "num-examples",
+            ]
+        ),
+        "config": ["machine"],
+    }
+    assert reply.content["metrics"]["num-examples"] == 1
+
+
+def test_an_update_is_clipped_as_a_whole():
+    plan = policy(clip_norm=0.5, mu=1e4).privacy_policy().plan(D)
+    assert plan.noise_std * plan.mechanism.row_std_range()[1] < 1e-3
+    reply = ask(adding(lambda *_: 7.0, simulation=policy(clip_norm=0.5, mu=1e4)))
+    update = np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+    assert update == pytest.approx(np.full(D, 0.5 / math.sqrt(D)), abs=1e-2)
+
+
+def test_an_update_that_is_not_finite_counts_as_none():
+    quiet = policy(mu=1e4)
+    reply = ask(adding(lambda *_: math.nan, simulation=quiet))
+    assert max(np.abs(array.numpy()).max() for array in reply.content["arrays"].values()) < 1e-2
+
+
+def failing(error, **options):
+    app = ClientApp(mods=[CorrelatedNoiseMod(**options)])
+
+    @app.train()
+    @app.evaluate()
+    @app.query()
+    def fail(message, context):
+        if isinstance(error, Error):
+            return Message(error, reply_to=message)
+        raise error
+
+    return app
+
+
+FAILURES = [
+    ValueError(SECRET),
+    RefusedError(protocol.BUDGET_EXHAUSTED, SECRET),
+    ConfigurationError(SECRET),
+    SystemExit(SECRET),
+    Error(7, SECRET),
+]
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_an_exception_of_the_project_says_nothing(error, kind):
+    reply = ask(failing(error, simulation=policy(allow_evaluation=True)), kind)
+    assert reply.error.code == protocol.INTERNAL_ERROR
+    assert SECRET not in reply.error.reason
+
+
+def test_evaluations_and_queries_are_refused_unless_the_machine_allows_them():
+    app = adding(nothing, simulation=policy())
+    called = []
+
+    @app.evaluate()
+    def evaluate(message, context):
+        called.append(1)
+        metrics = MetricRecord({"loss": 0.5, "num-examples": 12})
+        return Message(RecordDict({"metrics": metrics, "model": START}), reply_to=message)
+
+    @app.query()
+    def query(message, context):
+        called.append(2)
+        return Message(RecordDict(), reply_to=message)
+
+    assert ask(app, "evaluate").error.code == protocol.EVALUATION_BLOCKED
+    assert ask(app, "query").error.code == protocol.MALFORMED_REQUEST
+    assert not called
+    app._mods[0].simulation = policy(allow_evaluation=True)
+    reply = ask(app, "evaluate")
+    assert dict(reply.content["metrics"]) == {"loss": 0.5, "num-examples": 12, "not-private": 1}
+    assert not reply.content.array_records, "a model is not a metric"
+
+
+def test_a_strategy_collects_evaluations_only_where_they_are_marked(caplog):
+    def app(allowed):
+        app = adding(nothing, simulation=policy(allow_evaluation=allowed))
+
+        @app.evaluate()
+        def evaluate(message, context):
+            loss = float(context.node_config["partition-id"])
+            return Message(RecordDict({"metrics": MetricRecord({"loss": loss, "num-examples": 9})}), reply_to=message)
+
+        return app
+
+    _, result = train(app(True), rounds=2, evaluate_on_machines=True)
+    assert {r: metrics["loss"] for r, metrics in result.evaluate_metrics_clientapp.items()} == {1: 1.5, 2: 1.5}
+    assert "no epsilon covers them" in caplog.text
+    assert "NOT covered" in caplog.text
+    caplog.clear()
+    _, result = train(app(False), rounds=2, evaluate_on_machines=True)
+    assert not result.evaluate_metrics_clientapp
+    assert "NOT covered" not in caplog.text
+
+
+def test_flowers_own_fedavg_gets_refusals_and_no_update():
+    grid = InProcessGrid(adding(nothing, simulation=policy()), 2, {})
+    reply = ask(adding(nothing, simulation=policy()), content=RecordDict({"arrays": START}))
+    assert reply.error.code == protocol.PROTOCOL_MISMATCH
+    assert "CorrelatedFedAvg" in reply.error.reason
+    result = FedAvg(fraction_evaluate=0.0).start(grid, START, num_rounds=1)
+    assert not result.train_metrics_clientapp.get(1)
+
+
+def test_a_project_without_the_mod_is_never_asked_for_an_update():
+    app = ClientApp()
+    asked = []
+
+    @app.train()
+    def train_without(message, context):
+        asked.append(dict(message.content.array_records))
+        return Message(RecordDict({"arrays": START}), reply_to=message)
+
+    with pytest.raises(NodesUnavailableError):
+        train(app, node_deadline_s=0.05)
+    assert not any(asked), "machines that are not known as private get no model"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (request(**{protocol.VERSION: 99}), protocol.PROTOCOL_MISMATCH),
+        (request(**{protocol.ACK: 1}), protocol.BAD_ACKNOWLEDGEMENT),
+        (request(**{protocol.ACK: -1}), protocol.MALFORMED_REQUEST),
+        (request(**{protocol.SESSION: "../s"}), protocol.MALFORMED_REQUEST),
+        (request(**{protocol.MACHINE: "9"}), protocol.MALFORMED_REQUEST),
+        (request(ArrayRecord({"a": Array(np.array([math.nan]))})), protocol.MALFORMED_REQUEST),
+        (request(ArrayRecord({"a": Array(np.array([1j]))})), protocol.MALFORMED_REQUEST),
+        (request(ArrayRecord({"a": Array(np.array([1]))})), protocol.MALFORMED_REQUEST),
+        (request(ArrayRecord({"a": Array("bfloat16", (2,), "numpy.ndarray", b"abcd")})), protocol.MALFORMED_REQUEST),
+        (RecordDict({**request(), "more": ArrayRecord([np.zeros(2)])}), protocol.MALFORMED_REQUEST),
+        (RecordDict({**request(), "more": request()["config"]}), protocol.MALFORMED_REQUEST),
+    ],
+)
+def test_a_request_that_is_none_is_refused_before_anything_is_trained(content, code):
+    def never(partition, server_round):
+        raise AssertionError("trained")
+
+    reply = ask(adding(never, simulation=policy()), content=content)
+    assert reply.error.code == code
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"block.0/weight": np.zeros((2, 3))},
+        {name: np.zeros(3) for name in SHAPES},
+        {name: np.zeros(shape, dtype=np.int64) for name, shape in SHAPES.items()},
+    ],
+)
+def test_a_project_that_replies_with_another_model_is_told_so_in_the_log_only(arrays, caplog):
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
+
+    @app.train()
+    def train_other(message, context):
+        return Message(RecordDict({"x": ArrayRecord({k: Array(v) for k, v in arrays.items()})}), reply_to=message)
+
+    reply = ask(app)
+    assert reply.error.code == protocol.NOT_CONFIGURED
+    assert "Expected the ClientApp to reply with the arrays it was sent" in caplog.text
+
+
+def test_a_project_that_throws_the_ledger_away_is_refused(caplog):
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
+
+    @app.train()
+    def train_and_forget(message, context):
+        context.state = RecordDict()
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    assert ask(app).error.code == protocol.NOT_CONFIGURED
+    assert "context.state" in caplog.text
+
+
+class Mixed(torch.nn.Module):
+    """Batch norm with its integer counter, a mask, and a layer in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.small = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
+        self.register_buffer("mask", torch.tensor([True, False]))
+
+
+def test_integer_arrays_stay_as_they_are_and_others_keep_their_dtype():
+    torch.manual_seed(1)
+    module = Mixed()
+    with torch.no_grad():
+        module.norm.num_batches_tracked += 3
+    seen = []
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
+
+    @app.train()
+    def train_module(message, context):
+        own = Mixed()
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        seen.append({name: values.dtype for name, values in own.state_dict().items()})
+        assert own.norm.num_batches_tracked == 3
+        with torch.no_grad():
+            own.small += 1.0
+            own.norm.num_batches_tracked += 100
+            own.mask[:] = True
+        return Message(RecordDict({"arrays": ArrayRecord(own.state_dict())}), reply_to=message)
+
+    _, result = train(app, start=ArrayRecord(module.state_dict()), rounds=3)
+    final, start = result.arrays.to_torch_state_dict(), module.state_dict()
+    assert list(final) == list(start)
+    assert {name: values.dtype for name, values in final.items()} == seen[0]
+    assert final["norm.num_batches_tracked"] == 3
+    assert final["mask"].tolist() == [True, False]
+    assert not torch.equal(final["small"], start["small"])
+    assert final["small"].dtype == torch.float16
+
+
+def test_a_model_in_bfloat16_travels_in_float32():
+    """Flower cannot carry bfloat16: the project casts, and the update is the difference in what came and went."""
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy(mu=1e4))])
+
+    @app.train()
+    def train_in_bfloat16(message, context):
+        own = torch.nn.Linear(3, 2).bfloat16()
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        with torch.no_grad():
+            own.bias += 0.25
+        state = {name: values.float() for name, values in own.state_dict().items()}
+        return Message(RecordDict({"arrays": ArrayRecord(state)}), reply_to=message)
+
+    start = ArrayRecord({"weight": Array(np.ones((2, 3), np.float32)), "bias": Array(np.ones(2, np.float32))})
+    with pytest.raises(TypeError):
+        ArrayRecord(torch.nn.Linear(3, 2).bfloat16().state_dict())
+    _, result = train(app, start=start, rounds=1)
+    assert result.arrays["bias"].numpy() == pytest.approx(np.full(2, 1.25), abs=0.02)
+    assert result.arrays["weight"].numpy() == pytest.approx(np.ones((2, 3)), abs=0.02)
+
+
+def test_other_record_keys_and_the_projects_own_settings():
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
+    seen = []
+
+    @app.train()
+    def train_under_other_keys(message, context):
+        seen.append((message.content["settings"]["lr"], message.content["settings"]["server-round"]))
+        return Message(RecordDict({"whatever": message.content["the/model"]}), reply_to=message)
+
+    strategy = CorrelatedFedAvg(num_clients=2, arrayrecord_key="the/model", configrecord_key="settings")
+    strategy.start(InProcessGrid(app, 2, {}), START, num_rounds=2, train_config=ConfigRecord({"lr": 0.5}))
+    assert seen == [(0.5, 1), (0.5, 1), (0.5, 2), (0.5, 2)]
+    assert [report.aggregated for report in strategy.history] == [2, 2]
+
+
+def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
+    train(adding(nothing, simulation=policy(mu=1.0, releases_per_pass=1)), rounds=2)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    lines = [line for line in told if "all data of this machine" in line]
+    assert len(lines) == CLIENTS
+    epsilon = f"epsilon = {gdp_epsilon(1.0, 1e-5):.4g} at delta = 1e-05"
+    assert all(epsilon in line and "of at most 30" in line for line in lines)
+    rounds = [line for line in caplog.messages if "4 of 4 updates aggregated" in line]
+    assert len(rounds) == 2
+    assert all("epsilon <= 4.377 at delta = 1e-05) for replacement of all data of a machine" in line for line in rounds)
+    caplog.clear()
+    train(adding(nothing, simulation=policy()), rounds=1)
+    assert "one sample, as its operator declared" in caplog.text
+
+
+def test_the_cap_and_what_was_spent():
+    app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
+    grid = InProcessGrid(app, 2, {})
+    strategy = CorrelatedFedAvg(num_clients=2, seed=1)
+    strategy.start(grid, START, num_rounds=5)
+    assert [report.refused for report in strategy.history] == [{}, {}, {}, {"cap-reached": 2}, {"cap-reached": 2}]
+    statements = strategy.ask_privacy(grid)
+    assert list(statements) == ["0", "1"]
+    assert {s["unit"] for s in statements.values()} == {"machine"}
+    for statement in statements.values():
+        assert (statement["releases"], statement["mu-guaranteed"]) == (3, pytest.approx(2.0))
+        assert statement["mu-spent"] == pytest.approx(2.0)
+    second = CorrelatedFedAvg(num_clients=2, seed=1)
+    second.start(grid, START, num_rounds=1)
+    assert second.history[0].refused == {"budget-exhausted": 2}
+
+
+def test_a_run_goes_on_from_its_checkpoint_and_not_with_other_buffers(tmp_path):
+    def update(partition, server_round):
+        return 0.01 * server_round
+
+    options = {"num_clients": 2, "seed": 1, "session": "s", "checkpoint": tmp_path / "c"}
+    start = ArrayRecord({**START, "count": Array(np.array(3))})
+    whole = CorrelatedFedAvg(**{**options, "checkpoint": None})
+    whole.start(InProcessGrid(adding_floats(update), 2, {}), start, num_rounds=4)
+    grid = InProcessGrid(adding_floats(update), 2, {})
+    CorrelatedFedAvg(**options).start(grid, start, num_rounds=2)
+    resumed = CorrelatedFedAvg(**options)
+    resumed.start(grid, start, num_rounds=4)
+    assert (resumed.state.x == whole.state.x).all()
+    with pytest.raises(Exception, match="fixed"):
+        CorrelatedFedAvg(**options).start(grid, ArrayRecord({**START, "count": Array(np.array(4))}), num_rounds=5)
+
+
+def adding_floats(update):
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
+
+    @app.train()
+    def train_floats(message, context):
+        values = update(0, message.content["config"]["server-round"])
+        arrays = {
+            name: Array(np.asarray(array.numpy() + (values if array.dtype == "float64" else 0)))
+            for name, array in message.content["arrays"].items()
+        }
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    return app
+
+
+# A real node: not a simulation, so the operator's file decides.
+
+
+def on_a_node(app, content, kind="train", **node_config):
+    """As a SuperNode hands a message to the app."""
+    InProcessGrid(app, 1, {})  # claims the identity messages are made with
+    message = Message(content, dst_node_id=5, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "m"
+    context = Context(run_id=1, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
+    return app(message, context)
+
+
+@pytest.fixture
+def node(tmp_path):
+    """An operator's file and its ledger; budget for two sessions."""
+    path = tmp_path / "node.toml"
+    path.write_text(
+        'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+    )
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=math.sqrt(2), delta=1e-6)
+    return {"murmurfl-config": str(path), "partition-id": 0}
+
+
+def test_on_a_real_node_the_operators_file_decides(node, tmp_path, caplog):
+    lenient = policy(mu=1000.0, clip_norm=1000.0)
+    app = adding(lambda *_: 0.1, simulation=lenient)
+    for release in (1, 2, 3):
+        reply = on_a_node(app, request(**{protocol.ACK: release - 1}), **node)
+        assert reply.content["config"]["machine"] == "clinic-0"
+        assert reply.content["metrics"]["release"] == release
+        assert (reply.content["metrics"]["mu-guaranteed"], reply.content["metrics"]["delta"]) == (1.0, 1e-6)
+    assert f"epsilon = {gdp_epsilon(1.0, 1e-6):.4g} at delta = 1e-06" in caplog.text
+    assert "Simulated" not in caplog.text
+    assert on_a_node(app, request(**{protocol.ACK: 3}), **node).error.code == protocol.CAP_REACHED
+    assert not on_a_node(app, request(**{protocol.SESSION: "t"}), **node).has_error()
+    assert on_a_node(app, request(**{protocol.SESSION: "u"}), **node).error.code == protocol.BUDGET_EXHAUSTED
+    summary = read_ledger(tmp_path / "ledger.sqlite")
+    assert [session.releases for session in summary.sessions] == [3, 1]
+
+
+def test_on_a_real_node_a_failure_looks_like_any_other_release(node, caplog):
+    for k, error in enumerate(FAILURES[:3]):
+        reply = on_a_node(failing(error), request(**{protocol.ACK: k}), **node)
+        assert not reply.has_error()
+        assert sorted(reply.content["arrays"]) == sorted(SHAPES)
+    assert "counts as zero" in caplog.text
+
+
+def test_without_an_operators_file_a_real_node_refuses(monkeypatch, caplog):
+    monkeypatch.delenv("MURMURFL_NODE_CONFIG", raising=False)
+    reply = on_a_node(adding(nothing, simulation=policy()), request())
+    assert reply.error.code == protocol.NOT_CONFIGURED
+    assert "operator's file" in caplog.text
+
+
+def test_without_a_ledger_a_real_node_refuses(node, tmp_path):
+    (tmp_path / "ledger.sqlite").unlink()
+    assert on_a_node(adding(nothing), request(), **node).error.code == protocol.LEDGER_UNUSABLE
+
+
+def test_in_simulation_a_mod_without_a_policy_refuses(caplog):
+    assert ask(adding(nothing)).error.code == protocol.NOT_CONFIGURED
+    assert "Expected a policy for simulated machines" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("budget-mu = 9.0", "expected keys among"),
+        ('mechanism = "loud"', "mechanism one of"),
+        ("releases-per-pass = 0", "releases_per_pass"),
+        ('allow-evaluation = "yes"', "allow_evaluation"),
+        ("mechanism = ", "valid TOML"),
+    ],
+)
+def test_an_operators_file_is_read_strictly(node, tmp_path, line, words):
+    path = tmp_path / "node.toml"
+    path.write_text(path.read_text() + line)
+    with pytest.raises(ConfigurationError, match=words):
+        UpdateNode.read(path)
+
+
+def test_an_operators_file_is_the_operators(node, tmp_path):
+    path = tmp_path / "node.toml"
+    path.chmod(0o666)
+    if sys.platform != "win32":
+        with pytest.raises(ConfigurationError, match="chmod"):
+            UpdateNode.read(path)
+    path.chmod(0o600)
+    path.write_text(path.read_text().replace("mu = 1.0", "mu = 3.0"))
+    with pytest.raises(ConfigurationError, match="budget of all runs"):
+        UpdateNode.read(path).policy(SQLiteLedger(tmp_path / "ledger.sqlite"))
+    with pytest.raises(ConfigurationError, match="node configuration"):
+        UpdateNode.read(tmp_path / "none.toml")
+    path.write_text('machine = "a"\n')
+    with pytest.raises(ConfigurationError, match="ledger, clip-norm, mu, max-participations"):
+        UpdateNode.read(path)
+
+
+# The audit: the whole path from a ClientApp's update to the reply, on two machines all of whose data differ.
+
+AUDITED = 3
+
+
+def streams(chosen):
+    direction = np.array([0.6, 0.8])
+
+    def start(canary, runs):
+        sign = -1.0 if canary is None else 1.0
+        model = ArrayRecord({"w": Array(np.zeros(2))})
+        app = ClientApp()
+
+        @app.train()
+        def train_along(message, context):
+            return Message(RecordDict({"a": ArrayRecord({"w": Array(sign * direction)})}), reply_to=message)
+
+        grid = InProcessGrid(app, len(runs), {})
+        mods = [CorrelatedNoiseMod(simulation=chosen, seed=run + (0 if canary else 10**6)) for run in runs]
+
+        def answers(k, acks):
+            for mod, node, ack in zip(mods, grid.get_node_ids(), acks, strict=True):
+                app._registered_funcs["train.default"] = lambda m, c, mod=mod: mod(m, c, train_along)
+                content = request(model, **{protocol.ACK: ack})
+                (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+                metrics = reply.content["metrics"]
+                values = reply.content["arrays"]["w"].numpy()
+                yield Release(values, int(metrics["release"]), int(metrics["ack"]))
+
+        return answers
+
+    return start
+
+
+def audit(machines, claimed, runs):
+    moved = 2.0 * np.array([0.6, 0.8]) * np.arange(1, AUDITED + 1)[:, None]
+    return audit_client(
+        claimed.privacy_policy(), streams(machines), {"all data": moved}, runs=runs, lost=(False, True, False)
+    )
+
+
+def small(mu=1.0):
+    return UpdatePolicy(clip_norm=1.0, mu=mu, max_participations=AUDITED, delta=0.05)
+
+
+@pytest.fixture
+def quiet(caplog):
+    """Thousands of machines, each with a line for its log."""
+    caplog.set_level(logging.ERROR, logger="flwr")
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_machine_all_of_whose_data_is_replaced_is_not_measured_above_its_claim():
+    """Confidence 95 %: an honest machine is accused in at most one of 20 seeds; the seeds are fixed."""
+    result = audit(small(), small(), runs=600)
+    assert not result.violated
+    assert result.estimated_mu == pytest.approx(1.0, abs=0.2)
+    assert result.measured_mu > 0.4
+
+
+@pytest.mark.usefixtures("quiet")
+def test_noise_for_a_single_participation_is_caught():
+    """The planted bug: freshness assumed where all data are in every release."""
+    assumed = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=AUDITED, delta=0.05, releases_per_pass=AUDITED)
+    result = audit(assumed, small(), runs=200)
+    assert result.violated
+
+
+def test_policies_of_the_mod_are_ordinary_policies():
+    private = policy(releases_per_pass=10, mechanism="").privacy_policy()
+    assert isinstance(private, PrivacyPolicy)
+    assert (private.sample_participations, private.min_separation, private.clip_unit) == (3, 10, "update")
+    with pytest.raises(ConfigurationError, match="UpdatePolicy"):
+        CorrelatedNoiseMod(private)
+    with pytest.raises(ConfigurationError, match="max_participations"):
+        policy(max_participations=0)
