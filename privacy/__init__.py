@@ -7,7 +7,7 @@ from .grid import Grid
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
 from .ledger_summary import LedgerSummary, SessionSummary, read_ledger
-from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, make_mechanism
+from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
@@ -50,6 +50,7 @@ __all__ = [
     "StreamRecord",
     "SystemKeys",
     "accept_rollback",
+    "check_mechanism",
     "clip_per_sample",
     "compose_gdp",
     "derived_seed",
@@ -62,6 +63,7 @@ __all__ = [
     "rdp_epsilon",
     "rdp_mu",
     "read_ledger",
+    "register_mechanism",
     "row_key",
     "standard_normals",
 ]

@@ -8,6 +8,7 @@ from ..errors import ConfigurationError
 from .base import Draw, Increment, Mechanism, Memory, State
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
+from .check import check_mechanism
 from .independent import IndependentNoise
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
 from .sensitivity import PATTERNS, Pattern, Sensitivity
@@ -26,6 +27,33 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         OptimalNoise,
     )
 }
+
+
+def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
+    """Make a mechanism of one's own known by its name; a decorator.
+
+    Parameters
+    ----------
+    kind : subclass of Mechanism
+        Its options, if any, have defaults.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name is taken, or its stream is not what its matrices say for up to six releases
+        (:func:`check_mechanism`).
+
+    Notes
+    -----
+    **Formal guarantees.** The guarantee of a stream is that of C (:meth:`Mechanism.materialize`). The check holds the
+    stream against it for few releases; a mechanism that goes another way later has no guarantee.
+    """
+    if kind.name in MECHANISMS:
+        raise ConfigurationError(f"Expected a name that is not taken, got {kind.name!r}: {sorted(MECHANISMS)}.")
+    for releases in (1, 2, 6):
+        check_mechanism(kind(releases))
+    MECHANISMS[kind.name] = kind
+    return kind
 
 
 def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
@@ -85,8 +113,10 @@ __all__ = [
     "State",
     "TreeNoise",
     "Workload",
+    "check_mechanism",
     "make_mechanism",
     "optimal_encoder",
     "optimise_band",
     "optimise_blt",
+    "register_mechanism",
 ]
