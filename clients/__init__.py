@@ -12,6 +12,7 @@ from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .online import ConvexSmoothGradients, OnlineClient, local_updates
 from .shuffled import ShuffledClient
+from .simulation import simulated_machine
 from .update_policy import UpdateNode, UpdatePolicy
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "UpdatePolicy",
     "local_updates",
     "numpy_client_app",
+    "simulated_machine",
 ]

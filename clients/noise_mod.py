@@ -25,7 +25,6 @@ from ..privacy import (
     NoiseKeys,
     PrivateMachine,
     RefusedError,
-    SimulatedKeys,
     SQLiteLedger,
     protocol,
 )
@@ -35,7 +34,7 @@ from .base import statement_entries
 from .context_ledger import ContextLedger
 from .gradients import unflatten
 from .requests import check_version, integer_entry, malformed, session_entry
-from .simulation import in_simulation
+from .simulation import in_simulation, simulated_machine
 from .update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, UpdateNode, UpdatePolicy, operators_file
 
 _MOST_PARAMETERS = 2**40
@@ -43,14 +42,14 @@ _MOST_PARAMETERS = 2**40
 
 @dataclass(frozen=True)
 class _Machine:
-    name: str
     policy: UpdatePolicy
+    name: str
     ledger: Ledger
     keys: NoiseKeys
 
     def private(self, num_parameters: int) -> PrivateMachine:
         policy = self.policy.privacy_policy()
-        return PrivateMachine(policy, num_parameters, self.policy.num_parts, self.ledger, self.keys)
+        return PrivateMachine(policy, num_parameters, self.policy.releases_per_pass, self.ledger, self.keys)
 
 
 class CorrelatedNoiseMod:
@@ -107,12 +106,12 @@ class CorrelatedNoiseMod:
 
     def _content(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
         machine = self._machine(context)
-        config = _config(message.content)
+        key, config = _config(message.content)
         if protocol.ASK in config:
             return _asked(machine, config)
         kind = message.metadata.message_type.split(".")[0]
         if kind == MessageType.TRAIN:
-            return _train(machine, config, message, context, call_next)
+            return _train(machine, key, config, message, context, call_next)
         if kind == MessageType.EVALUATE:
             return _evaluate(machine, message, context, call_next)
         raise malformed("the query is not one this machine answers")
@@ -124,9 +123,7 @@ class CorrelatedNoiseMod:
                     "Expected a policy for simulated machines, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
                     "clip_norm=1.0, mu=4.0, max_participations=20))."
                 )
-            name = str(context.node_config.get("partition-id", context.node_id))
-            ledger = ContextLedger(context.state, name)
-            return _Machine(name, self.simulation, ledger, SimulatedKeys(self.seed, name))
+            return _Machine(policy=self.simulation, **simulated_machine(context, seed=self.seed))
         path = operators_file(context.node_config)
         if path is None:
             raise ConfigurationError(
@@ -136,15 +133,15 @@ class CorrelatedNoiseMod:
             )
         node = UpdateNode.read(path)
         ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
-        return _Machine(node.machine, node.policy(ledger), ledger, ledger.keys())
+        return _Machine(node.policy(ledger), node.machine, ledger, ledger.keys())
 
 
-def _config(content: RecordDict) -> Mapping[str, Any]:
-    """The record that speaks murmurfl's protocol, whatever the project calls it; empty if there is none."""
-    found = [record for record in content.config_records.values() if protocol.VERSION in record]
+def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
+    """The record that speaks murmurfl's protocol and what the project calls it; empty if there is none."""
+    found = [(key, record) for key, record in content.config_records.items() if protocol.VERSION in record]
     if len(found) > 1:
         raise malformed("expected one ConfigRecord with a protocol version")
-    return dict(found[0]) if found else {}
+    return (found[0][0], dict(found[0][1])) if found else ("", {})
 
 
 def _asked(machine: _Machine, config: Mapping[str, Any]) -> RecordDict:
@@ -160,7 +157,12 @@ def _asked(machine: _Machine, config: Mapping[str, Any]) -> RecordDict:
 
 
 def _train(
-    machine: _Machine, config: Mapping[str, Any], message: Message, context: Context, call_next: ClientAppCallable
+    machine: _Machine,
+    key: str,
+    config: Mapping[str, Any],
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
 ) -> RecordDict:
     if not config:
         raise RefusedError(
@@ -177,7 +179,8 @@ def _train(
     start = np.concatenate([values.ravel() for values in received.values()])
     state = context.state
 
-    def contribution(_: slice) -> NDArray[np.floating]:
+    def contribution(part: slice) -> NDArray[np.floating]:
+        message.content[key] = ConfigRecord({**config, protocol.PART: part.start})
         reply = _called(call_next, message, context)
         if context.state is not state and isinstance(machine.ledger, ContextLedger):
             raise ConfigurationError(

@@ -17,10 +17,6 @@ NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 NODE_CONFIG_KEY = "murmurfl-config"
 """The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
 
-# A ledger counts batches of samples; what a foreign ClientApp reads it cannot count, and need not: every release is
-# paid for as if the data that return in it were all there are.
-_UNCOUNTED = 2**62
-
 
 @dataclass(frozen=True)
 class UpdatePolicy:
@@ -43,9 +39,10 @@ class UpdatePolicy:
         How the noise is correlated over the releases; empty for ``independent`` where data return in every release
         (nothing has less noise then) and ``blt`` where they do not.
     releases_per_pass : int
-        How many releases in a row use disjoint parts of the data, in the same order in every pass: a promise about the
-        ClientApp that only its operator can give. 1, the default, promises nothing. K or more: no sample is used twice
-        in a session.
+        Into how many disjoint, fixed parts the ClientApp divides its data, of which it uses one a release: the one
+        whose number, from 0, it finds as ``part`` in the request's config. That is the machine's own count; the
+        server's round is not. A promise about the ClientApp that only its operator can give. 1, the default, promises
+        nothing. K or more: no sample is used twice in a session.
     allow_evaluation : bool
         Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
 
@@ -95,7 +92,8 @@ class UpdatePolicy:
         -----
         **Formal guarantees.** Those of the class, with ``exact`` noise and the acknowledged release rule.
         """
-        returns = self._participations > 1
+        releases = self.max_participations  # checked with the rest of the policy
+        passes = -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1
         return PrivacyPolicy(
             clip_norm=self.clip_norm,
             batch_size=1,
@@ -105,20 +103,10 @@ class UpdatePolicy:
             delta=self.delta,
             mechanism=self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt"),
             clip_unit="update",
-            sample_participations=self._participations,
-            min_separation=self.releases_per_pass if returns else 1,
+            # At least two, for parts to be counted by session; a second that does not come is not charged.
+            sample_participations=max(2, passes),
+            min_separation=self.releases_per_pass,
         )
-
-    @property
-    def num_parts(self) -> int:
-        """Disjoint parts of the data, as a ledger counts samples."""
-        return self.releases_per_pass if self._participations > 1 else _UNCOUNTED
-
-    @property
-    def _participations(self) -> int:
-        releases = self.max_participations
-        # Checked with the rest of the policy.
-        return -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1
 
 
 @dataclass(frozen=True)

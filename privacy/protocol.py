@@ -25,6 +25,9 @@ ASK = "ask"
 ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
 
+# What a machine's noise mod tells its own ClientApp, beside the request's entries.
+PART = "part"
+
 # Entries of a reply's MetricRecord, beside ACK and VERSION.
 RELEASE = "release"
 NUM_EXAMPLES = "num-examples"

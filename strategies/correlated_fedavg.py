@@ -131,7 +131,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     def check_reply(self, reply: Reply) -> bool:
         mu, delta = reply.metrics.get(protocol.MU_GUARANTEED), reply.metrics.get(protocol.DELTA)
-        unit = _UNITS.get(reply.metrics.get(protocol.CLIENT_LEVEL))
+        unit = _UNITS.get(reply.metrics.get(protocol.CLIENT_LEVEL, -1))
         if unit is None or not (
             isinstance(mu, float) and 0 < mu < math.inf and isinstance(delta, float) and 0 < delta < 1
         ):

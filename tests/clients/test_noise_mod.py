@@ -458,6 +458,28 @@ def test_other_record_keys_and_the_projects_own_settings():
     assert [report.aggregated for report in strategy.history] == [2, 2]
 
 
+def test_which_part_of_the_data_comes_next_is_the_machines_own_count():
+    """Whatever rounds a server claims, and however it mixes sessions: in each, every part once before any again."""
+    app = ClientApp(
+        mods=[CorrelatedNoiseMod(simulation=policy(releases_per_pass=3, max_participations=5, budget_mu=9.0))]
+    )
+    parts = []
+
+    @app.train()
+    def note_the_part(message, context):
+        parts.append(message.content["config"]["part"])
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    grid = InProcessGrid(app, 1, {})
+    (node,) = grid.get_node_ids()
+    for session in "sstststtst":
+        content = request(**{protocol.SESSION: session, protocol.PART: 1, protocol.SERVER_ROUND: 1})
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+        assert not reply.has_error()
+    assert [part for part, session in zip(parts, "sstststtst", strict=True) if session == "s"] == [0, 1, 2, 0, 1]
+    assert [part for part, session in zip(parts, "sstststtst", strict=True) if session == "t"] == [0, 1, 2, 0, 1]
+
+
 def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
     train(adding(nothing, simulation=policy(mu=1.0, releases_per_pass=1)), rounds=2)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
@@ -693,6 +715,9 @@ def test_policies_of_the_mod_are_ordinary_policies():
     private = policy(releases_per_pass=10, mechanism="").privacy_policy()
     assert isinstance(private, PrivacyPolicy)
     assert (private.sample_participations, private.min_separation, private.clip_unit) == (3, 10, "update")
+    assert policy(releases_per_pass=10**6).privacy_policy().plan(D).noise_std == pytest.approx(
+        PrivacyPolicy(1.0, 1, 30, 2.0, clip_unit="update").plan(D).noise_std
+    ), "a return that does not come is not charged"
     with pytest.raises(ConfigurationError, match="UpdatePolicy"):
         CorrelatedNoiseMod(private)
     with pytest.raises(ConfigurationError, match="max_participations"):
