@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test test-deployment deploy-demo lint format types bench clean
+.PHONY: help install run test test-deployment test-examples deploy-demo lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-deployment  the long tests with real nodes"
+	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff and the type checker"
 	@echo "make bench    benchmarks; ratios measured in one run"
 	@echo "make install  the virtual environment in $(VENV) alone"
@@ -37,6 +38,10 @@ test: $(STAMP)
 # Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, and not quick.
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
+
+# Each example as its README starts it: minutes.
+test-examples: $(STAMP)
+	$(BIN)/python -m pytest -m examples tests/examples $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,0 +1,25 @@
+"""What a machine does: Flower's own pattern, and one mod."""
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+
+from .task import Net, load_data, train
+
+# Before: app = ClientApp()
+POLICY = UpdatePolicy(clip_norm=1.0, mu=8.0, max_participations=10)
+app = ClientApp(mods=[CorrelatedNoiseMod(simulation=POLICY)])
+
+
+@app.train()
+def train_on_a_machine(msg: Message, context: Context) -> Message:
+    """Train the model on this machine's data."""
+    torch.manual_seed(1)
+    net = Net()
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    data = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
+    loss = train(net, data, context.run_config["local-epochs"], msg.content["config"]["lr"])
+    metrics = {"train_loss": loss, "num-examples": len(data[1])}
+    content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord(metrics)})
+    return Message(content=content, reply_to=msg)
