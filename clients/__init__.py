@@ -1,5 +1,6 @@
 """What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
+from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
 from .base import PrivateClient, Request
 from .cohort import Cohort
 from .context_ledger import ContextLedger

@@ -1,7 +1,7 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
 from .clipping import clip_per_sample
-from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError
+from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
 from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
@@ -49,6 +49,7 @@ __all__ = [
     "SimulatedKeys",
     "StreamRecord",
     "SystemKeys",
+    "UnsupportedFlowerError",
     "accept_rollback",
     "check_mechanism",
     "clip_per_sample",

@@ -33,3 +33,7 @@ class RefusedError(MurmurflError):
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+class UnsupportedFlowerError(MurmurflError, ImportError):
+    """The installed version of Flower is none this package was tested with."""

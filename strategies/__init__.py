@@ -1,5 +1,6 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
+from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step

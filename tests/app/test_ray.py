@@ -103,4 +103,10 @@ def test_the_bundle_is_small_and_whole(tmp_path):
     names = zipfile.ZipFile(bundle).namelist()
     for needed in ("murmurfl.py", "app/server_app.py", "clients/mu2.py", "privacy/release.py", "strategies/mu2.py"):
         assert needed in names
-    assert not [name for name in names if name.startswith(("docs/", "tests/", "benchmarks/", "runs/"))]
+    modules = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("app", "clients", "privacy", "strategies")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert not set(modules) - set(names)
+    assert not [name for name in names if name.startswith(("docs/", "tests/", "benchmarks/", "examples/", "runs/"))]

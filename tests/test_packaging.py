@@ -1,0 +1,124 @@
+"""The wheel, installed by itself, is the whole library; Flower's version is checked; the public names are listed."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from murmurfl.privacy import MurmurflError, UnsupportedFlowerError, flower
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("app", "clients", "privacy", "strategies")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built by the project's own build backend, from a copy."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in (*FOLDERS, "murmurfl.py", "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source / name)
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_every_module_and_its_types(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in FOLDERS:
+        ours = {f"murmurfl/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
+        assert not ours - names
+        assert f"murmurfl/{folder}/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {"murmurfl", f"murmurfl-{PROJECT['version']}.dist-info"}
+
+
+def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
+    """Unpacked, as pip would, beside the dependencies; no .pth file of this environment is read."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = """
+import json
+from murmurfl import app, clients, privacy, strategies
+from murmurfl.app.cli import cli
+print(json.dumps([path for module in (app, clients, privacy, strategies) for path in module.__path__]))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])}
+    output = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    assert all(Path(path).is_relative_to(tmp_path) for path in json.loads(output.splitlines()[-1]))
+
+
+def test_the_versions_of_flower_are_those_of_the_project():
+    (requirement,) = [line for line in PROJECT["dependencies"] if line.startswith("flwr[")]
+    assert requirement == f"flwr[simulation]{flower.FLOWER_VERSIONS}"
+    flower.check_flower_version()
+
+
+@pytest.mark.parametrize("found", ["1.40.3", "1.42.0", "2.0.0", "1.42.0.dev20260101", "0.9", "nonsense"])
+def test_another_version_of_flower_is_named(monkeypatch, found):
+    monkeypatch.setattr(flower, "version", lambda name: found)
+    with pytest.raises(UnsupportedFlowerError, match=re.escape(f"Expected Flower >=1.41,<1.42, got {found}")) as error:
+        flower.check_flower_version()
+    assert isinstance(error.value, MurmurflError)
+    assert isinstance(error.value, ImportError)
+
+
+def test_without_flower_that_is_said(monkeypatch):
+    def missing(name):
+        raise flower.PackageNotFoundError(name)
+
+    monkeypatch.setattr(flower, "version", missing)
+    with pytest.raises(UnsupportedFlowerError, match="got none"):
+        flower.check_flower_version()
+
+
+@pytest.mark.parametrize("package", ["clients", "strategies"])
+def test_importing_what_needs_flower_checks_it_first(package):
+    """Before anything of Flower's is imported."""
+    first = next(
+        line
+        for line in (ROOT / package / "__init__.py").read_text().splitlines()
+        if line.startswith(("from", "import"))
+    )
+    assert first.startswith("from ..privacy import flower")
+    code = f"""
+import importlib.metadata as metadata, sys
+real = metadata.version
+metadata.version = lambda name: "1.40.0" if name == "flwr" else real(name)
+try:
+    import murmurfl.{package}
+except ImportError as error:
+    assert "flwr" not in sys.modules
+    print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    output = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    assert "Expected Flower >=1.41,<1.42, got 1.40.0" in output
+
+
+@pytest.mark.parametrize("package", ["murmurfl.clients", "murmurfl.strategies", "murmurfl.privacy"])
+def test_the_public_names_are_listed(package):
+    """docs/api.md, and nothing else, says what is public and since when."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    section = page.partition(f"## `{package}`")[2].partition("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (\d+\.\d+) \|", section, flags=re.MULTILINE))
+    assert sorted(listed) == sorted(importlib.import_module(package).__all__)
+    newest = tuple(map(int, PROJECT["version"].split(".")[:2]))
+    assert all(tuple(map(int, since.split("."))) <= newest for since in listed.values())
