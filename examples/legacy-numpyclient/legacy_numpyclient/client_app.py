@@ -31,5 +31,5 @@ def client_fn(context: Context) -> Client:
 
 
 # Before: app = ClientApp(client_fn)
-POLICY = UpdatePolicy(clip_norm=0.5, mu=4.0, max_participations=ROUNDS, releases_per_pass=ROUNDS)
+POLICY = UpdatePolicy(clip_norm=0.7, mu=4.0, max_participations=ROUNDS, releases_per_pass=ROUNDS)
 app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(simulation=POLICY)])

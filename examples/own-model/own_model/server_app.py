@@ -19,7 +19,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds and test on public data."""
     num_clients = context.run_config["num-clients"]
-    machines = {"num_clients": num_clients, "clients_per_round": num_clients, "seed": 1, "session": "example"}
+    machines = {"num_clients": num_clients, "clients_per_round": num_clients}
     if context.run_config["strategy"] == "momentum":
         strategy = HeavyBall(learning_rate=1.0, **machines)
     else:

@@ -1,0 +1,101 @@
+"""The code of docs/swap-in.md and docs/own.md, block after block as a reader would type it, and what it does."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.clients import UpdateNode, UpdatePolicy
+from murmurfl.privacy import MECHANISMS, PrivacyPolicy, SimulatedKeys
+from murmurfl.strategies import CorrelatedFedAvg
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def blocks(page, language="python"):
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+
+
+@pytest.fixture
+def typed():
+    """The names a page's code leaves behind."""
+    before = dict(MECHANISMS)
+
+    def run(page):
+        namespace = {"__name__": page}
+        for number, block in enumerate(blocks(page)):
+            exec(compile(block, f"{page}, block {number}", "exec"), namespace)
+        return namespace
+
+    yield run
+    for name in MECHANISMS.keys() - before.keys():
+        del MECHANISMS[name]
+
+
+def context():
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+
+def test_swapped_in(typed, caplog):
+    names = typed("swap-in.md")
+    with caplog.at_level("INFO", logger="flwr"):
+        result = names["main"](InProcessGrid(names["app"], 10, {}), context())
+    assert list(result.arrays) == ["layer.weight", "layer.bias"]
+    (promised,) = blocks("swap-in.md", "text")
+    assert promised.strip() in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO", logger="flwr"):
+        names["legacy_main"](InProcessGrid(names["legacy_app"], 10, {}), context())
+    assert promised.strip() in caplog.text
+
+
+def test_the_operators_file_of_the_page_is_one(tmp_path):
+    (document,) = blocks("swap-in.md", "toml")
+    path = tmp_path / "node.toml"
+    path.write_text(document)
+    assert UpdateNode.read(path).machine == "clinic-0"
+    assert tomllib.loads(document)["max-participations"] == 20
+
+
+def test_what_a_promise_is_worth():
+    def last(releases, per_pass):
+        policy = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=releases, releases_per_pass=per_pass)
+        plan = policy.privacy_policy().plan(100)
+        return f"{np.linalg.norm(plan.mechanism.decoder()[-1]) * plan.noise_std:.3g}"
+
+    text = (DOCS / "swap-in.md").read_text().partition("<!-- promise -->")[2].partition("<!-- /promise -->")[0]
+    table = re.findall(r"^\| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", text, flags=re.MULTILINE)
+    expected = [(str(K), last(K, 1), last(K, -(-K // 2)), last(K, K)) for K in (5, 20, 50)]
+    assert table == expected
+
+
+def test_the_noise_in_the_average_is_as_long_as_the_page_says():
+    """Full participation, K rounds of updates of length 1 in one direction: their sum is K long."""
+    machines, size, mu, releases = 100, 410, 8.0, 10
+    plan = UpdatePolicy(clip_norm=1.0, mu=mu, max_participations=releases).privacy_policy().plan(size)
+    noise = np.linalg.norm(plan.mechanism.decoder()[-1]) * plan.noise_std * np.sqrt(size / machines)
+    assert noise / releases == pytest.approx(2 * np.sqrt(size / machines) / mu, rel=1e-3)
+
+
+def test_own_parts(typed):
+    names = typed("own.md")
+    result = names["main"](InProcessGrid(names["app"], 10, {}), context())
+    assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() > 0
+    assert names["strategy"].history[-1].aggregated == 10
+    policy = PrivacyPolicy(1.0, 8, 5, 4.0, mechanism="half-cancelling")
+    assert policy.plan(8).mu == pytest.approx(4.0)
+
+    def client_fn(ctx):
+        machine = names["simulated_machine"](ctx)
+        gradients = names["TorchGradients"](names["torch"].nn.Linear(3, 2), names["torch"].nn.functional.cross_entropy)
+        assert isinstance(machine["keys"], SimulatedKeys)
+        return names["GradientClient"](gradients, names["Readings"](1), policy, **machine)
+
+    strategy = names["AveragedSGD"](num_clients=2, clients_per_round=2, learning_rate=0.1)
+    grid = InProcessGrid(names["numpy_client_app"](client_fn), 2, {})
+    strategy.start(grid, names["ArrayRecord"]([np.zeros((2, 3)), np.zeros(2)]), num_rounds=3)
+    assert [report.aggregated for report in strategy.history] == [2, 2, 2]
+    assert not isinstance(strategy, CorrelatedFedAvg)
