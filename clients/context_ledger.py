@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord
 from ..privacy.arrays import read_array
 
+LEDGER_RECORDS = "murmurfl/"
+"""How the names of a ledger's records in ``context.state`` begin."""
+
 _FORMAT = 3
 # Flower hands one machine's messages to one thread at a time; the lock is for whoever does not.
 _LOCK = threading.RLock()
@@ -41,7 +44,7 @@ class ContextLedger(Ledger):
 
     def __init__(self, state: RecordDict, machine: str) -> None:
         self._state = state
-        self._prefix = f"murmurfl/{machine}"
+        self._prefix = f"{LEDGER_RECORDS}{machine}"
 
     @contextmanager
     def exclusive(self) -> Iterator[LedgerPage]:

@@ -7,7 +7,7 @@ update (trained minus received model), clipped, on the grid, with noise, recorde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import DEBUG, INFO, WARNING
 from typing import Any
@@ -31,7 +31,7 @@ from ..privacy import (
 from ..privacy.arrays import read_array
 from .answers import answer
 from .base import statement_entries
-from .context_ledger import ContextLedger
+from .context_ledger import LEDGER_RECORDS, ContextLedger
 from .gradients import unflatten
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, simulated_machine
@@ -177,20 +177,18 @@ def _train(
     session = session_entry(config)
     received = _received(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
-    state = context.state
-
-    def contribution(part: slice) -> NDArray[np.floating]:
-        message.content[key] = ConfigRecord({**config, protocol.PART: part.start})
-        reply = _called(call_next, message, context)
-        if context.state is not state and isinstance(machine.ledger, ContextLedger):
-            raise ConfigurationError(
-                "Expected context.state to stay the same object, got another: this machine's ledger is in it. Put new "
-                "records into it instead."
-            )
-        with np.errstate(all="ignore"):  # what is not finite is clipped to zero
-            return (_trained(reply, received) - start)[None, :]
-
     private = machine.private(len(start))
+    part = private.admits(session, ack).start  # refused before anything is trained
+    message.content[key] = ConfigRecord({**config, protocol.PART: part})
+    # Outside of the ledger's transaction: it may take long, and what it forks must not hold the ledger.
+    trained = _training(machine, message, context, call_next, received)
+
+    def contribution(samples: slice) -> NDArray[np.floating]:
+        if samples.start != part:
+            raise _ClientAppError("Expected the part of the data that was trained on, got a request in between.")
+        with np.errstate(all="ignore"):  # what is not finite is clipped to zero
+            return (trained() - start)[None, :]
+
     release = private.release(session, ack, contribution)
     # Of a simulation's many machines each says it once; the server's log has it in every round.
     log(
@@ -263,6 +261,40 @@ def _called(call_next: ClientAppCallable, message: Message, context: Context) ->
     if reply.has_error():
         raise _ClientAppError(f"Expected the ClientApp to answer, got its error {reply.error.code}; see above.")
     return reply
+
+
+def _training(
+    machine: _Machine,
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    received: Mapping[str, NDArray[np.float64]],
+) -> Callable[[], NDArray[np.float64]]:
+    """Train; what it came to, an exception included, is had by calling the result."""
+    state, ours = context.state, _ledger_records(context)
+    values: NDArray[np.float64] | Exception
+    try:
+        values = _trained(_called(call_next, message, context), received)
+    except Exception as error:
+        values = error
+    if isinstance(machine.ledger, ContextLedger):
+        after = _ledger_records(context)
+        if context.state is not state or any(after.get(key) is not record for key, record in ours.items()):
+            raise ConfigurationError(
+                "Expected the records of murmurfl in context.state to stay, got others: this machine's ledger is in "
+                "them. Put new records beside them."
+            )
+
+    def result() -> NDArray[np.float64]:
+        if isinstance(values, Exception):
+            raise values
+        return values
+
+    return result
+
+
+def _ledger_records(context: Context) -> dict[str, Any]:
+    return {key: record for key, record in context.state.items() if key.startswith(LEDGER_RECORDS)}
 
 
 def _trained(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:

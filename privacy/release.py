@@ -281,6 +281,21 @@ class PrivateMachine:
             counts = self._contribution_counts(contribution, admission.samples)
             return self._finish(page, session, admission, counts, note=note)
 
+    def admits(self, session: str, ack: int) -> slice:
+        """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.
+
+        Raises
+        ------
+        RefusedError
+            As :meth:`release` would.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing; :meth:`release` decides anew.
+        """
+        with self._ledger.exclusive() as page:
+            return self._admit(page, session, ack).samples
+
     def noted(self, session: str) -> tuple[int, State]:
         """How many releases a session has made, and what was remembered with the last one.
 

@@ -369,16 +369,52 @@ def test_a_project_that_replies_with_another_model_is_told_so_in_the_log_only(ar
     assert "Expected the ClientApp to reply with the arrays it was sent" in caplog.text
 
 
-def test_a_project_that_throws_the_ledger_away_is_refused(caplog):
+@pytest.mark.parametrize("forget", ["replace", "clear"])
+def test_a_project_that_throws_the_ledger_away_is_refused(forget, caplog):
     app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
 
     @app.train()
     def train_and_forget(message, context):
-        context.state = RecordDict()
+        if message.content["config"]["server-round"] == 2:
+            if forget == "replace":
+                context.state = RecordDict()
+            else:
+                context.state.clear()
+        context.state["own"] = RecordDict({"metrics": MetricRecord({"a": 1.0})})["metrics"]
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
-    assert ask(app).error.code == protocol.NOT_CONFIGURED
+    grid = InProcessGrid(app, 1, {})
+    (node,) = grid.get_node_ids()
+    for server_round in (1, 2):
+        content = request(**{protocol.SERVER_ROUND: server_round, protocol.ACK: server_round - 1})
+        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+        assert reply.has_error() == (server_round == 2)
+    assert reply.error.code == protocol.NOT_CONFIGURED
     assert "context.state" in caplog.text
+
+
+def test_training_holds_no_lock_on_the_ledger_and_a_request_in_between_is_no_second_use(node, tmp_path):
+    """While a machine trains, another request of the server's is answered; the first then has lost its part."""
+    path = tmp_path / "node.toml"
+    path.write_text(path.read_text() + "releases-per-pass = 3\n")
+    app = ClientApp(mods=[CorrelatedNoiseMod()])
+    parts, inner = [], []
+
+    @app.train()
+    def train_slowly(message, context):
+        parts.append(message.content["config"]["part"])
+        if len(parts) == 1:
+            inner.append(on_a_node(app, request(), **node))
+            parts.append("first again")
+        arrays = {name: Array(array.numpy() + 1e6) for name, array in message.content["arrays"].items()}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    outer = on_a_node(app, request(), **node)
+    assert parts == [0, 0, "first again"]
+    assert inner[0].content["metrics"]["release"] == 1
+    assert outer.content["metrics"]["release"] == 2, "released all the same, of nothing"
+    session = read_ledger(tmp_path / "ledger.sqlite").sessions[0]
+    assert session.releases == 2
 
 
 class Mixed(torch.nn.Module):
