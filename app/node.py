@@ -7,9 +7,6 @@ configuration or a message. Unknown keys, missing ones and impossible values are
 from __future__ import annotations
 
 import math
-import os
-import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
@@ -20,16 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
+from ..clients.update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file, operators_values
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, protocol
 from .config import FEATURES, MODELS, PARTITIONS, STRATEGIES, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
 from .tasks import load_shards, load_task
 
-NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
-"""The environment variable with the path of the operator's file, for Flower's plain ``flower-supernode``."""
-NODE_CONFIG_KEY = "murmurfl-config"
-"""The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
+__all__ = [
+    "NODE_CONFIG_KEY",
+    "NODE_CONFIG_VARIABLE",
+    "NodeConfig",
+    "configured_client",
+    "describe",
+    "operators_file",
+]
 
 
 @dataclass(frozen=True)
@@ -148,18 +150,7 @@ class NodeConfig:
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
         path = path.expanduser().resolve()
-        try:
-            if os.name == "posix" and path.stat().st_mode & stat.S_IWOTH:
-                raise ConfigurationError(
-                    f"Expected a node configuration only its operator may change, got {path}, which anybody may write "
-                    f"to: run chmod o-w {path}."
-                )
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
-        except ValueError as error:
-            raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error
+        values = operators_values(path)
         try:
             config = cls.from_mapping(values)
         except ConfigurationError as error:
@@ -304,18 +295,6 @@ class _OwnSamples:
             raise ConfigurationError(f"Expected the labels in {path} to be integers from 0 to {num_classes - 1}.")
         flat = features.reshape(len(features), math.prod(features.shape[1:]))
         return cls(flat.astype(np.float32), labels.astype(np.int64))
-
-
-def operators_file(node_config: Mapping[str, Any]) -> Path | None:
-    """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
-
-    Parameters
-    ----------
-    node_config : mapping
-        Flower's, which comes from ``flower-supernode --node-config``, so from the operator.
-    """
-    named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
-    return Path(str(named)) if named else None
 
 
 def describe(client: PrivateClient) -> str:

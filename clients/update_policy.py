@@ -162,7 +162,7 @@ class UpdateNode:
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
         path = path.expanduser().resolve()
-        values = _operators_values(path)
+        values = operators_values(path)
         known = {f.name.replace("_", "-"): f for f in fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
@@ -216,7 +216,14 @@ def operators_file(node_config: Mapping[str, Any]) -> Path | None:
     return Path(str(named)) if named else None
 
 
-def _operators_values(path: Path) -> dict[str, Any]:
+def operators_values(path: Path) -> dict[str, Any]:
+    """The TOML document in an operator's file.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read, is no TOML, or others may write to it.
+    """
     try:
         if os.name == "posix" and path.stat().st_mode & stat.S_IWOTH:
             raise ConfigurationError(
