@@ -101,7 +101,14 @@ def test_the_bundle_is_small_and_whole(tmp_path):
     (bundle,) = tmp_path.glob("*.fab")
     assert bundle.stat().st_size < 2**20
     names = zipfile.ZipFile(bundle).namelist()
-    for needed in ("murmurfl.py", "app/server_app.py", "clients/mu2.py", "privacy/release.py", "strategies/mu2.py"):
+    for needed in (
+        "murmurfl.py",
+        "app/server_app.py",
+        "clients/mu2.py",
+        "privacy/release.py",
+        "strategies/mu2.py",
+        "README.md",
+    ):
         assert needed in names
     modules = [
         path.relative_to(ROOT).as_posix()

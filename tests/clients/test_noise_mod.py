@@ -686,6 +686,7 @@ AUDITED = 3
 
 def streams(chosen):
     direction = np.array([0.6, 0.8])
+    grid_of_counts = chosen.privacy_policy().plan(2).grid
 
     def start(canary, runs):
         sign = -1.0 if canary is None else 1.0
@@ -705,8 +706,8 @@ def streams(chosen):
                 content = request(model, **{protocol.ACK: ack})
                 (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
                 metrics = reply.content["metrics"]
-                values = reply.content["arrays"]["w"].numpy()
-                yield Release(values, int(metrics["release"]), int(metrics["ack"]))
+                counts = grid_of_counts.counts(reply.content["arrays"]["w"].numpy())
+                yield Release(counts, grid_of_counts.spacing, int(metrics["release"]), int(metrics["ack"]))
 
         return answers
 
