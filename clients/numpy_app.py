@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
@@ -36,8 +36,9 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     -------
     ClientApp
         Train messages call ``fit``, evaluate messages ``evaluate`` and queries ``get_properties``, with the arrays of
-        the message and its config. A reply has one ArrayRecord ``arrays`` and one MetricRecord ``metrics`` with
-        ``num-examples``; entries that are no numbers go to a ConfigRecord ``config``.
+        the message and its config. A reply has one ArrayRecord ``arrays``, under the message's names where there are
+        as many, and one MetricRecord ``metrics`` with ``num-examples``; entries that are no numbers go to a
+        ConfigRecord ``config``.
 
     Notes
     -----
@@ -90,7 +91,9 @@ def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
     arrays, config = _request(content)
     results, num_examples, metrics = client.fit(arrays, config)
     reply = _entries({**metrics, protocol.NUM_EXAMPLES: num_examples})
-    reply[protocol.ARRAYS] = ArrayRecord(list(results))
+    names = list(content[protocol.ARRAYS]) if isinstance(content.get(protocol.ARRAYS, None), ArrayRecord) else []
+    names = names if len(names) == len(results) else [str(i) for i in range(len(results))]
+    reply[protocol.ARRAYS] = ArrayRecord({name: Array(values) for name, values in zip(names, results, strict=True)})
     return reply
 
 

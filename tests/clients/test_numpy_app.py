@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.clients import numpy_client_app
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
 from murmurfl.privacy import LedgerError, RefusedError, protocol
+from murmurfl.strategies import CorrelatedFedAvg
 
 SECRET = "patient 4711 has blood group AB"
 
@@ -49,6 +50,22 @@ def test_flowers_own_fedavg_averages_a_legacy_client():
     assert result.arrays.to_numpy_ndarrays()[0] == pytest.approx(np.full((2, 2), weights @ [0, 1, 2]))
     assert result.train_metrics_clientapp[1]["level"] == pytest.approx(0.5)
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(0.25)
+
+
+def test_arrays_keep_their_names():
+    """So that a model with names, such as a state dict, can go through a legacy client and a mod that compares."""
+    names = ["layer.weight", "layer.bias"]
+    record = ArrayRecord({name: Array(np.zeros(2)) for name in names})
+    app = numpy_client_app(make_client)
+    assert list(ask(app, "train", RecordDict({"arrays": record})).content["arrays"]) == names
+    assert list(ask(app, "train").content["arrays"]) == ["0"]
+    policy = UpdatePolicy(clip_norm=1.0, mu=1e3, max_participations=1)
+    private = numpy_client_app(make_client, mods=[CorrelatedNoiseMod(simulation=policy)])
+    strategy = CorrelatedFedAvg(num_clients=2)
+    result = strategy.start(InProcessGrid(private, 2, {}), record, num_rounds=1)
+    assert list(result.arrays) == names
+    # Machine 0 adds nothing, machine 1 adds 1 to every value, clipped to length 1.
+    assert result.arrays["layer.bias"].numpy() == pytest.approx(np.full(2, 0.25), abs=0.05)
 
 
 def ask(app, message_type, content=None):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from murmurfl.app.cli import cli
 from murmurfl.app.deploy import deployment
-from murmurfl.app.launch import run_flower_app
+from murmurfl.app.launch import executable, free_port, run_flower_app
 from murmurfl.app.node import NodeConfig
 from murmurfl.privacy import PrivacyPolicy, check_mechanism, gdp_epsilon, read_ledger
 from typer.testing import CliRunner
@@ -188,3 +188,44 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
     assert accuracy(lines) > 0.8
     assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
     assert any("clinic-2: 3 of 6 releases; all together epsilon = 10 at delta = 1e-05" in line for line in lines)
+
+
+OPERATORS_FILE = """\
+machine = "{name}"
+ledger = "ledger.sqlite"
+clip-norm = 0.5
+mu = 1.0
+max-participations = 3
+"""
+
+
+@pytest.mark.examples
+def test_the_noise_mod_on_real_nodes_takes_its_policy_from_the_operator(tmp_path):
+    """A plain ``flower-supernode`` runs the bundle's ClientApp with the mod in it: two machines, three rounds asked."""
+    lines = []
+    with deployment(tmp_path / "run", timeout_s=300, on_line=lines.append, environment=ENVIRONMENT) as running:
+        made = {"clip-norm": 1.0, "batch-size": 1, "mu": 1.0, "task": "digits", "num-partitions": 2, "partition-id": 0}
+        # Budget for one run.
+        running.add_nodes({f"clinic-{i}": {**made, "budget-mu": 1.0, "delta": 1e-6} for i in range(2)})
+        for number, (name, files) in enumerate(running.nodes.items()):
+            path = files.config.parent / "mod.toml"
+            path.write_text(OPERATORS_FILE.format(name=name))
+            settings = f'murmurfl-config="{path}" partition-id={number} num-partitions=2'
+            command = [executable("flower-supernode"), "--superlink", f"127.0.0.1:{running.port}"]
+            command += ["--root-certificates", str(running.certificates.authority), "--port", str(free_port())]
+            command += ["--auth-supernode-private-key", str(files.private_key), "--node-config", settings]
+            with files.log.open("ab") as log:
+                running.start_process(command, stdout=log)
+        config = {"num-clients": 2, "num-server-rounds": 3}
+        running.submit(config, EXAMPLES / "legacy-numpyclient")
+        running.submit({**config, "num-server-rounds": 1}, EXAMPLES / "legacy-numpyclient")
+        ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
+        logs = [files.log.read_text() for files in running.nodes.values()]
+    # Of the operator's file, not of the policy in the bundle (mu = 4, one sample).
+    stated = (
+        f"mu <= 1 (epsilon <= {gdp_epsilon(1.0, 1e-6):.4g} at delta = 1e-06) for replacement of all data of a machine"
+    )
+    assert sum("2 of 2 updates aggregated" in line and stated in line for line in lines) == 3
+    assert [[session.releases for session in ledger.sessions] for ledger in ledgers] == [[3], [3]]
+    assert any("0 of 2 replies aggregated" in line and "budget-exhausted" in line for line in lines)
+    assert all("Machine clinic-" in log and "release 3 of at most 3" in log for log in logs)
