@@ -72,24 +72,22 @@ def run(
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
     from .engines import RAY_ENVIRONMENT, app_folder, ray_overrides
-    from .experiment import prepare
+    from .guarantees import expected_guarantee
     from .launch import run_flower_app
+    from .progress import RunDisplay
     from .record import RESULT_NAME
 
-    prepare(config)  # an impossible configuration is refused here, before anything starts
+    guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
     typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "flower.log").open("w") as log:
+    with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
 
         def show(line: str) -> None:
             log.write(line + "\n")
-            words = line.removeprefix("INFO :").strip()
             if verbose:
-                typer.echo(line)
-            elif words.startswith("round "):
-                typer.echo(words)
-            elif line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line:
-                typer.echo(line, err=True)
+                display.message(line)
+            elif not display.read(line.removeprefix("INFO :").strip()) and is_worrying(line):
+                display.message(line, error=True)
 
         run_flower_app(
             app_folder(),
@@ -103,24 +101,29 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         _fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
+def is_worrying(line: str) -> bool:
+    """Whether a line of Flower's log is for the eyes of whoever started the run."""
+    return line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line
+
+
 def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
     from .engines import run_cohort, run_in_process
-    from .experiment import Progress as RunProgress
-    from .record import CHECKPOINT_NAME, progress_line, write_record
+    from .guarantees import expected_guarantee
+    from .progress import RoundLine, RunDisplay
+    from .record import CHECKPOINT_NAME, write_record
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-
-    def show(progress: RunProgress) -> None:
-        if progress.accuracy is not None:
-            report = progress.report
-            rounds = progress_line(progress, config)
-            typer.echo(f"{rounds}  replies {report.aggregated}/{report.asked}")
-
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     start = run_cohort if engine == "cohort" else run_in_process
-    write_record(start(config, checkpoint=checkpoint, on_progress=show), folder)
+    with RunDisplay(expected_guarantee(config)) as display:
+        result = start(
+            config,
+            checkpoint=checkpoint,
+            on_progress=lambda progress: display.show(RoundLine.of(progress, config.noise_quality)),
+        )
+    write_record(result, folder)
 
 
 @cli.command()
@@ -134,6 +137,7 @@ def reproduce(
     as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set any other cell of them."""
+    from .guarantees import table_caption
     from .reproduce import cells_of, markdown_table, plan_runs, run_cells, table_rows, write_reproduction
 
     with _failing_clearly():
@@ -155,7 +159,13 @@ def reproduce(
                 jobs=jobs,
                 on_run=lambda done, total: progress.update(task, completed=done, total=total),
             )
-        document = {"reproduction": name, "engine": engine, "seeds": seeds, **document}
+        document = {
+            "reproduction": name,
+            "engine": engine,
+            "seeds": seeds,
+            "guarantee": table_caption(document),
+            **document,
+        }
         write_reproduction(document, name, folder)
         if as_json:
             typer.echo(json.dumps(document, indent=2))
@@ -164,6 +174,7 @@ def reproduce(
         # Tables of curves have a column for everything; people get those of the pages.
         table = _markdown_as_table(name, markdown_table(rows)) if "step" in rows[0] else _table(name, rows)
         Console(width=max(Console().width, 150)).print(table)
+        typer.echo(document["guarantee"])
         typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
 
 
