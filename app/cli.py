@@ -179,6 +179,20 @@ def reproduce(
 
 
 @cli.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for page and plots; default `report` in the first RUN.")
+    ] = None,
+) -> None:
+    """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it."""
+    from .report import make_report
+
+    with _failing_clearly():
+        typer.echo(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
+
+
+@cli.command()
 def audit(
     assignments: Assignments = None,
     runs: Annotated[int, typer.Option(help="Simulated machines with the canary, and as many without.")] = 2000,

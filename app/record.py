@@ -100,7 +100,10 @@ def machines_document(result: RunResult) -> dict[str, Any]:
             continue
         cap = policy.max_participations
         releases = sorted({round(cap * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)} | {0, 1, cap})
-        names = known.setdefault((plan.noise_std, plan.sensitivity, cap, policy.mechanism), [])
+        key = (plan.noise_std, plan.sensitivity, cap, policy.mechanism)
+        if key in known:
+            continue
+        names = known.setdefault(key, [])
         streams.append(
             {
                 "machines": names,
