@@ -76,7 +76,9 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
     from .launch import run_flower_app
     from .progress import RunDisplay
     from .record import RESULT_NAME
+    from .trackers import check_trackers
 
+    check_trackers(config)
     guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
     typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,20 +112,24 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
     from .engines import run_cohort, run_in_process
+    from .experiment import Progress as RunProgress
     from .guarantees import expected_guarantee
     from .progress import RoundLine, RunDisplay
     from .record import CHECKPOINT_NAME, write_record
+    from .trackers import tracking
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     start = run_cohort if engine == "cohort" else run_in_process
-    with RunDisplay(expected_guarantee(config)) as display:
-        result = start(
-            config,
-            checkpoint=checkpoint,
-            on_progress=lambda progress: display.show(RoundLine.of(progress, config.noise_quality)),
-        )
-    write_record(result, folder)
+    guarantee = expected_guarantee(config)
+    with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
+
+        def show(progress: RunProgress) -> None:
+            display.show(RoundLine.of(progress, config.noise_quality))
+            trackers.round(progress)
+
+        result = start(config, checkpoint=checkpoint, on_progress=show)
+        trackers.result(write_record(result, folder))
 
 
 @cli.command()

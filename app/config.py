@@ -54,6 +54,7 @@ FEATURES = ("pixels", "oriented-gradients")
 MODELS = ("softmax", "mlp", "cnn", "logistic", "ridge", "mean")
 PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
 NO_NOISE = "none"
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": STRATEGIES,
@@ -160,6 +161,9 @@ class RunConfig:
         Where results are written, as an absolute path; empty for ``runs/`` where the server runs.
     run_name : str
         Folder under out_dir; empty for one made of strategy, task and seed.
+    track : str
+        Where the run is logged as well, separated by commas: ``tensorboard``, ``mlflow``, ``wandb``
+        (:mod:`murmurfl.app.trackers`); empty for nowhere.
     """
 
     strategy: str = "mu2"
@@ -216,6 +220,7 @@ class RunConfig:
     checkpoint: bool = True
     out_dir: str = ""
     run_name: str = ""
+    track: str = ""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -275,6 +280,8 @@ class RunConfig:
             self._check(
                 name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
             )
+        unknown = [name for name in self.trackers if name not in TRACKERS]
+        self._check("track", not unknown, f"names among {', '.join(TRACKERS)}, separated by commas")
         self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
         if self.strategy == "tree-momentum":
             everybody = self.clients_per_round == self.num_clients
@@ -286,6 +293,11 @@ class RunConfig:
             self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")
         if self.task == "synthetic-logistic":
             self._check("partition", self.partition in ("own", "iid"), "'own' or 'iid' for this task")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in :attr:`track`, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
 
     @property
     def mechanism_options(self) -> dict[str, str | int]:
