@@ -143,7 +143,6 @@ def reproduce(
     as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set any other cell of them."""
-    from .guarantees import table_caption
     from .reproduce import cells_of, markdown_table, plan_runs, run_cells, table_rows, write_reproduction
 
     with _failing_clearly():
@@ -165,13 +164,7 @@ def reproduce(
                 jobs=jobs,
                 on_run=lambda done, total: progress.update(task, completed=done, total=total),
             )
-        document = {
-            "reproduction": name,
-            "engine": engine,
-            "seeds": seeds,
-            "guarantee": table_caption(document),
-            **document,
-        }
+        document = {"reproduction": name, "engine": engine, "seeds": seeds, **document}
         write_reproduction(document, name, folder)
         if as_json:
             typer.echo(json.dumps(document, indent=2))

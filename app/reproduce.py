@@ -130,7 +130,7 @@ def run_cells(
     Returns
     -------
     dict
-        The document of the reproduction: its ``cells``.
+        The document of the reproduction: its ``cells``, and in words what their epsilons are true of.
 
     Raises
     ------
@@ -170,7 +170,8 @@ def run_cells(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
+    document = {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
+    return {"guarantee": table_caption(document), **document}
 
 
 def _together(configs: Mapping[tuple[int, str, int], RunConfig], engine: str) -> list[list[tuple[int, str, int]]]:
@@ -297,9 +298,9 @@ def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> Non
     indent = None if "excess risk" in rows[0] else 2  # a step grid has thousands of figures
     (out / f"{name}.json").write_text(json.dumps(document, indent=indent) + "\n")
     with (out / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(file, fieldnames=[*rows[0], "guarantee"])
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({**row, "guarantee": caption} for row in rows)
     (out / f"{name}.md").write_text(f"{caption}\n\n{markdown_table(rows)}")
     if "excess risk" in rows[0]:
         plot_excess(document, name, out / f"{name}.png", caption)
