@@ -7,8 +7,9 @@ or "automatic" leaves the value to the preset or to the data.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -323,9 +324,7 @@ class RunConfig:
         known = {f.name.replace("_", "-"): f for f in fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ConfigurationError(
-                f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}."
-            )
+            raise _unknown(unknown[0], known)
         return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
@@ -344,6 +343,13 @@ def _from_items(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:
     return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
+
+
+def _unknown(key: str, known: Iterable[str]) -> ConfigurationError:
+    names = list(known)
+    near = difflib.get_close_matches(key, names, n=1)
+    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    return ConfigurationError(f"Expected a known run-config key, got {key!r}; {meant}")
 
 
 def typed_value(key: str, value: Any, kind: str) -> Any:
@@ -376,7 +382,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, bool | int | float | 
         if not equals:
             raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
         if key not in kinds:
-            raise ConfigurationError(f"Expected a known run-config key, got {key!r}; known: {', '.join(kinds)}.")
+            raise _unknown(key, kinds)
         values[key] = _parsed(key, text, kinds[key])
     return values
 
