@@ -80,7 +80,7 @@ def plot_curves(document: Mapping[str, Any], title: str, path: Path, caption: st
     seeds = document["seeds"]
     figure.suptitle(
         f"{title}: {f'mean and standard deviation over {seeds} runs' if seeds > 1 else 'one run'}\n"
-        f"{textwrap.fill(caption, 40 * len(names))}",
+        f"{textwrap.fill(caption, 55 * len(names))}",
         fontsize=9,
     )
     figure.savefig(path, dpi=110)

@@ -69,11 +69,11 @@ class Plot:
         stem = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', prefix)}-{self.name}"
         with _style():
             self.figure.savefig(folder / f"{stem}.png", dpi=150, facecolor="white")
-        (folder / f"{stem}.svg").write_text(self._svg(), encoding="utf-8")
+        (folder / f"{stem}.svg").write_text(self._svg(transparent=False), encoding="utf-8")
 
     def inline(self, prefix: str) -> dict[str, str]:
         """For a page: the figure's SVG with the page's colours and with names no other figure has."""
-        text = self._svg()
+        text = self._svg(transparent=True)
         text = text[text.index("<svg") :]
         own = f"{prefix}-{self.name}"
         text = re.sub(r'\bid="', f'id="{own}-', text)
@@ -87,10 +87,10 @@ class Plot:
             text = text.replace(colour, f"var(--c{number})")
         return {"title": self.title, "caption": self.caption, "svg": text}
 
-    def _svg(self) -> str:
+    def _svg(self, *, transparent: bool) -> str:
         buffer = io.StringIO()
         with _style():
-            self.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+            self.figure.savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
         return buffer.getvalue()
 
 
@@ -111,7 +111,7 @@ def _style() -> Iterator[None]:
     from matplotlib import rc_context
 
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    settings: dict[str, Any] = {
+    settings: Any = {
         **dict.fromkeys(ink, _INK),
         "grid.color": _GRID,
         "grid.alpha": 0.35,
