@@ -315,7 +315,7 @@ class RunConfig:
             One line that names the key, what was expected and what came.
         """
         try:
-            return _from_items(tuple(values.items()))
+            return _from_items(tuple(values.items()), tuple(map(type, values.values())))
         except TypeError:  # a value that cannot be hashed is of no type a key has; say which
             return cls._read(values)
 
@@ -337,7 +337,7 @@ class RunConfig:
 
 
 @lru_cache(maxsize=16)
-def _from_items(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 

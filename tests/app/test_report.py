@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from murmurfl.app import client_app
+from murmurfl.app import client_app, report
 from murmurfl.app.cli import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort
@@ -15,6 +15,7 @@ from murmurfl.app.experiment import run_experiment
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.record import write_record
 from murmurfl.app.report import RecordedRun, ReportError, make_report
+from murmurfl.app.report_plots import run_plots
 from murmurfl.privacy import gdp_epsilon
 from typer.testing import CliRunner
 
@@ -132,7 +133,7 @@ def test_machines_whose_noise_the_server_cannot_know_have_no_epsilon_by_round(tm
     run = RecordedRun.read(tmp_path / "run")
     assert run.epsilons is None
     assert run.participation.tolist() == [[1, 2, 3], [1, 2, 3]]
-    assert "run-epsilon.png" not in {path.name for path in make_report([tmp_path / "run"], tmp_path).parent.iterdir()}
+    assert not {"epsilon", "noise"} & {plot.name for plot in run_plots(run)}
 
 
 def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
@@ -150,10 +151,10 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
 
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     write_record(run_cohort(RunConfig(strategy="online", mechanism="none", num_rounds=3)), tmp_path / "none")
-    text = make_report([tmp_path / "none"], tmp_path / "out").read_text()
-    assert "Nothing is guaranteed" in text
-    assert "infinite" in text
-    assert not (tmp_path / "out" / "none-epsilon.png").exists()
+    run = RecordedRun.read(tmp_path / "none")
+    assert dict(report._tiles(run))["ε at δ = 1e-05"] == "infinite"
+    assert {row["ε guaranteed"] for row in report._machines(run)} == {"infinite"}
+    assert "epsilon" not in {plot.name for plot in run_plots(run)}
 
 
 @pytest.mark.parametrize(
@@ -180,10 +181,3 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path, files, said):
     assert result.exit_code == 1
     assert result.stderr.startswith("murmurfl: Expected")
     assert result.stderr.count("\n") == 1
-
-
-def test_the_command_writes_into_the_first_runs_folder(folders):
-    result = CliRunner().invoke(cli, ["report", str(folders[1])])
-    assert result.exit_code == 0, result.output
-    assert (folders[1] / "report" / "index.html").is_file()
-    assert "Wrote" in result.stdout
