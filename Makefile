@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test test-deployment test-examples deploy-demo lint format types bench clean
+.PHONY: help install run test test-deployment test-examples deploy-demo docs lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-deployment  the long tests with real nodes"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff and the type checker"
+	@echo "make docs     the pages of docs/ as a site in build/docs"
 	@echo "make bench    benchmarks; ratios measured in one run"
 	@echo "make install  the virtual environment in $(VENV) alone"
 
@@ -42,6 +43,15 @@ test-deployment: $(STAMP)
 # Each example as its README starts it: minutes.
 test-examples: $(STAMP)
 	$(BIN)/python -m pytest -m examples tests/examples $(ARGS)
+
+# Links that lead nowhere and docstrings that do not parse end it.
+docs: $(VENV)/.docs-installed
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

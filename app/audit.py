@@ -17,11 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..clients import Cohort
-from ..privacy import ConfigurationError, MemoryLedger, RefusedError, Release, RowCache, derived_seed
+from ..privacy import (
+    ConfigurationError,
+    Guarantee,
+    MemoryLedger,
+    RefusedError,
+    Release,
+    RowCache,
+    derived_seed,
+    rounded_up,
+)
 from ..privacy.audit import Answers, AuditResult, audit_client, likelihood_weights, prefix_sums
 from ..privacy.clipping import clip_per_sample
 from .config import RunConfig
 from .experiment import Experiment, prepare
+from .guarantees import run_guarantee
 from .models import Model
 from .network import reply_is_lost
 from .tasks import Shard
@@ -46,6 +56,8 @@ class RunAudit:
         K and d of the machine that was run.
     canary_mu : float
         What the claim would be if no sample could move more than these canaries did: the most they can show.
+    guarantee : Guarantee
+        The claim, in words.
     """
 
     result: AuditResult
@@ -53,15 +65,17 @@ class RunAudit:
     releases: int
     parameters: int
     canary_mu: float
+    guarantee: Guarantee
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; what is infinite is None."""
         document = {
-            **{name: value for name, value in asdict(self).items() if name != "result"},
+            **{name: value for name, value in asdict(self).items() if name not in ("result", "guarantee")},
             **asdict(self.result),
             "epsilon_of_measured_mu": self.result.epsilon_of_measured_mu,
             "largest_measurable_mu": self.result.largest_measurable_mu,
             "violated": self.result.violated,
+            "guarantee": self.guarantee.document(),
         }
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in document.items()}
 
@@ -108,6 +122,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
         policy.max_participations,
         experiment.model.num_parameters,
         math.sqrt(max(squares)) / plan.noise_std,
+        run_guarantee(experiment, result.claimed_mu),
     )
 
 
@@ -117,12 +132,13 @@ def audit_lines(audit: RunAudit) -> list[str]:
     lines = [
         f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, one sample of one "
         f"machine replaced; {result.runs} runs with the canary and {result.runs} without.",
-        f"  claimed    mu {result.claimed_mu:.4g}    epsilon {result.claimed_epsilon:.4g} at delta = {result.delta:g}",
+        f"  claimed    mu {rounded_up(result.claimed_mu)}    epsilon {rounded_up(result.claimed_epsilon)}",
         f"  measured   mu >= {result.measured_mu:.4g}, epsilon >= {result.measured_epsilon:.4g} "
         f"({100 * result.confidence:g} % confidence, whatever the noise)",
         f"  estimated  mu {result.estimated_mu:.4g} if the noise is Gaussian; this canary can show at most "
         f"{audit.canary_mu:.4g}, so many runs at most {result.largest_measurable_mu:.4g}",
         f"  best found: {result.canary}, {result.statistic}",
+        f"The claim: {audit.guarantee.sentence}",
     ]
     verdict = "The claim is refuted." if result.violated else "The claim stands: nothing measured contradicts it."
     return [*lines, verdict]

@@ -72,24 +72,24 @@ def run(
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
     from .engines import RAY_ENVIRONMENT, app_folder, ray_overrides
-    from .experiment import prepare
+    from .guarantees import expected_guarantee
     from .launch import run_flower_app
+    from .progress import RunDisplay
     from .record import RESULT_NAME
+    from .trackers import check_trackers
 
-    prepare(config)  # an impossible configuration is refused here, before anything starts
+    check_trackers(config)
+    guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
     typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "flower.log").open("w") as log:
+    with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
 
         def show(line: str) -> None:
             log.write(line + "\n")
-            words = line.removeprefix("INFO :").strip()
             if verbose:
-                typer.echo(line)
-            elif words.startswith("round "):
-                typer.echo(words)
-            elif line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line:
-                typer.echo(line, err=True)
+                display.message(line)
+            elif not display.read(line.removeprefix("INFO :").strip()) and is_worrying(line):
+                display.message(line, error=True)
 
         run_flower_app(
             app_folder(),
@@ -103,24 +103,33 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         _fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
+def is_worrying(line: str) -> bool:
+    """Whether a line of Flower's log is for the eyes of whoever started the run."""
+    return line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line
+
+
 def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
     from .engines import run_cohort, run_in_process
     from .experiment import Progress as RunProgress
-    from .record import CHECKPOINT_NAME, progress_line, write_record
+    from .guarantees import expected_guarantee
+    from .progress import RoundLine, RunDisplay
+    from .record import CHECKPOINT_NAME, write_record
+    from .trackers import tracking
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-
-    def show(progress: RunProgress) -> None:
-        if progress.accuracy is not None:
-            report = progress.report
-            rounds = progress_line(progress, config)
-            typer.echo(f"{rounds}  replies {report.aggregated}/{report.asked}")
-
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     start = run_cohort if engine == "cohort" else run_in_process
-    write_record(start(config, checkpoint=checkpoint, on_progress=show), folder)
+    guarantee = expected_guarantee(config)
+    with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
+
+        def show(progress: RunProgress) -> None:
+            display.show(RoundLine.of(progress, config.noise_quality))
+            trackers.round(progress)
+
+        result = start(config, checkpoint=checkpoint, on_progress=show)
+        trackers.result(write_record(result, folder))
 
 
 @cli.command()
@@ -164,7 +173,22 @@ def reproduce(
         # Tables of curves have a column for everything; people get those of the pages.
         table = _markdown_as_table(name, markdown_table(rows)) if "step" in rows[0] else _table(name, rows)
         Console(width=max(Console().width, 150)).print(table)
+        typer.echo(document["guarantee"])
         typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
+
+
+@cli.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for page and plots; default `report` in the first RUN.")
+    ] = None,
+) -> None:
+    """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it."""
+    from .report import make_report
+
+    with _failing_clearly():
+        typer.echo(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
 
 
 @cli.command()

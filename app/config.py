@@ -7,8 +7,9 @@ or "automatic" leaves the value to the preset or to the data.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -54,6 +55,7 @@ FEATURES = ("pixels", "oriented-gradients")
 MODELS = ("softmax", "mlp", "cnn", "logistic", "ridge", "mean")
 PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
 NO_NOISE = "none"
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": STRATEGIES,
@@ -160,6 +162,9 @@ class RunConfig:
         Where results are written, as an absolute path; empty for ``runs/`` where the server runs.
     run_name : str
         Folder under out_dir; empty for one made of strategy, task and seed.
+    track : str
+        Where the run is logged as well, separated by commas: ``tensorboard``, ``mlflow``, ``wandb``
+        (:mod:`murmurfl.app.trackers`); empty for nowhere.
     """
 
     strategy: str = "mu2"
@@ -216,6 +221,7 @@ class RunConfig:
     checkpoint: bool = True
     out_dir: str = ""
     run_name: str = ""
+    track: str = ""
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -275,6 +281,8 @@ class RunConfig:
             self._check(
                 name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
             )
+        unknown = [name for name in self.trackers if name not in TRACKERS]
+        self._check("track", not unknown, f"names among {', '.join(TRACKERS)}, separated by commas")
         self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
         if self.strategy == "tree-momentum":
             everybody = self.clients_per_round == self.num_clients
@@ -286,6 +294,11 @@ class RunConfig:
             self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")
         if self.task == "synthetic-logistic":
             self._check("partition", self.partition in ("own", "iid"), "'own' or 'iid' for this task")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names in :attr:`track`, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
 
     @property
     def mechanism_options(self) -> dict[str, str | int]:
@@ -302,7 +315,7 @@ class RunConfig:
             One line that names the key, what was expected and what came.
         """
         try:
-            return _from_items(tuple(values.items()))
+            return _from_items(tuple(values.items()), tuple(map(type, values.values())))
         except TypeError:  # a value that cannot be hashed is of no type a key has; say which
             return cls._read(values)
 
@@ -311,9 +324,7 @@ class RunConfig:
         known = {f.name.replace("_", "-"): f for f in fields(cls)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ConfigurationError(
-                f"Expected known run-config keys, got {', '.join(unknown)}; known: {', '.join(known)}."
-            )
+            raise _unknown(unknown[0], known)
         return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
@@ -326,12 +337,19 @@ class RunConfig:
 
 
 @lru_cache(maxsize=16)
-def _from_items(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 
 def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:
     return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
+
+
+def _unknown(key: str, known: Iterable[str]) -> ConfigurationError:
+    names = list(known)
+    near = difflib.get_close_matches(key, names, n=1)
+    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    return ConfigurationError(f"Expected a known run-config key, got {key!r}; {meant}")
 
 
 def typed_value(key: str, value: Any, kind: str) -> Any:
@@ -364,7 +382,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, bool | int | float | 
         if not equals:
             raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
         if key not in kinds:
-            raise ConfigurationError(f"Expected a known run-config key, got {key!r}; known: {', '.join(kinds)}.")
+            raise _unknown(key, kinds)
         values[key] = _parsed(key, text, kinds[key])
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def curve_statistics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return curves
 
 
-def plot_curves(document: Mapping[str, Any], title: str, path: Path) -> None:
+def plot_curves(document: Mapping[str, Any], title: str, path: Path, caption: str = "") -> None:
     """One row of panels a cell: every curve with its band, algorithms in the same colours throughout."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -77,5 +78,9 @@ def plot_curves(document: Mapping[str, Any], title: str, path: Path) -> None:
     handles, texts = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, texts, loc="outside lower center", ncols=min(len(texts), 8), fontsize=8)
     seeds = document["seeds"]
-    figure.suptitle(f"{title}: {f'mean and standard deviation over {seeds} runs' if seeds > 1 else 'one run'}")
+    figure.suptitle(
+        f"{title}: {f'mean and standard deviation over {seeds} runs' if seeds > 1 else 'one run'}\n"
+        f"{textwrap.fill(caption, 55 * len(names))}",
+        fontsize=9,
+    )
     figure.savefig(path, dpi=110)

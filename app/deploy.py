@@ -8,7 +8,6 @@ ledgers and logs stay in the run's folder.
 from __future__ import annotations
 
 import json
-import math
 import os
 import ssl
 import subprocess
@@ -20,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, gdp_epsilon, read_ledger
+from ..privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
 from .config import NO_NOISE, RunConfig
 from .engines import app_folder
 from .experiment import Experiment, prepare
 from .launch import CONNECTION_NAME, Launch, LaunchError, Scalar, executable, toml_document
+from .ledger_command import ledger_guarantee
 from .node import NodeConfig
 from .processes import interrupts_as_keyboard_interrupt
 from .record import FAILURE_NAME, RESULT_NAME
@@ -243,11 +243,10 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
 
 def ledger_line(machine: str, ledger: LedgerSummary) -> str:
     """What a node's ledger says, in one line: mu is reserved whole when a run opens, however far it gets."""
-    releases, mu = sum(session.releases for session in ledger.sessions), ledger.reserved_mu
-    epsilon = gdp_epsilon(mu, ledger.delta) if 0 < mu < math.inf else mu
+    releases = sum(session.releases for session in ledger.sessions)
     return (
-        f"  ledger of {machine}: {releases} releases, mu {mu:.4g} of {ledger.budget_mu:.4g} spent "
-        f"(epsilon {epsilon:.4g} at delta {ledger.delta:g})"
+        f"  ledger of {machine}: {releases} releases, mu {rounded_up(ledger.reserved_mu)} of "
+        f"{ledger.budget_mu:.4g} spent: {ledger_guarantee(ledger).sentence}"
     )
 
 

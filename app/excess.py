@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..privacy import rounded_up
 from .config import RunConfig
 from .curves import curve_statistics
 from .engines import FIGURES
@@ -117,7 +119,7 @@ def excess_table(rows: Iterable[Mapping[str, Any]]) -> str:
             for label, row in cell.items()
             if row["uncovered step"] is not None
         ]
-        epsilons = sorted({f"{row['epsilon']:.3g}" for row in cell.values() if row["epsilon"]})
+        epsilons = sorted({rounded_up(row["epsilon"], 3) for row in cell.values() if row["epsilon"]})
         columns = (
             table,
             f"{first['n']} ({first['paper n']})",
@@ -137,7 +139,7 @@ def _shown(row: Mapping[str, Any], best: float | None) -> str:
     return f"{text} ({row['step']:g}{', not covered' if row['epsilon'] is None else ''})"
 
 
-def plot_excess(document: Mapping[str, Any], title: str, path: Path) -> None:
+def plot_excess(document: Mapping[str, Any], title: str, path: Path, caption: str = "") -> None:
     """A panel a cell: excess risk after every epoch, mean and band, as the paper's figures 2 to 6."""
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -170,7 +172,9 @@ def plot_excess(document: Mapping[str, Any], title: str, path: Path) -> None:
     handles, texts = panels[0].get_legend_handles_labels()
     figure.legend(handles, texts, loc="outside lower center", ncols=len(texts), fontsize=8)
     figure.suptitle(
-        f"{title}: empirical excess risk, mean and standard deviation over {document['seeds']} runs", fontsize=10
+        f"{title}: empirical excess risk, mean and standard deviation over {document['seeds']} runs\n"
+        f"{textwrap.fill(caption, 45 * width)}",
+        fontsize=9,
     )
     figure.savefig(path, dpi=110)
 

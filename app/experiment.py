@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -369,6 +369,10 @@ class Progress:
         Of the central evaluation, in rounds that have one.
     mu, epsilon : float
         The guarantee of the whole run.
+    seconds_left : float
+        Until the last round, if the others take as long as those so far.
+    machines : mapping
+        The machines that were asked, and of each the number of its release that was aggregated, or None.
     """
 
     report: RoundReport
@@ -377,6 +381,8 @@ class Progress:
     accuracy: float | None
     mu: float
     epsilon: float
+    seconds_left: float = 0.0
+    machines: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -493,7 +499,11 @@ def run_experiment(
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
         accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
-        progress.append(Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon))
+        done = report.server_round
+        left = (time.perf_counter() - started) / (len(progress) + 1) * (experiment.num_rounds - done)
+        progress.append(
+            Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon, left, strategy.participation)
+        )
         if deployed and config.give_up_after:
             _give_up([entry.report for entry in progress[-config.give_up_after :]], config.give_up_after)
         if on_progress is not None:

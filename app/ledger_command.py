@@ -14,24 +14,20 @@ from rich.table import Table
 
 from ..privacy import (
     ConfigurationError,
+    Guarantee,
     LedgerSummary,
     MurmurflError,
+    SessionSummary,
     SQLiteLedger,
     accept_rollback,
     gdp_epsilon,
     gdp_mu,
     new_mark,
     read_ledger,
+    rounded_up,
 )
 
 ledger_cli = typer.Typer(help="A real node's ledger: make it, show it, mend it.", no_args_is_help=True)
-
-UNIT = "one sample of this machine"
-RELATION = "replaced by any other"
-TRUST = {
-    "untrusted-server": "holds against everybody, the server included",
-    "trusted-server": "no guarantee against the server",
-}
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -121,8 +117,7 @@ def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:
         "path": str(path),
         "data": summary.data,
         "created": summary.created,
-        "unit": UNIT,
-        "neighbours": RELATION,
+        "guarantee": ledger_guarantee(summary).document(),
         "delta": summary.delta,
         **{
             name: {"mu": _finite(mu), "epsilon": _finite(gdp_epsilon(mu, summary.delta))}
@@ -138,6 +133,7 @@ def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:
                 "session": session.session,
                 "mu": _finite(session.mu),
                 "epsilon": _finite(gdp_epsilon(session.mu, summary.delta)),
+                "guarantee": session_guarantee(session, summary.delta).sentence,
                 "releases": session.releases,
                 "acknowledged": session.ack,
                 "closed": session.closed,
@@ -150,21 +146,55 @@ def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:
     }
 
 
+def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
+    """What everything released under a ledger guarantees: all sessions opened so far, made or not.
+
+    Parameters
+    ----------
+    summary : LedgerSummary
+    """
+    words = list(dict.fromkeys(session_guarantee(s, summary.delta).mechanism for s in summary.sessions))
+    return Guarantee(
+        summary.reserved_mu,
+        summary.delta,
+        "; ".join(words) or "nothing released yet",
+        covers="over all releases of all sessions on this ledger",
+    )
+
+
+def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
+    """What one session on a ledger guarantees, by the terms it was opened with.
+
+    Parameters
+    ----------
+    session : SessionSummary
+    delta : float
+        The ledger's.
+    """
+    terms = session.terms
+    if terms.get("trust") == "trusted-server" or math.isinf(session.mu):
+        words = "no noise on this machine: it is the server's affair"
+    else:
+        options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
+        named = ", ".join(str(value) for value in options if value)
+        words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
+    return Guarantee(session.mu, delta, words, covers="over all releases its cap allows")
+
+
 def _lines(summary: LedgerSummary, path: Path) -> list[str]:
-    def amount(mu: float) -> str:
+    def amount(mu: float, up: bool = False) -> str:
         if math.isinf(mu):
             return "no bound: a session under a trusted server sent its contributions without noise"
-        return f"epsilon {gdp_epsilon(mu, summary.delta):.4g} at delta {summary.delta:g} (mu {mu:.4g})"
+        epsilon, mu_text = (rounded_up(v) if up else f"{v:.4g}" for v in (gdp_epsilon(mu, summary.delta), mu))
+        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {mu_text})"
 
-    trusts = {str(session.terms.get("trust")) for session in summary.sessions} & set(TRUST) or {"untrusted-server"}
     return [
         f"ledger    {path}",
         f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
         f"budget    {amount(summary.budget_mu)}",
-        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
+        f"spent     {amount(summary.reserved_mu, up=True)}: all releases the sessions below may make",
         f"left      {amount(summary.left_mu)}: for new sessions",
-        f"unit      {UNIT}, {RELATION}",
-        *(f"trust     {trust}: {TRUST[trust]}" for trust in sorted(trusts)),
+        f"that is   {ledger_guarantee(summary).sentence}",
         f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
         f"key       {summary.key_file or 'in the ledger'}",
     ]
@@ -192,8 +222,8 @@ def _table(summary: LedgerSummary) -> Table:
             _when(session.first_release),
             _when(session.last_release),
             f"{session.releases} of {terms.get('max_participations', '?')}",
-            f"{mu:.4g}",
-            f"{gdp_epsilon(mu, summary.delta):.4g}",
+            rounded_up(mu),
+            rounded_up(gdp_epsilon(mu, summary.delta)),
             f"{terms.get('clip_norm', '?')} a {terms.get('clip_unit', '?')}",
             str(terms.get("batch_size", "?")),
             f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
 from ..clients.update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file, operators_values
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, protocol
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
 from .config import FEATURES, MODELS, PARTITIONS, STRATEGIES, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
@@ -303,10 +303,9 @@ def describe(client: PrivateClient) -> str:
     name, releases = f"Machine {client.name}", policy.max_participations
     if policy.trust == "trusted-server":
         return f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients."
-    epsilon = f"epsilon = {plan.epsilon(policy.delta):.4g} at delta = {policy.delta:g}"
     return (
-        f"{name}: up to {releases} releases of {policy.batch_size} samples a run, mu = {plan.mu:.4g} ({epsilon}); "
-        f"budget of all runs mu = {policy.budget_mu:.4g}."
+        f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
+        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {policy.budget_mu:.4g}."
     )
 
 

@@ -50,8 +50,10 @@ def deploy_demo(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
-    from .cli import _fail, _failing_clearly
+    from .cli import _fail, _failing_clearly, is_worrying
     from .deploy import demo_config, ledger_line, run_demo
+    from .guarantees import expected_guarantee
+    from .progress import RunDisplay
     from .record import summary_lines
 
     with _failing_clearly():
@@ -61,17 +63,17 @@ def deploy_demo(
             _fail(f"Expected a new run folder, got {folder}; choose another --name.")
         config = demo_config(parse_assignments(assignments or []), out.resolve(), folder_name)
 
-        def show(line: str) -> None:
-            words = line.removeprefix("INFO :").strip()
-            if verbose:
-                typer.echo(line)
-            elif words.startswith(("round ", "Waiting for machines")):
-                typer.echo(words)
-            elif line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line:
-                typer.echo(line, err=True)
-
         typer.echo(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
-        document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
+        with RunDisplay(expected_guarantee(config, deployed=True)) as display:
+
+            def show(line: str) -> None:
+                words = line.removeprefix("INFO :").strip()
+                if verbose or words.startswith("Waiting for machines"):
+                    display.message(line if verbose else words)
+                elif not display.read(words) and is_worrying(line):
+                    display.message(line, error=True)
+
+            document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
         lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
         for line in [*summary_lines(document, folder), "", *lines]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..privacy import MECHANISMS, SCHEDULES, ConfigurationError, PrivacyPolicy, gdp_mu
+from ..privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, PrivacyPolicy, gdp_mu
 from ..privacy.mechanisms import DECODERS, WORKLOADS, Mechanism
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -177,7 +177,17 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """Everything as plain values."""
         best = {"best_for_prefix_sums": self.best_for_prefix_sums, "best_for_mu2": self.best_for_mu2}
-        return {**asdict(self), **best}
+        return {**asdict(self), **best, "guarantee": self.guarantee.document()}
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What a machine's releases would guarantee, with any of the mechanisms."""
+        return Guarantee(
+            self.mu,
+            self.request.delta,
+            "noise of any of these mechanisms on each machine",
+            covers=f"over all {self.releases} releases of a machine, a sample in at most {self.request.passes} of them",
+        )
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -247,8 +257,7 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
     before = [
         f"Cap: {plan.releases} releases a machine, every sample {often}; a release changes by at most "
         f"{plan.sensitivity:.6g} when one sample does.",
-        f"Guarantee: mu = {plan.mu:.4g}, epsilon = {request.epsilon:.4g} at delta = {request.delta:g}, for one sample "
-        "of one machine replaced by another, over all its releases, against everybody, the server included.",
+        f"Guarantee: {plan.guarantee.sentence}",
     ]
     after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
     if plan.best_for_mu2 is not None:

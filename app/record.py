@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,19 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from .config import TRUSTED, RunConfig
-from .experiment import Progress, RunResult, model_arrays
-
-_ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
+from ..privacy import PrivacyPolicy, rounded_up
+from .experiment import Experiment, RunResult, model_arrays
+from .guarantees import result_guarantee
 
 RESULT_NAME = "result.json"
+MACHINES_NAME = "machines.json"
 CHECKPOINT_NAME = "checkpoint.npz"
 FAILURE_NAME = "failure.json"
+
+_MOST_POINTS = 200
 
 
 def result_document(result: RunResult) -> dict[str, Any]:
     """The contents of ``result.json``: plain values."""
     config = result.experiment.config
+    guarantee = result_guarantee(result)
     history = result.strategy.history
     evaluations = {p.report.server_round: p for p in result.progress}
     per_round = []
@@ -43,7 +47,8 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "mu": _finite_or_none(result.mu),
         "epsilon": _finite_or_none(result.epsilon),
         "delta": config.delta,
-        "guarantee": guarantee_sentence(result),
+        "guarantee": guarantee.sentence,
+        "privacy": guarantee.document(),
         "rounds": len(history),
         "num_clients": config.num_clients,
         "releases": sum(int(statement["releases"]) for statement in result.statements.values()),
@@ -78,57 +83,58 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def machines_document(result: RunResult) -> dict[str, Any]:
+    """The contents of ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing that a server does not know: whom it asked, which release of whose it aggregated, and
+    arithmetic on the policies the machines state. ``mu`` is bookkeeping, true of a number of releases fixed in advance
+    (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
+    """
+    streams: list[dict[str, Any]] = []
+    known: dict[tuple[Any, ...], list[str]] = {}
+    experiment = result.experiment
+    for plan, policy in ((policy.plan(experiment.model.num_parameters), policy) for policy in _policies(experiment)):
+        if not math.isfinite(plan.mu):
+            continue
+        cap = policy.max_participations
+        releases = sorted({round(cap * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)} | {0, 1, cap})
+        key = (plan.noise_std, plan.sensitivity, cap, policy.mechanism)
+        if key in known:
+            continue
+        names = known.setdefault(key, [])
+        streams.append(
+            {
+                "machines": names,
+                "noise_std": plan.noise_std,
+                "sensitivity": plan.sensitivity,
+                "releases": releases,
+                "mu": [plan.spent_mu(k) for k in releases],
+                "prefix_std": [plan.noise_std * plan.mechanism.row_std(k) if k else 0.0 for k in releases],
+            }
+        )
+    for name, statement in result.statements.items():
+        keys = ("noise-std", "sensitivity", "max-participations", "mechanism")
+        known.get(tuple(statement.get(key) for key in keys), []).append(name)
+    return {
+        "rounds": {str(p.report.server_round): dict(p.machines) for p in result.progress if p.machines},
+        "streams": [stream for stream in streams if stream["machines"]],
+    }
+
+
+def _policies(experiment: Experiment) -> list[PrivacyPolicy]:
+    sizes = {len(shard): i for i, shard in enumerate(experiment.shards)}
+    return [experiment.policy(i) for i in sizes.values()]
+
+
 def noise_note(noise_quality: str) -> str:
     """What must stand beside an epsilon that rests on noise of this quality."""
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
 
 
-def guarantee_sentence(result: RunResult) -> str:
-    """The guarantee in one sentence: unit, relation, trust, mechanism and what it covers."""
-    config = result.experiment.config
-    if result.mu == 0.0:
-        return "No private sample was used: nothing is spent, epsilon = 0."
-    if math.isinf(result.mu):
-        return "No noise was added: nothing is guaranteed."
-    if config.strategy in TRUSTED:
-        who = "against everybody but the trusted server"
-        kind = "fresh" if config.strategy == "trusted-mu2" else "tree"
-        noise = f"{kind} server noise in each of {result.experiment.num_rounds} rounds"
-    else:
-        who = "against the server and everybody else"
-        kind = result.experiment.mechanism
-        if kind == "cancelling":
-            kind += f" ({result.experiment.policy().schedule or 'uniform'})"
-        noise = f"{kind} noise on each machine, over all releases its cap allows"
-        if config.strategy == "online":
-            noise += f", {result.experiment.clip_unit} sensitivity"
-    if config.strategy == "shuffled":
-        policy = result.experiment.shuffled_policy(max(len(shard) for shard in result.experiment.shards))
-        noise = (
-            f"noise on every step of {policy.max_participations} epochs of each silo that use private samples, "
-            f"{_ACCOUNTS[policy.accounting_used]}, only their ends released"
-        )
-    elif config.passes > 1:
-        noise += f", every sample in up to {config.passes} of them"
-    quality = (
-        ""
-        if config.noise_quality == "exact"
-        else " Fast simulation noise: a figure for research, no guarantee for the data used."
-    )
-    whose = "Simulated with seeded keys."
-    if result.deployed:
-        answered = f"{len(result.statements)} of {config.num_clients} machines"
-        whose = f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
-        if config.strategy == "trusted-mu2":
-            whose = "Real machines; the server's noise key is the operating system's."
-    return (
-        f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for "
-        f"replacement of one sample of one machine, {who}; {noise}. {whose}{quality}"
-    )
-
-
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
-    """Write ``result.json``, ``accuracy.png`` and ``model.npz`` into a folder; the document is returned.
+    """Write what a run leaves into a folder: its documents, the plot and the model; ``result.json`` is returned.
 
     Raises
     ------
@@ -140,6 +146,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     arrays: dict[str, Any] = model_arrays(result)
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
+    (folder / MACHINES_NAME).write_text(json.dumps(machines_document(result), allow_nan=False) + "\n")
     # Last, and whole: whoever finds a result.json finds a finished run.
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
@@ -157,8 +164,8 @@ def write_failure(error: Exception, folder: Path) -> None:
 
 
 def shown(value: float | None) -> str:
-    """A mu or an epsilon for people; None is infinite."""
-    return "infinite" if value is None else f"{value:.4g}"
+    """A mu or an epsilon for people, rounded up; None is infinite."""
+    return rounded_up(math.inf if value is None else value)
 
 
 def shown_accuracy(document: Mapping[str, Any]) -> str:
@@ -188,6 +195,7 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
     )
     config = document["config"]
     axes.set_xlabel("round")
+    figure.supxlabel(textwrap.fill(document["guarantee"], 120), fontsize=6.5, color="#444444")
     axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "loss")
     if measure == "accuracy":
         axes.set_ylim(0, 100)
@@ -225,12 +233,3 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     ]
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
-
-
-def progress_line(progress: Progress, config: RunConfig) -> str:
-    """One round's line of progress."""
-    server_round, num_rounds, accuracy = progress.report.server_round, progress.num_rounds, progress.accuracy
-    shown = "      " if accuracy is None else f"{100 * accuracy:5.1f} %"
-    rounds = f"{server_round:>{len(str(num_rounds))}}/{num_rounds}"
-    epsilon = f"epsilon {progress.epsilon:.3g} at delta {config.delta:g}{noise_note(config.noise_quality)}"
-    return f"round {rounds}  accuracy {shown}  {epsilon} (whole run)"

@@ -13,17 +13,19 @@ import logging
 import multiprocessing
 import os
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError
+from ..privacy import ConfigurationError, rounded_up
 from .config import RunConfig
 from .curves import SUMS, curve_statistics, plot_curves
 from .engines import ENGINES, FIGURES, run_once
 from .excess import excess_entry, excess_rows, excess_table, plot_excess
+from .guarantees import table_caption
 from .papers import REPRODUCTIONS, Cell, Overrides
 from .sweep import can_sweep, is_covered, run_sweep, sweep_of
 
@@ -128,7 +130,7 @@ def run_cells(
     Returns
     -------
     dict
-        The document of the reproduction: its ``cells``.
+        The document of the reproduction: its ``cells``, and in words what their epsilons are true of.
 
     Raises
     ------
@@ -168,7 +170,8 @@ def run_cells(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
+    document = {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
+    return {"guarantee": table_caption(document), **document}
 
 
 def _together(configs: Mapping[tuple[int, str, int], RunConfig], engine: str) -> list[list[tuple[int, str, int]]]:
@@ -291,20 +294,20 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> None:
     """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    rows = table_rows(document)
+    rows, caption = table_rows(document), table_caption(document)
     indent = None if "excess risk" in rows[0] else 2  # a step grid has thousands of figures
     (out / f"{name}.json").write_text(json.dumps(document, indent=indent) + "\n")
     with (out / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(file, fieldnames=[*rows[0], "guarantee"])
         writer.writeheader()
-        writer.writerows(rows)
-    (out / f"{name}.md").write_text(markdown_table(rows))
+        writer.writerows({**row, "guarantee": caption} for row in rows)
+    (out / f"{name}.md").write_text(f"{caption}\n\n{markdown_table(rows)}")
     if "excess risk" in rows[0]:
-        plot_excess(document, name, out / f"{name}.png")
+        plot_excess(document, name, out / f"{name}.png", caption)
     elif "step" in rows[0]:
-        plot_curves(document, name, out / f"{name}.png")
+        plot_curves(document, name, out / f"{name}.png", caption)
     else:
-        _plot(rows, name, out / f"{name}.png")
+        _plot(rows, name, out / f"{name}.png", caption)
 
 
 def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -331,7 +334,7 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             "" if paper is None else f"{paper:.1f}",
             f"{row['loss']:.4f}",
             "" if paper_loss is None else f"{paper_loss:.3f}",
-            f"{row['epsilon']:.2f}",
+            rounded_up(row["epsilon"], places=2),
             row["noise"],
             f"{row['seconds']:.0f}",
         )
@@ -347,7 +350,7 @@ def _online_table(rows: list[Mapping[str, Any]]) -> str:
     ]
     for row in rows:
         sums = ["" if row[name] is None else _spread(row, name, f"± {name}", ".0f") for name in SUMS]
-        epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+        epsilon = "none" if row["epsilon"] is None else rounded_up(row["epsilon"], 3)
         cells = (
             row["table"],
             row["algorithm"],
@@ -366,7 +369,7 @@ def _spread(row: Mapping[str, Any], mean: str, std: str, form: str) -> str:
     return f"{row[mean]:{form}}" + (f" ± {row[std]:{form}}" if row["runs"] > 1 else "")
 
 
-def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:
+def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -375,7 +378,8 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:
         f"{row['table']}: mu {row['mu asked']:g}, {row['asked']} of {row['machines']}, {row['algorithm']}"
         for row in rows
     ]
-    figure = Figure(figsize=(10, 1.2 + 0.32 * len(rows)), layout="constrained")
+    lines = textwrap.wrap(caption, 150)
+    figure = Figure(figsize=(10, 1.2 + 0.32 * len(rows) + 0.13 * len(lines)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     positions = list(range(len(rows)))[::-1]
@@ -394,9 +398,10 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path) -> None:
     else:
         axes.set_xlabel("test accuracy [%], mean and standard deviation over seeds")
     for position, row in zip(positions, rows, strict=True):
-        note = f"ε = {row['epsilon']:.3g} at δ = {row['delta']:g}, {row['noise']} noise"
+        note = f"ε = {rounded_up(row['epsilon'], 3)} at δ = {row['delta']:g}, {row['noise']} noise"
         axes.text(1, position, note, va="center", fontsize=7, color="white")
     axes.set_yticks(positions, labels, fontsize=8)
     axes.set_xlim(0, 100)
     axes.set_title(name)
+    figure.supxlabel("\n".join(lines), fontsize=7, color="#444444")
     figure.savefig(path, dpi=130)

@@ -14,7 +14,10 @@ from flwr.superlink.grid import HttpGrid
 from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
 from .experiment import Progress, run_experiment
-from .record import CHECKPOINT_NAME, RESULT_NAME, progress_line, summary_lines, write_failure, write_record
+from .guarantees import expected_guarantee
+from .progress import RoundLine
+from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines, write_failure, write_record
+from .trackers import tracking
 
 app = ServerApp()
 
@@ -68,15 +71,20 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
-    def show(progress: Progress) -> None:
-        report = progress.report
-        if progress.accuracy is not None:
-            line = progress_line(progress, config)
-            log(INFO, "%s  replies %d/%d", line, report.aggregated, report.asked)
-
+    guarantee = expected_guarantee(config, deployed=deployed)
+    log(INFO, "%s", guarantee)
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
-    result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed)
-    document = write_record(result, folder)
+    with tracking(config, folder, guarantee) as trackers:
+
+        def show(progress: Progress) -> None:
+            line = RoundLine.of(progress, config.noise_quality)
+            if line.wanted:
+                log(INFO, "%s", line)
+            trackers.round(progress)
+
+        result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed)
+        document = write_record(result, folder)
+        trackers.result(document)
     log(INFO, "")
     for line in summary_lines(document, folder):
         log(INFO, line)

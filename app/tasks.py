@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -228,9 +229,14 @@ def _synthetic_logistic(machines: int, samples: int, num_features: int, alpha: f
 def _mnist(
     root: str, download: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-    from torchvision.datasets import MNIST
-    from torchvision.datasets.mnist import read_image_file, read_label_file
-
+    try:
+        from torchvision.datasets import MNIST
+        from torchvision.datasets.mnist import read_image_file, read_label_file
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfigurationError(
+            f"Expected a torchvision that fits torch {version('torch')}, got: {error}. Install both together, from "
+            "one place: pip install --upgrade --force-reinstall torch torchvision."
+        ) from error
     if not root:
         raise ConfigurationError(
             "Expected a data root for task 'mnist', got none: set data-root or the environment variable MURMURFL_DATA, "

@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from murmurfl.app.guarantees import table_caption
 from murmurfl.app.papers import REPRODUCTIONS
 from murmurfl.app.reproduce import markdown_table, table_rows
+from murmurfl.privacy import rounded_up
 
 from . import engines, mechanisms, noise, profile, scale, streams
 from .peers import run as peers
@@ -38,7 +40,9 @@ def summary() -> str:
     """The README's table: what was printed, and what comes out here."""
     lines = [
         "MNIST, one pass, untrusted server; test accuracy in percent, mean ± standard deviation over "
-        f"{document('reshef-levy-2025')['seeds']} seeds, in brackets what the paper prints; δ = 1e-5.",
+        f"{document('reshef-levy-2025')['seeds']} seeds, in brackets what the paper prints.",
+        "",
+        table_caption(document("reshef-levy-2025")).replace("Epsilon", "ε"),
         "",
         "| setting | machines | ε | DP-μ²-FL | noisy SGD |",
         "|---|---|---|---|---|",
@@ -54,7 +58,7 @@ def summary() -> str:
         note = "" if "noisy-sgd" in algorithms else " (the papers' release rule)"
         lines.append(
             f"| {cell['table']}, μ = {settings['mu']:g} | {settings['clients-per-round']} of "
-            f"{settings['num-clients']} | {ours['epsilon']['mean']:.3g} | {cells[0]} | {cells[1]}{note} |"
+            f"{settings['num-clients']} | {rounded_up(ours['epsilon']['mean'], 3)} | {cells[0]} | {cells[1]}{note} |"
         )
     lines += [
         "",
@@ -74,8 +78,8 @@ def summary() -> str:
 
 
 def table(name: str) -> str:
-    """Every row of a reproduction."""
-    return markdown_table(table_rows(document(name))).rstrip()
+    """Every row of a reproduction, and what its epsilons are true of."""
+    return f"{table_caption(document(name))}\n\n{markdown_table(table_rows(document(name))).rstrip()}"
 
 
 def performance() -> str:

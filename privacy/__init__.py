@@ -4,12 +4,24 @@ from .clipping import clip_per_sample
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
 from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
+from .guarantee import (
+    FAST_NOISE,
+    RELATIONS,
+    UNITS,
+    Guarantee,
+    Relation,
+    Unit,
+    caption,
+    mechanism_words,
+    policy_guarantee,
+    rounded_up,
+)
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
 from .ledger_summary import LedgerSummary, SessionSummary, read_ledger
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
-from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy
+from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy, Trust
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
 from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark
@@ -17,16 +29,20 @@ from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark
 __all__ = [
     "ACCOUNTINGS",
     "CLIP_UNITS",
+    "FAST_NOISE",
     "MECHANISMS",
     "NOISE_QUALITIES",
     "ORDERS",
+    "RELATIONS",
     "RELEASE_RULES",
     "SCHEDULES",
     "TRUST_MODELS",
+    "UNITS",
     "Account",
     "ClipUnit",
     "ConfigurationError",
     "Grid",
+    "Guarantee",
     "Ledger",
     "LedgerError",
     "LedgerPage",
@@ -40,6 +56,7 @@ __all__ = [
     "PrivacyStatement",
     "PrivateMachine",
     "RefusedError",
+    "Relation",
     "Release",
     "RowCache",
     "SQLiteLedger",
@@ -49,8 +66,11 @@ __all__ = [
     "SimulatedKeys",
     "StreamRecord",
     "SystemKeys",
+    "Trust",
+    "Unit",
     "UnsupportedFlowerError",
     "accept_rollback",
+    "caption",
     "check_mechanism",
     "clip_per_sample",
     "compose_gdp",
@@ -60,11 +80,14 @@ __all__ = [
     "gdp_epsilon",
     "gdp_mu",
     "make_mechanism",
+    "mechanism_words",
     "new_mark",
+    "policy_guarantee",
     "rdp_epsilon",
     "rdp_mu",
     "read_ledger",
     "register_mechanism",
+    "rounded_up",
     "row_key",
     "standard_normals",
 ]

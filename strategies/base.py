@@ -133,6 +133,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
+        self.participation: dict[str, int | None] = {}
+        """The machines asked in the last round, and the number of the release aggregated of each, or None."""
         self.history: list[RoundReport] = []
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._fresh_seed = seed is None
@@ -467,6 +469,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 release_sum.add(outcome)
                 self.acks[outcome.machine] = outcome.release
                 aggregated.add(outcome.machine)
+        self.participation = {name: self.acks[name] if name in aggregated else None for name in self._asked}
         answered = len(aggregated) + late + malformed + sum(refused.values())
         report = RoundReport(
             server_round=server_round,

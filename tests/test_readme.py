@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app import launch
+from murmurfl.app.cli import cli
 from murmurfl.app.processes import Processes
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -27,7 +29,7 @@ def commands(document):
     ]
 
 
-MAKE_RUN, FLWR_RUN, PLAN, AUDIT, REPRODUCE = commands("README.md")[2:]
+MAKE_RUN, FLWR_RUN, RUN, REPORT, PLAN, AUDIT, REPRODUCE = commands("README.md")[2:]
 
 
 def test_ci_runs_the_two_commands():
@@ -81,6 +83,15 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     assert (document["mu"], document["num_clients"]) == (2.0, 20)
     assert "round  1/17" in log.stdout
     assert "epsilon" in log.stdout
+
+
+def test_run_and_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in (RUN, REPORT):
+        command = shlex.split(line)
+        assert command[0] == ".venv/bin/murmurfl"
+        assert CliRunner().invoke(cli, command[1:]).exit_code == 0
+    assert "<svg" in (tmp_path / "runs" / "first" / "report" / "index.html").read_text()
 
 
 @pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")

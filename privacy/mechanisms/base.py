@@ -185,7 +185,7 @@ class Mechanism(ABC):
         Returns
         -------
         float
-            Delta x sensitivity(**pattern) / mu, unless a mechanism says otherwise (never less).
+            Delta times :meth:`sensitivity` of the pattern over mu, unless a mechanism says otherwise (never less).
         """
         return sensitivity * self.sensitivity(**pattern) / mu
 

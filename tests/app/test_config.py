@@ -75,6 +75,13 @@ def test_what_the_data_do_not_allow_is_refused_before_the_first_round(changes, e
     assert "\n" not in str(refusal.value)
 
 
+def test_a_value_of_another_type_is_refused_after_one_that_equals_it():
+    assert RunConfig.from_mapping({"mu": 1, "num-clients": 12}).mu == 1.0
+    for values in ({"mu": True, "num-clients": 12}, {"mu": 1, "num-clients": 12.0}):
+        with pytest.raises(ConfigurationError):
+            RunConfig.from_mapping(values)
+
+
 def test_mnist_without_a_data_root_says_what_to_do(monkeypatch):
     monkeypatch.delenv("MURMURFL_DATA", raising=False)
     with pytest.raises(ConfigurationError, match="MURMURFL_DATA"):

@@ -8,8 +8,9 @@ from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.config import RunConfig
 from murmurfl.app.experiment import NoReleasesError, prepare, run_experiment
+from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, guarantee_sentence, write_failure, write_record
+from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
 from murmurfl.app.server_app import run_folder
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.strategies import Mu2
@@ -44,7 +45,7 @@ def test_every_training_has_a_session_of_its_own_and_the_guarantee_is_the_machin
     first, second = (run_experiment(grid_of(client_app.app), CONFIG, deployed=True) for _ in range(2))
     assert first.strategy.session != second.strategy.session
     assert first.mu == max(statement["mu-guaranteed"] for statement in first.statements.values())
-    assert "Real machines: the figure is what 2 of 2 machines say" in guarantee_sentence(first)
+    assert "Real machines: the figure is what 2 of 2 machines say" in result_guarantee(first).sentence
 
 
 def test_a_trusted_servers_noise_on_real_machines_is_not_seeded():

@@ -15,9 +15,11 @@ from murmurfl.app.cohort import CohortMachines
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment
+from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.presets import hyperparameters
-from murmurfl.app.record import progress_line, result_document, summary_lines, write_record
+from murmurfl.app.progress import RoundLine
+from murmurfl.app.record import result_document, summary_lines, write_record
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -272,10 +274,10 @@ def test_the_record_of_a_trusted_run_is_json_without_infinities(tmp_path):
 
 def test_fast_noise_is_named_wherever_an_epsilon_is_shown():
     result = run_cohort(RunConfig(num_rounds=2, noise_quality="fast"))
-    config = result.experiment.config
-    assert "no guarantee" in progress_line(result.progress[-1], config)
+    assert "no guarantee" in str(RoundLine.of(result.progress[-1], "fast"))
+    assert "guarantee" not in str(RoundLine.of(result.progress[-1], "exact"))
     assert "no guarantee" in "\n".join(summary_lines(result_document(result), Path("x")))
-    assert "guarantee" not in progress_line(result.progress[-1], replace(config, noise_quality="exact"))
+    assert "no guarantee" in expected_guarantee(result.experiment.config).sentence
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path):

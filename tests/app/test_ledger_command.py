@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.cli import cli
-from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, gdp_epsilon
+from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, gdp_epsilon, rounded_up
 from typer.testing import CliRunner
 
 BUDGET = gdp_epsilon(2.0, 1e-5)
@@ -49,7 +49,9 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
     assert document["budget"] == {"mu": pytest.approx(2.0), "epsilon": pytest.approx(BUDGET)}
     for name, mu in (("spent", math.sqrt(2)), ("left", math.sqrt(2))):
         assert document[name] == {"mu": pytest.approx(mu), "epsilon": pytest.approx(gdp_epsilon(mu, 1e-5))}
-    assert (document["unit"], document["neighbours"]) == ("one sample of this machine", "replaced by any other")
+    guarantee = document["guarantee"]
+    assert (guarantee["unit"], guarantee["relation"]) == ("sample", "replacement")
+    assert "cancelling noise on this machine; blt noise on this machine" in guarantee["sentence"]
     assert (document["data"], document["samples_used"], document["problem"]) == ("ward 3", 8, "")
     first, second = document["sessions"]
     assert (first["session"], first["releases"], first["acknowledged"], first["closed"]) == ("first", 3, 2, False)
@@ -61,12 +63,12 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
     assert terms["noise_std"] > terms["sensitivity"] > 0.5
     for words in (
         "ward 3; 8 samples used up",
-        f"spent     epsilon {gdp_epsilon(math.sqrt(2), 1e-5):.4g}",
+        f"spent     epsilon {rounded_up(gdp_epsilon(math.sqrt(2), 1e-5))}",
         "at delta 1e-05",
-        "replaced by any other",
+        "replacement of one sample of one machine",
     ):
         assert words in text
-    for words in ("server included", "first", "second", "3 of 10", "blt", "0.5 a sample"):
+    for words in ("against the server and everybody else", "first", "second", "3 of 10", "blt", "0.5 a sample"):
         assert words in text
 
 
@@ -77,7 +79,8 @@ def test_a_trusted_session_is_shown_as_no_bound_and_the_json_stays_json(path):
     assert document["left"]["mu"] == 0.0
     text = murmurfl("show", path).stdout
     assert "no bound" in text
-    assert "no guarantee against the server" in text
+    assert "Nothing is guaranteed" in text
+    assert "no noise on this machine" in text
 
 
 def test_show_refuses_what_is_no_ledger_and_makes_nothing(tmp_path):

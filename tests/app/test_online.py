@@ -9,9 +9,10 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.curves import curve_statistics, run_curves
 from murmurfl.app.engines import run_cohort
 from murmurfl.app.experiment import prepare
+from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.models import make_model
 from murmurfl.app.papers import DEFAULT_SEEDS, REPRODUCTIONS, Cell
-from murmurfl.app.record import guarantee_sentence, result_document
+from murmurfl.app.record import result_document
 from murmurfl.app.regret import OnlineLosses
 from murmurfl.app.reproduce import run_cells, table_rows, write_reproduction
 from murmurfl.app.tasks import load_shards, load_task
@@ -169,11 +170,11 @@ def test_more_noise_means_more_regret_and_every_mechanism_says_what_it_guarantee
     for name, result in results.items():
         document = result_document(result)
         json.dumps(document, allow_nan=False)
-        sentence = guarantee_sentence(result)
+        sentence = result_guarantee(result).sentence
         if name == "none":
             assert document["mu"] is None
             assert document["epsilon"] is None
-            assert "nothing is guaranteed" in sentence
+            assert sentence.startswith("Nothing is guaranteed, epsilon is infinite at delta")
         else:
             assert document["epsilon"] == pytest.approx(gdp_epsilon(0.1, 1e-5))
             assert f"{name} noise" in sentence

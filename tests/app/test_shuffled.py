@@ -11,11 +11,12 @@ import pytest
 from murmurfl.app.config import PUBLIC_TASKS, RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
+from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.models import make_model
 from murmurfl.app.papers import DEFAULT_SEEDS, REPRODUCTIONS, Cell
 from murmurfl.app.presets import SHUFFLED, regularization
 from murmurfl.app.public_tasks import PAPER_SIZES
-from murmurfl.app.record import guarantee_sentence, result_document, summary_lines, write_record
+from murmurfl.app.record import result_document, summary_lines, write_record
 from murmurfl.app.reproduce import cells_of, run_cells, table_rows, write_reproduction
 from murmurfl.app.sweep import can_sweep, is_covered, optimum, run_sweep
 from murmurfl.app.tasks import load_task
@@ -84,13 +85,13 @@ def test_only_epochs_that_touch_private_samples_are_asked_for_and_recorded(varia
     json.dumps(document, allow_nan=False)
     if variant == "public-only":
         assert (result.mu, result.epsilon) == (0.0, 0.0)
-        assert "nothing is spent" in guarantee_sentence(result)
+        assert "nothing is spent" in result_guarantee(result).sentence
     else:
         assert result.mu == pytest.approx(2.0)
         assert statement["mu-spent"] == pytest.approx(2.0)
-        assert f"{expected} epochs" in guarantee_sentence(result)
+        assert f"{expected} epochs" in result_guarantee(result).sentence
         named = "amplification by iteration" if variant == "interleaved" else "plain composition"
-        assert named in guarantee_sentence(result)
+        assert named in result_guarantee(result).sentence
     assert statement["public-steps"] == (15 if variant == "interleaved" else 0)
 
 

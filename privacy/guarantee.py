@@ -1,0 +1,224 @@
+"""What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
+
+An epsilon alone says nothing. :class:`Guarantee` carries what it needs: delta, the unit that is protected, the
+neighbouring relation, against whom, and whose noise of which mechanism; :attr:`Guarantee.sentence` is the one way to
+say it, :func:`caption` the same for a table or a figure with many of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, get_args
+
+from .errors import ConfigurationError
+from .gdp import gdp_epsilon
+from .policy import TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
+
+Unit = Literal["sample", "machine"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+Relation = Literal["replacement"]
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+
+_UNITS: dict[Unit, str] = {"sample": "one sample of one machine", "machine": "all samples of one machine"}
+_AGAINST: dict[Trust, str] = {
+    "untrusted-server": "against the server and everybody else",
+    "trusted-server": "against everybody but the trusted server",
+}
+_CLIPS: dict[ClipUnit, str] = {
+    "sample": "",
+    "update": ", update sensitivity",
+    "contractive": ", contractive sensitivity",
+}
+_DIGITS = 4
+_ROUNDING = 1e-9
+
+SESSION = "over all releases its cap allows"
+FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A mu, and all that must be said for its epsilon to mean anything.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter; infinite where nothing is guaranteed.
+    delta : float
+        Where epsilon is shown.
+    mechanism : str
+        Whose noise of which mechanism, such as ``cancelling (uniform) noise on each machine``.
+    trust : {"untrusted-server", "trusted-server"}
+        Against whom it holds.
+    unit : {"sample", "machine"}
+        What is protected as a whole.
+    relation : {"replacement"}
+        How neighbouring data sets differ: the unit is replaced by any other of its kind.
+    covers : str
+        Which releases the figure is true of.
+    notes : tuple of str
+        Sentences about what the figure rests on.
+
+    Raises
+    ------
+    ConfigurationError
+        If a part is missing or unknown: an epsilon is not shown without it.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: it says what whoever made it vouches for. Figures are rounded up, so that
+    what is read is never less than what holds.
+
+    Examples
+    --------
+    >>> print(Guarantee(1.0, 1e-5, "tree noise on each machine"))  # doctest: +NORMALIZE_WHITESPACE
+    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
+    server and everybody else; tree noise on each machine; over all releases its cap allows.
+    """
+
+    mu: float
+    delta: float
+    mechanism: str
+    trust: Trust = "untrusted-server"
+    unit: Unit = "sample"
+    relation: Relation = "replacement"
+    covers: str = SESSION
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("trust", TRUST_MODELS), ("unit", UNITS), ("relation", RELATIONS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
+        for name in ("mechanism", "covers"):
+            if not getattr(self, name).strip():
+                raise ConfigurationError(f"Expected {name} of a guarantee in words, got an empty text.")
+        gdp_epsilon(self.mu, self.delta)  # the checks of both
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon at delta; infinite where nothing is guaranteed."""
+        return gdp_epsilon(self.mu, self.delta)
+
+    @property
+    def terms(self) -> str:
+        """All but the figures: what stands once above a table."""
+        return f"{self._protects}; {self.mechanism}; {self.covers}"
+
+    @property
+    def _protects(self) -> str:
+        return f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee in one standard sentence, and its notes."""
+        figures = f"mu = {rounded_up(self.mu)} Gaussian DP, epsilon = {rounded_up(self.epsilon)}"
+        if math.isinf(self.mu):
+            figures = "Nothing is guaranteed, epsilon is infinite"
+        return " ".join([f"{figures} {self.terms}.", *self.notes])
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values; None for what is infinite."""
+        return {
+            "mu": self.mu if math.isfinite(self.mu) else None,
+            "epsilon": self.epsilon if math.isfinite(self.mu) else None,
+            "delta": self.delta,
+            "unit": self.unit,
+            "relation": self.relation,
+            "trust": self.trust,
+            "mechanism": self.mechanism,
+            "covers": self.covers,
+            "notes": list(self.notes),
+            "sentence": self.sentence,
+        }
+
+
+def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
+    """What stands once beside a table or a figure of many epsilons: the terms of all of them.
+
+    Parameters
+    ----------
+    guarantees : iterable of pairs
+        Whose each is (a row's name or a column's), and the guarantee; those with the same terms are said once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    # By all terms but the mechanism, then by mechanism: the labels, in their order.
+    groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    notes: dict[str, None] = {}
+    for label, guarantee in guarantees:
+        mechanisms = groups.setdefault((guarantee._protects, guarantee.covers), {})
+        mechanisms.setdefault(guarantee.mechanism, {})[label] = None
+        notes |= dict.fromkeys(guarantee.notes)
+    if not groups:
+        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
+    sentences = []
+    for (protects, covers), mechanisms in groups.items():
+        labels = dict.fromkeys(label for named in mechanisms.values() for label in named)
+        of = f" of {' / '.join(labels)}" if len(groups) > 1 else ""
+        words = [f"{words} ({' / '.join(named)})" for words, named in mechanisms.items()]
+        words = list(mechanisms) if len(words) == 1 else words
+        sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
+    return " ".join([*sentences, *notes])
+
+
+def policy_guarantee(policy: PrivacyPolicy, mu: float, *, covers: str = SESSION) -> Guarantee:
+    """What a machine with this policy says of a mu of its own.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    mu : float
+        Of its noise plan; infinite under a trusted server.
+    covers : str
+        Which releases it is true of.
+    """
+    if policy.trust == "trusted-server":
+        return Guarantee(math.inf, policy.delta, "no noise on the machine", covers=covers)
+    notes = () if policy.noise_quality == "exact" else (FAST_NOISE,)
+    return Guarantee(mu, policy.delta, mechanism_words(policy), covers=covers, notes=notes)
+
+
+def mechanism_words(policy: PrivacyPolicy) -> str:
+    """A machine's mechanism and its options in words."""
+    words = policy.mechanism
+    schedule = policy.schedule or ("uniform" if policy.mechanism == "cancelling" else None)
+    options = [str(value) for value in (schedule, *dict(policy.mechanism_options).values()) if value]
+    words += f" ({', '.join(options)})" if options else ""
+    often = policy.sample_participations
+    return (
+        f"{words} noise on each machine{_CLIPS[policy.clip_unit]}"
+        f"{f', every sample in up to {often} releases' if often > 1 else ''}"
+    )
+
+
+def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
+    """A mu or an epsilon for people, never below what it is.
+
+    Parameters
+    ----------
+    value : float
+    digits : int
+        Significant digits.
+    places : int, optional
+        Decimal places in their stead.
+
+    Examples
+    --------
+    >>> rounded_up(24.3812), rounded_up(4.0), rounded_up(4.371, places=2), rounded_up(float("inf"))
+    ('24.39', '4', '4.38', 'infinite')
+    """
+    if math.isinf(value):
+        return "infinite"
+    shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
+    if float(shown) < value * (1 - _ROUNDING):  # beyond what rounding in float64 may have added
+        shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
+    return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"

@@ -1,0 +1,69 @@
+"""Progress lines: the same on every engine, read back as what they say, a bar on a terminal."""
+
+import io
+import math
+
+import pytest
+from murmurfl.app.progress import RoundLine, RunDisplay
+from murmurfl.privacy import Guarantee
+from rich.console import Console
+
+GUARANTEE = Guarantee(1.0, 1e-5, "tree noise on each machine")
+FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        FULL,
+        RoundLine(1, 3, None, 2.5, "infinite", False, 0, 0, 0.0),
+        RoundLine(12, 17, None, None, "24.4", True, 10, 10, 59.0),
+    ],
+)
+def test_a_line_is_read_back_as_what_it_says(line):
+    assert RoundLine.read(str(line)) == line
+
+
+def test_a_line_says_rounds_accuracy_loss_epsilon_replies_and_time_left():
+    assert str(FULL) == (
+        "round   7/120  accuracy  87.3 %  loss 0.4375  epsilon 4.38 (whole run)  replies 9/10  left 1:02:05"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "round 1/2", "Round 3: 1 of 2 replies aggregated", f"{FULL} and more"])
+def test_other_lines_of_a_log_are_not_taken_for_progress(text):
+    assert RoundLine.read(text) is None
+
+
+def test_a_long_run_without_evaluations_says_a_few_lines_only():
+    lines = [RoundLine(t, 1000, None, None, "1", False, 1, 1, 0.0) for t in range(1, 1001)]
+    assert sum(line.wanted for line in lines) == 20
+    assert lines[-1].wanted
+    assert RoundLine(3, 1000, None, 1.0, "1", False, 1, 1, 0.0).wanted
+
+
+def shown(terminal):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=120, color_system=None)
+    with RunDisplay(GUARANTEE, console) as display:
+        assert display.read(str(FULL))
+        assert not display.read("INFO :      something else")
+        display.message("a message")
+    return screen.getvalue()
+
+
+def test_elsewhere_each_round_is_a_line_below_the_guarantee():
+    text = shown(terminal=False)
+    assert text.splitlines() == [GUARANTEE.sentence, str(FULL), "a message"]
+
+
+def test_on_a_terminal_a_bar_moves_below_the_guarantee():
+    text = shown(terminal=True)
+    assert " ".join(text.split()).startswith(GUARANTEE.sentence)
+    assert "7/120" in text
+    assert "accuracy 87.3 %  loss 0.4375  epsilon 4.38  replies 9/10  1:02:05 left" in text
+    assert str(FULL) not in text
+
+
+def test_time_left_is_rounded_up():
+    assert str(RoundLine(1, 2, None, None, "1", False, 1, 1, math.nextafter(1.0, 2.0))).endswith("left 0:00:02")

@@ -1,0 +1,199 @@
+"""Every code block of README.md and docs/ holds: Python runs, commands are ones, configurations are read.
+
+What a block says is checked by its language. Python blocks of a page run one after the other, as a reader would paste
+them; a block that is part of an example is marked ``<!-- from: examples/... -->`` and must stand in that file, whose
+own test runs it. Commands are parsed by the parsers of murmurfl and Flower, their run configurations too.
+"""
+
+import argparse
+import configparser
+import importlib
+import json
+import re
+import shlex
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from flwr.cli.app import app as flwr
+from murmurfl.app.cli import cli
+from murmurfl.app.config import RunConfig, parse_assignments
+from murmurfl.app.deploy import demo_config
+from murmurfl.app.node import NodeConfig
+from murmurfl.app.reproduce import cells_of, plan_runs
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"^(?P<indent> *)(?:<!-- from: (?P<source>\S+) -->\n *)?```(?P<language>\S*)\n(?P<text>.*?)^(?P=indent)```",
+    flags=re.DOTALL | re.MULTILINE,
+)
+COMMANDS = ("sh", "console")
+SITE = ("{toctree}", "{eval-rst}")  # the site's own; `make docs` reads them
+OUTPUT = "text"  # what commands print: errors.md's by tests/test_errors_page.py, start.md's below
+
+# Programs of the operating system, which this project does not make.
+ELSEWHERE = {"openssl", "printf", "ssh-keygen", "sqlite3", "systemctl", "journalctl", "chmod", "cd", "export", "git"}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    language: str
+    text: str
+    source: str | None
+
+
+def blocks(page):
+    return [
+        Block(page.name, found["language"], textwrap.dedent(found["indent"] + found["text"]), found["source"])
+        for found in BLOCK.finditer(page.read_text())
+    ]
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+def commands(block):
+    """The commands of a block, one at a time, as words."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    for line in lines:
+        words = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word in ("&&", "|", ";"):
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+def parse_click(command, name, words):
+    """Parse words as a command of typer or click would, down to its subcommand, without running it."""
+    context = command.make_context(name, list(words))
+    while hasattr(context.command, "commands"):
+        rest = [*context._protected_args, *context.args]
+        name, sub, rest = context.command.resolve_command(context, rest)
+        context = sub.make_context(name, list(rest), parent=context)
+    return context.params
+
+
+def check_command(words):
+    while "=" in words[0] and not words[0].startswith((".", "/")):
+        words = words[1:]  # VARIABLE=value command
+    program, arguments = Path(words[0]).name, words[1:]
+    if program in ELSEWHERE:
+        return
+    if program == "murmurfl":
+        told = parse_click(typer.main.get_command(cli), program, arguments)
+        overrides = parse_assignments(list(told.get("assignments") or ()))
+        if arguments[0] == "reproduce":
+            plan_runs(cells_of(told["name"], overrides), max(told["seeds"], 1), told["engine"])
+        elif arguments[0] == "deploy-demo":
+            demo_config(overrides, Path(), "x")
+        else:
+            RunConfig.from_mapping(overrides)
+    elif program == "flwr":
+        told = parse_click(typer.main.get_command(flwr), program, arguments)
+        for override in told.get("run_config_overrides") or ():
+            RunConfig.from_mapping(tomllib.loads("\n".join(shlex_pairs(override))))
+    elif program == "flower-superlink":
+        module = importlib.import_module("flwr.superlink.cli.flower_superlink")
+        module._parse_args_run_superlink().parse_args(arguments)
+    elif program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert arguments[0] in targets
+    elif program in ("python", "python3"):
+        assert arguments[0] == "-m"
+        importlib.import_module(arguments[1])
+    elif program == "pip":
+        assert arguments[0] == "install"
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for extra in re.findall(r"murmurfl\[(\w+)\]", " ".join(arguments)):
+            assert extra in extras
+    else:
+        raise AssertionError(f"nobody checks {program!r}")
+
+
+def shlex_pairs(text):
+    """``key=value key="a text"`` one a line, quotes kept."""
+    return re.findall(r"""[\w-]+=(?:"[^"]*"|'[^']*'|\S+)""", text)
+
+
+def test_blocks_are_found_and_of_a_language_that_is_checked():
+    assert len(ALL) == sum(len(re.findall(r"^ *```\S", page.read_text(), flags=re.MULTILINE)) for page in PAGES)
+    assert {block.language for block in ALL} <= {*COMMANDS, *SITE, OUTPUT, "python", "toml", "ini", "json"}
+    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "start.md"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))])
+def test_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.language == "python" and block.source:
+            assert textwrap.dedent(block.text).strip() in (ROOT / block.source).read_text()
+        elif block.language == "python":
+            exec(compile(block.text, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language in COMMANDS], ids=lambda b: f"{b.page}-{b.text[:30]!r}")
+def test_commands_are_ones(block):
+    for words in commands(block):
+        try:
+            check_command(words)
+        except (SystemExit, Exception) as error:
+            pytest.fail(f"{shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("block", [b for b in ALL if b.language in ("toml", "ini", "json")], ids=lambda b: b.page)
+def test_configurations_are_read(block, tmp_path):
+    if block.language == "json":
+        json.loads(block.text)
+    elif block.language == "ini":
+        configparser.ConfigParser(strict=False).read_string(block.text)
+    else:
+        values = tomllib.loads(block.text)
+        if "machine" in values:
+            path = tmp_path / "node.toml"
+            path.write_text(block.text)
+            path.chmod(0o600)
+            NodeConfig.read(path)
+
+
+def test_the_output_shown_to_beginners_is_what_they_get(tmp_path):
+    (shown,) = (block.text for block in blocks(ROOT / "docs" / "start.md") if block.language == OUTPUT)
+    result = CliRunner().invoke(cli, ["run", "--engine", "cohort", "--out", str(tmp_path), "--name", "x"])
+    printed = [line.partition("  left")[0] for line in result.stdout.splitlines()]
+    sentence, _, rounds = shown.partition("\nround")
+    assert " ".join(sentence.split()) == printed[0]
+    first, dots, last = (line.partition("  left")[0] for line in f"round{rounds}".strip().splitlines())
+    assert (first, last) == (printed[1], printed[17])
+    assert dots == "..."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["murmurfl", "runn"],
+        ["murmurfl", "run", "--sett", "mu=1"],
+        ["murmurfl", "run", "--set", "nun-clients=1"],
+        ["murmurfl", "plan", "--machines", "ten"],
+        ["flwr", "ruin", "."],
+        ["flwr", "run", ".", "-c", "nun-clients=1"],
+        ["flower-superlink", "--ssl-certifile", "x"],
+        ["make", "coffee"],
+        ["pip", "install", "murmurfl[tensorbord]"],
+        ["python", "-m", "benchmarks.nothing"],
+        ["rm", "-rf", "x"],
+    ],
+)
+def test_a_wrong_command_would_be_noticed(words):
+    with pytest.raises((Exception, SystemExit, argparse.ArgumentError)):
+        check_command(words)

@@ -1,0 +1,185 @@
+"""Every error of docs/errors.md is provoked here, says what the page says, and is gone once the page was followed."""
+
+import importlib.metadata
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app import client_app, tasks
+from murmurfl.app.cli import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.experiment import prepare, run_experiment
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.launch import toml_document
+from murmurfl.app.node import NodeConfig
+from murmurfl.clients import numpy_client_app
+from murmurfl.privacy import (
+    MemoryLedger,
+    MurmurflError,
+    PrivacyPolicy,
+    PrivateMachine,
+    SimulatedKeys,
+    SQLiteLedger,
+    read_ledger,
+)
+from typer.testing import CliRunner
+
+PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+SHOWN = dict(re.findall(r"<!-- error: (\S+) -->\n```text\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL))
+TWO = RunConfig(num_clients=2, clients_per_round=2, num_rounds=2, node_deadline_s=0.2)
+
+
+def command(*arguments):
+    """What the command says on standard error, or nothing if it succeeds."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    return "" if result.exit_code == 0 else result.stderr.strip()
+
+
+def run(*arguments):
+    return command("run", "--engine", "cohort", "--set", "num-rounds=1", "--name", "x", *arguments)
+
+
+def error(call: Callable[[], object]):
+    try:
+        call()
+    except MurmurflError as raised:
+        return str(raised)
+    return ""
+
+
+@dataclass
+class World:
+    """Where the errors happen."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def wrong_key(self):
+        return run("--set", "nun-clients=3"), run("--set", "num-clients=3", "--set", "clients-per-round=3")
+
+    def impossible_value(self):
+        return run("--set", "num-clients=3"), run("--set", "num-clients=3", "--set", "clients-per-round=3")
+
+    def wrong_noise_key(self):
+        path, key = self.folder / "ledger.sqlite", self.folder / "noise.key"
+        SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, key_file=key)
+        (self.folder / "node.toml").write_text(self.node())
+        right = key.read_bytes()
+        key.write_bytes(bytes(len(right)))
+        said = command("node", self.folder / "node.toml", "--check")
+        key.write_bytes(right)
+        return said, command("node", self.folder / "node.toml", "--check")
+
+    def no_data_root(self):
+        self.monkeypatch.delenv("MURMURFL_DATA", raising=False)
+        return run("--set", "task=mnist"), run("--set", "task=digits")
+
+    def wrong_data_root(self):
+        """Mended by fetching, which is not done here: torchvision is asked to, with the right folder."""
+        asked = []
+
+        def fetch(root, download):
+            asked.append((root, download))
+            raise OSError(0, "this test fetches nothing")
+
+        self.monkeypatch.setattr("torchvision.datasets.MNIST", fetch)
+        said = run("--set", "task=mnist", "--set", f"data-root={self.folder}")
+        mended = run("--set", "task=mnist", "--set", f"data-root={self.folder}", "--set", "download=true")
+        assert asked == [(str(self.folder), True)]
+        return said, mended.replace("murmurfl: this test fetches nothing", "")
+
+    def torchvision(self):
+        tasks._load.cache_clear()
+
+        class Broken:
+            def find_spec(self, name, path, target=None):
+                if name.startswith("torchvision"):
+                    raise RuntimeError("operator torchvision::nms does not exist")
+
+        with self.monkeypatch.context() as broken:
+            broken.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+            for name in [name for name in sys.modules if name.startswith("torchvision")]:
+                broken.delitem(sys.modules, name)
+            said = run("--set", "task=mnist", "--set", f"data-root={self.folder}")
+        return said.replace(importlib.metadata.version("torch"), "VERSION"), run()
+
+    def no_nodes(self):
+        def training(nodes):
+            return error(lambda: run_experiment(InProcessGrid(client_app.app, nodes, TWO.to_mapping()), TWO))
+
+        return training(0), training(2)
+
+    def shapes(self):
+        def training(model):
+            machines = RunConfig.from_mapping({**TWO.to_mapping(), "model": model})
+            return error(lambda: run_experiment(InProcessGrid(client_app.app, 2, machines.to_mapping()), TWO))
+
+        return training("mlp"), training("softmax")
+
+    def gradient_shape(self):
+        def release(values):
+            policy = PrivacyPolicy(clip_norm=1.0, batch_size=4, max_participations=5, mu=1.0)
+            machine = PrivateMachine(policy, 3, 20, MemoryLedger(), SimulatedKeys(1, "a"))
+            return error(lambda: machine.release("training", 0, lambda samples: np.ones((4, values))))
+
+        return release(2), release(3)
+
+    def budget_gone(self):
+        """A real node's ledger; mended by a smaller mu where something is left, as the page says."""
+        path = self.folder / "ledger.sqlite"
+        SQLiteLedger.create(path, budget_mu=2.5, delta=1e-5)
+        config = RunConfig(num_clients=1, clients_per_round=1, num_rounds=4, batch_size=32, mu=2.0)
+
+        def training(mu):
+            (self.folder / "node.toml").write_text(self.node(mu=mu))
+            client = NodeConfig.read(self.folder / "node.toml").client()
+            grid = InProcessGrid(numpy_client_app(lambda context: client), 1, config.to_mapping())
+            return error(lambda: run_experiment(grid, config, deployed=True))
+
+        assert training(2.0) == ""
+        said = training(2.0)
+        assert read_ledger(path).left_mu == pytest.approx(1.5)
+        return said, training(1.4)
+
+    def run_exists(self):
+        assert run() == ""
+        return run(), run("--name", "another")
+
+    def no_run(self):
+        said = command("report", "runs/x")
+        assert run() == ""
+        return said, command("report", "runs/x")
+
+    def no_tracker(self):
+        with self.monkeypatch.context() as without:
+            without.setitem(sys.modules, "wandb", None)
+            said = run("--set", "track=wandb")
+        return said.replace("import of wandb halted; None in sys.modules", "No module named 'wandb'"), run()
+
+    def node(self, **changes):
+        values = {"machine": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 2.0}
+        values |= {"task": "digits", "num-partitions": 4, "partition-id": 0, "max-participations": 4, **changes}
+        return toml_document(values)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare.cache_clear()
+    return World(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world):
+    said, mended = getattr(world, name.replace("-", "_"))()
+    assert said.replace(str(world.folder), "PATH") == SHOWN[name]
+    assert mended == ""
+
+
+def test_every_block_of_the_page_belongs_to_an_error_that_is_provoked():
+    assert PAGE.read_text().count("```text") == len(SHOWN)
+    assert {name.replace("-", "_") for name in SHOWN} <= set(dir(World))

@@ -1,0 +1,166 @@
+"""No output shows an epsilon without delta, unit, relation, trust and mechanism: every command and page is walked."""
+
+import csv
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from murmurfl.app import client_app, reproduce, server_app
+from murmurfl.app.cli import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.deploy import ledger_line
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.launch import toml_document
+from murmurfl.app.node import configured_client
+from murmurfl.privacy import SQLiteLedger, read_ledger
+from typer.testing import CliRunner
+
+from benchmarks import pages
+
+SHOWN = re.compile(r"(?:epsilon|ε)\b[^\n.|]{0,30}?\d", re.IGNORECASE)
+SAID = re.compile(
+    r"(?:epsilon|ε)[^;]*? at delta = \S+, for replacement of (?:one sample|all samples) of one machine, "
+    r"against (?:the server and everybody else|everybody but the trusted server); [^;]*(?:noise|released)[^;]*; ",
+    re.IGNORECASE,
+)
+RUN = ["run", "--engine", "cohort", "--set", "num-rounds=2", "--set", "mu=1"]
+
+
+def shows_and_says(text):
+    """Whether a text shows an epsilon, and whether it says what it is true of."""
+    return bool(SHOWN.search(text)), bool(SAID.search(" ".join(text.split())))
+
+
+def unexplained(document, said=False):
+    """The keys of a JSON document with an epsilon and no sentence beside or above it."""
+    if isinstance(document, list):
+        return [key for entry in document for key in unexplained(entry, said)]
+    if not isinstance(document, dict):
+        return []
+    said = said or any(isinstance(value, str) and SAID.search(value) for value in document.values())
+    told = document.get("guarantee")
+    said = said or (isinstance(told, dict) and bool(SAID.search(told["sentence"])))
+    found = [key for key, value in document.items() if "epsilon" in key and value is not None and not said]
+    return found + [key for value in document.values() for key in unexplained(value, said)]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A ledger with a node's file, a finished run, and a reproduction that was made before."""
+    monkeypatch.chdir(tmp_path)
+    configured_client.cache_clear()
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    node = {
+        "machine": "clinic",
+        "ledger": "ledger.sqlite",
+        "clip-norm": 2.0,
+        "batch-size": 32,
+        "mu": 2.0,
+        "task": "digits",
+        "num-partitions": 4,
+        "partition-id": 1,
+        "max-participations": 4,
+    }
+    (tmp_path / "node.toml").write_text(toml_document(node))
+    (tmp_path / "node.toml").chmod(0o600)
+    stored = pages.document("reshef-levy-2024")
+    monkeypatch.setattr(reproduce, "run_cells", lambda *_, **__: {k: stored[k] for k in ("cells",)} | _told(stored))
+    assert invoke(*RUN, "--name", "made").exit_code == 0
+    return tmp_path
+
+
+def _told(document):
+    return {"guarantee": reproduce.table_caption(document)}
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+SHOWING = {
+    "run": [*RUN, "--name", "x"],
+    "report": ["report", "runs/made"],
+    "reproduce": ["reproduce", "reshef-levy-2024"],
+    "audit": ["audit", "--runs", "40"],
+    "plan": ["plan", "--machines", 5, "--samples", 20, "--rounds", 4, "--batch", 5, "--epsilon", 2],
+    "ledger show": ["ledger", "show", "ledger.sqlite"],
+    "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
+    "node": ["node", "node.toml", "--check"],
+}
+AS_JSON = ("reproduce", "audit", "plan", "ledger show")
+SILENT = ("ledger accept-rollback", "ledger new-mark")
+IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
+
+
+def test_every_command_is_walked():
+    def leaves(command, name=()):
+        if not hasattr(command, "commands"):
+            return [" ".join(name)]
+        return [leaf for key, child in command.commands.items() for leaf in leaves(child, (*name, key))]
+
+    assert set(leaves(typer.main.get_command(cli))) == {*SHOWING, *SILENT, *IN_PARTS}
+
+
+def test_what_commands_print_and_write(world):
+    for name, arguments in SHOWING.items():
+        text = invoke(*arguments).output
+        if name == "report":
+            text = Path("runs/made/report/index.html").read_text()
+        assert shows_and_says(text) == (True, True), (name, text)
+    assert not unexplained(json.loads(Path("runs/x/result.json").read_text()))
+    for name in AS_JSON:
+        document = json.loads(invoke(*SHOWING[name], "--json").stdout)
+        assert "epsilon" in json.dumps(document)
+        assert not unexplained(document), name
+    (folder,) = Path("runs").glob("reshef-levy-2024")
+    assert shows_and_says((folder / "reshef-levy-2024.md").read_text())[1]
+    for row in csv.DictReader((folder / "reshef-levy-2024.csv").open()):
+        assert SAID.search(row["guarantee"])
+    ledger = read_ledger("ledger.sqlite")
+    assert shows_and_says(ledger_line("clinic", ledger))[1] or ledger.reserved_mu == 0
+    for name in SILENT:
+        assert not SHOWN.search(CliRunner().invoke(cli, [*name.split(), "ledger.sqlite", "--yes"]).output)
+
+
+def test_what_flowers_log_says(tmp_path, caplog):
+    config = RunConfig(num_rounds=2, out_dir=str(tmp_path), run_name="x")
+    grid = InProcessGrid(client_app.app, config.num_clients, config.to_mapping())
+    caplog.set_level(logging.INFO, logger="flwr")
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        server_app._run(grid, config, tmp_path / "x", deployed=False)
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    lines = caplog.text.splitlines()
+    first = next(i for i, line in enumerate(lines) if SHOWN.search(line))
+    assert SAID.search(lines[first]), "the sentence comes before the first figure"
+    assert any("round 2/2" in line and "epsilon" in line for line in lines)
+
+
+@pytest.mark.parametrize("page", pages.BLOCKS)
+def test_tables_of_the_pages(page):
+    for name, write in pages.BLOCKS[page].items():
+        shows, says = shows_and_says(write())
+        has_column = re.search(r"\| (?:epsilon|ε) \|", write())
+        assert says or not (shows or has_column), name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epsilon = 3.1",
+        "ε = 3.1 at δ = 1e-5",
+        "epsilon = 3.1 at delta = 1e-05, for one sample, against the server and everybody else; tree noise; x",
+        "epsilon = 3.1 at delta = 1e-05, for replacement of one sample of one machine, against nobody; noise; x",
+        "epsilon = 3.1 at delta = 1e-05, for replacement of one sample of one machine, against the server and "
+        "everybody else.",
+    ],
+)
+def test_an_epsilon_with_a_part_missing_would_be_noticed(text):
+    assert shows_and_says(text) == (True, False)
+    assert unexplained({"epsilon": 3.1, "guarantee": text}) == ["epsilon"]
