@@ -10,13 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..privacy import FAST_NOISE, Guarantee, Trust, caption, mechanism_words
+from ..privacy import FAST_NOISE, SIMULATED, Guarantee, Trust, caption, mechanism_words
 from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
 from .experiment import Experiment, RunResult, guaranteed_mu, prepare
 
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
 _ROUNDS = "over all models it publishes"
-SIMULATED = "Simulated with seeded keys."
 EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
 
 

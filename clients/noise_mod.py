@@ -19,6 +19,7 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from ..privacy import (
+    SIMULATED,
     ConfigurationError,
     Ledger,
     MurmurflError,
@@ -26,6 +27,7 @@ from ..privacy import (
     PrivateMachine,
     RefusedError,
     SQLiteLedger,
+    policy_guarantee,
     protocol,
 )
 from ..privacy.arrays import read_array
@@ -216,16 +218,15 @@ def _train(
 
 
 def _sentence(machine: _Machine, private: PrivateMachine, release: int) -> str:
-    policy = machine.policy
-    unit = "all data of this machine" if policy.unit == "machine" else "one sample, as its operator declared"
-    uncovered = " Results of evaluations leave without noise and are NOT covered." if policy.allow_evaluation else ""
-    simulated = " Simulated: the keys are seeded." if private.simulated else ""
-    return (
-        f"Machine {machine.name}: release {release} of at most {policy.max_participations}; all of them together are "
-        f"mu = {private.plan.mu:.4g} (epsilon = {private.plan.epsilon(policy.delta):.4g} at delta = {policy.delta:g}) "
-        f"for replacement of {unit}, against everybody, the server included; {private.policy.mechanism} noise."
-        f"{uncovered}{simulated}"
-    )
+    policy, notes = machine.policy, []
+    if policy.unit == "sample":
+        notes.append("Which sample is in which release is as the machine's operator declared.")
+    if policy.allow_evaluation:
+        notes.append("Results of evaluations leave without noise and are NOT covered.")
+    if private.simulated:
+        notes.append(SIMULATED)
+    guarantee = policy_guarantee(private.policy, private.plan.mu, unit=policy.unit, notes=notes)
+    return f"Machine {machine.name}: release {release} of at most {policy.max_participations}. {guarantee.sentence}"
 
 
 def _received(content: RecordDict) -> dict[str, NDArray[np.float64]]:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, protocol
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Unit, protocol
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file."""
@@ -81,7 +81,7 @@ class UpdatePolicy:
         self.privacy_policy()
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> Unit:
         """What may be replaced: ``machine`` (all of its data) or ``sample``."""
         return "machine" if self.releases_per_pass == 1 else "sample"
 

@@ -7,6 +7,7 @@ from .grid import Grid
 from .guarantee import (
     FAST_NOISE,
     RELATIONS,
+    SIMULATED,
     UNITS,
     Guarantee,
     Relation,
@@ -36,6 +37,7 @@ __all__ = [
     "RELATIONS",
     "RELEASE_RULES",
     "SCHEDULES",
+    "SIMULATED",
     "TRUST_MODELS",
     "UNITS",
     "Account",

@@ -36,6 +36,7 @@ _DIGITS = 4
 _ROUNDING = 1e-9
 
 SESSION = "over all releases its cap allows"
+SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 
 
@@ -170,7 +171,9 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
     return " ".join([*sentences, *notes])
 
 
-def policy_guarantee(policy: PrivacyPolicy, mu: float, *, covers: str = SESSION) -> Guarantee:
+def policy_guarantee(
+    policy: PrivacyPolicy, mu: float, *, covers: str = SESSION, unit: Unit = "sample", notes: Iterable[str] = ()
+) -> Guarantee:
     """What a machine with this policy says of a mu of its own.
 
     Parameters
@@ -180,11 +183,17 @@ def policy_guarantee(policy: PrivacyPolicy, mu: float, *, covers: str = SESSION)
         Of its noise plan; infinite under a trusted server.
     covers : str
         Which releases it is true of.
+    unit : {"sample", "machine"}
+        What the policy's participations were counted for.
+    notes : iterable of str
+        Further sentences about what the figure rests on.
     """
     if policy.trust == "trusted-server":
-        return Guarantee(math.inf, policy.delta, "no noise on the machine", covers=covers)
-    notes = () if policy.noise_quality == "exact" else (FAST_NOISE,)
-    return Guarantee(mu, policy.delta, mechanism_words(policy), covers=covers, notes=notes)
+        return Guarantee(
+            math.inf, policy.delta, "no noise on the machine", unit=unit, covers=covers, notes=tuple(notes)
+        )
+    notes = (*(() if policy.noise_quality == "exact" else (FAST_NOISE,)), *notes)
+    return Guarantee(mu, policy.delta, mechanism_words(policy), unit=unit, covers=covers, notes=notes)
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:

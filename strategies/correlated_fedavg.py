@@ -22,11 +22,13 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from ..privacy import ConfigurationError, gdp_epsilon, protocol
+from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .base import ReleaseStrategy
 from .replies import DirectMachines, Reply, RoundReport, Vector, exchange
 
-_UNITS = {0: "one sample", 1: "all data of a machine"}
+_UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
+_MECHANISM = "noise on each machine, by its own account"
+_UNCHECKED = "It is what the machines say of themselves, which a server cannot check."
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self.configrecord_key = configrecord_key
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
-        self._stated: dict[tuple[str, float], float] = {}
+        self._stated: dict[tuple[Unit, float], float] = {}
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "learning_rate": self.learning_rate}
@@ -185,14 +187,14 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
         self._stated = {}
         report = super()._take_round(server_round, outcomes)
-        stated = "; ".join(
-            f"mu <= {mu:.4g} (epsilon <= {gdp_epsilon(mu, delta):.4g} at delta = {delta:g}) for replacement of {unit}"
+        stated = " ".join(
+            Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,)).sentence
             for (unit, delta), mu in sorted(self._stated.items())
         )
         log(
             INFO,
-            "Round %d: %d of %d updates aggregated; for all releases of this session their machines state %s.",
-            *(server_round, report.aggregated, report.asked, stated or "nothing"),
+            "Round %d: %d of %d updates aggregated. %s",
+            *(server_round, report.aggregated, report.asked, stated or "Nothing is known of its privacy."),
         )
         return report
 

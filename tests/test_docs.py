@@ -24,6 +24,7 @@ from murmurfl.app.config import RunConfig, parse_assignments
 from murmurfl.app.deploy import demo_config
 from murmurfl.app.node import NodeConfig
 from murmurfl.app.reproduce import cells_of, plan_runs
+from murmurfl.clients import UpdateNode
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,7 @@ BLOCK = re.compile(
 )
 COMMANDS = ("sh", "console")
 SITE = ("{toctree}", "{eval-rst}")  # the site's own; `make docs` reads them
-OUTPUT = "text"  # what commands print: errors.md's by tests/test_errors_page.py, start.md's below
+OUTPUT = "text"  # what commands print: errors.md's by test_errors_page.py, swap-in.md's by test_own_pages.py, start.md's below
 
 # Programs of the operating system, which this project does not make.
 ELSEWHERE = {"openssl", "printf", "ssh-keygen", "sqlite3", "systemctl", "journalctl", "chmod", "cd", "export", "git"}
@@ -129,7 +130,7 @@ def shlex_pairs(text):
 def test_blocks_are_found_and_of_a_language_that_is_checked():
     assert len(ALL) == sum(len(re.findall(r"^ *```\S", page.read_text(), flags=re.MULTILINE)) for page in PAGES)
     assert {block.language for block in ALL} <= {*COMMANDS, *SITE, OUTPUT, "python", "toml", "ini", "json"}
-    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "start.md"}
+    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "start.md", "swap-in.md"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))])
@@ -164,7 +165,7 @@ def test_configurations_are_read(block, tmp_path):
             path = tmp_path / "node.toml"
             path.write_text(block.text)
             path.chmod(0o600)
-            NodeConfig.read(path)
+            (NodeConfig if "batch-size" in values else UpdateNode).read(path)
 
 
 def test_the_output_shown_to_beginners_is_what_they_get(tmp_path):

@@ -23,6 +23,7 @@ from murmurfl.privacy import (
     gdp_epsilon,
     protocol,
     read_ledger,
+    rounded_up,
     row_key,
     standard_normals,
 )
@@ -519,16 +520,17 @@ def test_which_part_of_the_data_comes_next_is_the_machines_own_count():
 def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
     train(adding(nothing, simulation=policy(mu=1.0, releases_per_pass=1)), rounds=2)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
-    lines = [line for line in told if "all data of this machine" in line]
+    lines = [line for line in told if "of at most 30" in line]
     assert len(lines) == CLIENTS
-    epsilon = f"epsilon = {gdp_epsilon(1.0, 1e-5):.4g} at delta = 1e-05"
-    assert all(epsilon in line and "of at most 30" in line for line in lines)
+    stated = "epsilon = 4.378 at delta = 1e-05, for replacement of all samples of one machine, against the server"
+    assert all(stated in line and "Simulated with seeded keys." in line for line in lines)
     rounds = [line for line in caplog.messages if "4 of 4 updates aggregated" in line]
     assert len(rounds) == 2
-    assert all("epsilon <= 4.377 at delta = 1e-05) for replacement of all data of a machine" in line for line in rounds)
+    assert all(stated in line and "which a server cannot check" in line for line in rounds)
     caplog.clear()
     train(adding(nothing, simulation=policy()), rounds=1)
-    assert "one sample, as its operator declared" in caplog.text
+    assert "for replacement of one sample of one machine" in caplog.text
+    assert "as the machine's operator declared" in caplog.text
 
 
 def test_the_cap_and_what_was_spent():
@@ -611,7 +613,7 @@ def test_on_a_real_node_the_operators_file_decides(node, tmp_path, caplog):
         assert reply.content["config"]["machine"] == "clinic-0"
         assert reply.content["metrics"]["release"] == release
         assert (reply.content["metrics"]["mu-guaranteed"], reply.content["metrics"]["delta"]) == (1.0, 1e-6)
-    assert f"epsilon = {gdp_epsilon(1.0, 1e-6):.4g} at delta = 1e-06" in caplog.text
+    assert f"epsilon = {rounded_up(gdp_epsilon(1.0, 1e-6))} at delta = 1e-06" in caplog.text
     assert "Simulated" not in caplog.text
     assert on_a_node(app, request(**{protocol.ACK: 3}), **node).error.code == protocol.CAP_REACHED
     assert not on_a_node(app, request(**{protocol.SESSION: "t"}), **node).has_error()

@@ -13,7 +13,7 @@ from murmurfl.app.cli import cli
 from murmurfl.app.deploy import deployment
 from murmurfl.app.launch import executable, free_port, run_flower_app
 from murmurfl.app.node import NodeConfig
-from murmurfl.privacy import PrivacyPolicy, check_mechanism, gdp_epsilon, read_ledger
+from murmurfl.privacy import Guarantee, PrivacyPolicy, check_mechanism, read_ledger
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,7 +31,7 @@ def accuracy(lines):
 def test_swap_strategy(run_example):
     lines = run_example("swap-strategy", num_clients=6, num_server_rounds=1, local_epochs=1)
     assert any(line.startswith("Round 1: 6 of 6 updates aggregated") for line in lines)
-    epsilon = f"mu <= 8 (epsilon <= {gdp_epsilon(8.0, 1e-5):.4g} at delta = 1e-05) for replacement of all data"
+    epsilon = Guarantee(8.0, 1e-5, "noise on each machine, by its own account", unit="machine").sentence
     assert any(epsilon in line for line in lines)
     accuracy(lines)
 
@@ -222,9 +222,7 @@ def test_the_noise_mod_on_real_nodes_takes_its_policy_from_the_operator(tmp_path
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
         logs = [files.log.read_text() for files in running.nodes.values()]
     # Of the operator's file, not of the policy in the bundle (mu = 4, one sample).
-    stated = (
-        f"mu <= 1 (epsilon <= {gdp_epsilon(1.0, 1e-6):.4g} at delta = 1e-06) for replacement of all data of a machine"
-    )
+    stated = Guarantee(1.0, 1e-6, "noise on each machine, by its own account", unit="machine").sentence
     assert sum("2 of 2 updates aggregated" in line and stated in line for line in lines) == 3
     assert [[session.releases for session in ledger.sessions] for ledger in ledgers] == [[3], [3]]
     assert any("0 of 2 replies aggregated" in line and "budget-exhausted" in line for line in lines)
