@@ -35,7 +35,7 @@ BLOCK = re.compile(
 )
 COMMANDS = ("sh", "console")
 SITE = ("{toctree}", "{eval-rst}")  # the site's own; `make docs` reads them
-OUTPUT = "text"  # what commands print: errors.md's by test_errors_page.py, swap-in.md's by test_own_pages.py, start.md's below
+OUTPUT = "text"  # what is printed: tests/test_errors_page.py, tests/test_own_pages.py, and start.md's below
 
 # Programs of the operating system, which this project does not make.
 ELSEWHERE = {"openssl", "printf", "ssh-keygen", "sqlite3", "systemctl", "journalctl", "chmod", "cd", "export", "git"}
