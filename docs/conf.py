@@ -15,7 +15,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results/*"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_member_order = "groupwise"

@@ -37,6 +37,9 @@ COMMANDS = ("sh", "console")
 SITE = ("{toctree}", "{eval-rst}")  # the site's own; `make docs` reads them
 OUTPUT = "text"  # what is printed: tests/test_errors_page.py, tests/test_own_pages.py, and start.md's below
 
+# Pages whose code another test runs and looks at; their commands are checked here too.
+RUN_BY = {"own.md": "test_own_pages.py", "swap-in.md": "test_own_pages.py"}
+
 # Programs of the operating system, which this project does not make.
 ELSEWHERE = {"openssl", "printf", "ssh-keygen", "sqlite3", "systemctl", "journalctl", "chmod", "cd", "export", "git"}
 
@@ -130,10 +133,19 @@ def shlex_pairs(text):
 def test_blocks_are_found_and_of_a_language_that_is_checked():
     assert len(ALL) == sum(len(re.findall(r"^ *```\S", page.read_text(), flags=re.MULTILINE)) for page in PAGES)
     assert {block.language for block in ALL} <= {*COMMANDS, *SITE, OUTPUT, "python", "toml", "ini", "json"}
-    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "start.md", "swap-in.md"}
+    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "start.md", *RUN_BY}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))])
+@pytest.mark.parametrize("page", [page.name for page in PAGES if page.name in RUN_BY])
+def test_pages_left_to_another_test_are_run_there(page):
+    assert f'"{page}"' in (ROOT / "tests" / RUN_BY[page]).read_text()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in RUN_BY and any(block.language == "python" for block in blocks(page))],
+    ids=lambda page: page.name,
+)
 def test_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
@@ -153,7 +165,11 @@ def test_commands_are_ones(block):
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
-@pytest.mark.parametrize("block", [b for b in ALL if b.language in ("toml", "ini", "json")], ids=lambda b: b.page)
+@pytest.mark.parametrize(
+    "block",
+    [block for block in ALL if block.language in ("toml", "ini", "json") and block.page not in RUN_BY],
+    ids=lambda block: block.page,
+)
 def test_configurations_are_read(block, tmp_path):
     if block.language == "json":
         json.loads(block.text)

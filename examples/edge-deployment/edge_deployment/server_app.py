@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from murmurfl.privacy import gdp_epsilon
+from murmurfl.privacy import Guarantee
 from murmurfl.strategies import Mu2
 
 from .clinics import public_samples
@@ -24,12 +24,9 @@ def main(grid: Grid, context: Context) -> None:
     result = strategy.start(grid, start, num_rounds=rounds, timeout=120.0, evaluate_fn=evaluate)
     log(INFO, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])
     for name, stated in strategy.ask_privacy(grid).items():
-        epsilon = gdp_epsilon(stated["mu-guaranteed"], stated["delta"])
-        log(
-            INFO,
-            "%s: %d of %d releases; all together epsilon = %.3g at delta = %g for replacement of one sample",
-            *(name, stated["releases"], stated["max-participations"], epsilon, stated["delta"]),
-        )
+        mechanism = f"{stated['mechanism']} noise on each machine, by its own account"
+        guarantee = Guarantee(stated["mu-guaranteed"], stated["delta"], mechanism)
+        log(INFO, "%s: %d of %d releases. %s", name, stated["releases"], stated["max-participations"], guarantee)
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
