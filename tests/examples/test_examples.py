@@ -187,7 +187,8 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
     assert accuracy(lines) > 0.8
     assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
-    assert any("clinic-2: 3 of 6 releases; all together epsilon = 10 at delta = 1e-05" in line for line in lines)
+    stated = Guarantee(2.0, 1e-5, "cancelling noise on each machine, by its own account").sentence
+    assert any(f"clinic-2: 3 of 6 releases. {stated}" in line for line in lines)
 
 
 OPERATORS_FILE = """\
