@@ -57,3 +57,14 @@ def oriented_gradients(
         norms = np.linalg.norm(flat, axis=1, keepdims=True)
         features[start : start + _BLOCK] = flat * (norm / np.where(norms > 0, norms, 1))
     return features
+
+
+def pooled(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Means over 4 x 4 pixels, 49 of them for an image of MNIST, from 0 to 1: a fixed map, which costs no privacy.
+
+    Parameters
+    ----------
+    images : ndarray of shape (samples, 28, 28), uint8
+    """
+    blocks = images.reshape(len(images), 7, 4, 7, 4).mean(axis=(2, 4), dtype=np.float32)
+    return (blocks / np.float32(255)).reshape(len(images), 49)

@@ -14,6 +14,7 @@ import numpy as np
 from .config import TRUSTED, RunConfig
 from .experiment import Progress, RunResult, model_arrays
 
+_SERVER_NOISE = {"trusted-mu2": "fresh", "trusted-sgd": "fresh"}
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
 
 RESULT_NAME = "result.json"
@@ -64,6 +65,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "sampling": result.experiment.values.sampling,
         },
         "online": result.online,
+        "gradient_norms": result.gradient_norms,
         # JSON has no infinity: null where nothing is guaranteed.
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
@@ -92,7 +94,9 @@ def guarantee_sentence(result: RunResult) -> str:
         return "No noise was added: nothing is guaranteed."
     if config.strategy in TRUSTED:
         who = "against everybody but the trusted server"
-        kind = "fresh" if config.strategy == "trusted-mu2" else "tree"
+        kind = _SERVER_NOISE.get(config.strategy, "tree")
+        if config.strategy == "correlated-momentum":
+            kind = config.mechanism or "blt"
         noise = f"{kind} server noise in each of {result.experiment.num_rounds} rounds"
     else:
         who = "against the server and everybody else"
@@ -119,7 +123,7 @@ def guarantee_sentence(result: RunResult) -> str:
     if result.deployed:
         answered = f"{len(result.statements)} of {config.num_clients} machines"
         whose = f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
-        if config.strategy == "trusted-mu2":
+        if config.strategy in TRUSTED:
             whose = "Real machines; the server's noise key is the operating system's."
     return (
         f"mu = {result.mu:.4g} Gaussian DP, epsilon = {result.epsilon:.4g} at delta = {config.delta:g}, for "

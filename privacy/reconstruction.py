@@ -10,8 +10,8 @@ c_k = sum_{j<k} (1 - gamma)^j b^{k-1-j}, t = q N + r and the window W_e = [e - N
 
     m_t = b^q A_[1,r] + c_q A_{W_{r+N}} + sum_{k=1}^{q-1} c_k ((1 - gamma) D + gamma A)_{W_{t-(k-1)N}} + R_[1,t]
 
-where every interval is made up by COMPOSE. The identity holds for every gamma, so gamma settles the noise alone: A has a
-gradient's sensitivity and is in full only in the first 2 N steps, D and R are small where the loss is smooth and an
+where every interval is made up by COMPOSE. The identity holds for every gamma, so gamma settles the noise alone: A has
+a gradient's sensitivity and is in full only in the first 2 N steps, D and R are small where the loss is smooth and an
 epoch's path short.
 """
 
