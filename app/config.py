@@ -40,7 +40,7 @@ STRATEGIES = (
     "shuffled",
 )
 MOMENTUM = ("tree-momentum", "reduced-tree-momentum", "correlated-momentum", "trusted-sgd")
-"""Private momentum of gradients (tran-cutkosky-2022), and DP-SGD beside it; a trusted server, all machines in a round."""
+"""Private momentum (tran-cutkosky-2022) and DP-SGD beside it: a trusted server, all machines in every round."""
 TRUSTED = ("trusted-mu2", *MOMENTUM)
 """The server adds the noise."""
 MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")

@@ -35,7 +35,9 @@ from .trusted_momentum import TrustedMomentum, normalised_step
 
 # Of the float64 arithmetic of steps: an epoch's way is eta N and so much more.
 _ROUNDING = 1e-9
-_DRAWN_AT_A_TIME = 64
+# Rows of noise in memory at a time, whatever else is kept: a few, and more where they are short.
+_FEW_ROWS = 8
+_BLOCK_VALUES = 1 << 17
 
 
 class IncompleteRoundError(MurmurflError):
@@ -190,8 +192,9 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         weights = weights * stds[numbers]
         numbers, weights = numbers[weights > 0], weights[weights > 0]
         noise = np.zeros(num_parameters)
-        for start in range(0, len(numbers), _DRAWN_AT_A_TIME):
-            chosen = slice(start, start + _DRAWN_AT_A_TIME)
+        block = max(_FEW_ROWS, _BLOCK_VALUES // num_parameters)
+        for start in range(0, len(numbers), block):
+            chosen = slice(start, start + block)
             rows = np.stack(self._rows(trees, nonces, numbers[chosen].tolist(), num_parameters))
             noise += weights[chosen] @ rows
         return noise
