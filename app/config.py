@@ -23,7 +23,7 @@ from ..privacy import (
     SCHEDULES,
     ConfigurationError,
 )
-from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
+from ..strategies import MOMENTUM_MECHANISMS, REGULARIZERS, SAMPLINGS, VARIANTS
 
 STRATEGIES = (
     "mu2",
@@ -43,7 +43,6 @@ MOMENTUM = ("tree-momentum", "reduced-tree-momentum", "correlated-momentum", "tr
 """Private momentum (tran-cutkosky-2022) and DP-SGD beside it: a trusted server, all machines in every round."""
 TRUSTED = ("trusted-mu2", *MOMENTUM)
 """The server adds the noise."""
-MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")
 BASELINES = ("noisy-sgd", "isrl-dp", "isrl-dp-accelerated")
 """Fresh noise in every release, each of which stands alone."""
 PRESETS = ("practical", "paper")

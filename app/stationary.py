@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,16 @@ from .config import RunConfig
 from .curves import curve_statistics
 
 Runs = Sequence[Mapping[str, Any]]
+
+
+class _Point(NamedTuple):
+    """The gradient norms of an algorithm's runs in one cell."""
+
+    epsilon: float
+    samples: float
+    mean: Sequence[float]
+    last: Sequence[float]
+
 
 _RATES = {"algorithm 1": -1 / 2, "algorithm 1, theorem 6": -1 / 2, "algorithm 2": -2 / 3}
 """The theorems' powers of epsilon N, up to logarithms and 1 / sqrt(N)."""
@@ -55,24 +65,28 @@ def slopes(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     A line through log(gradient norm) of every run against the logarithm of one of the two, the other fixed, by least
     squares; the standard error is that of its slope.
     """
-    points: dict[tuple[str, str], list[tuple[float, float, list[float], list[float]]]] = {}
+    points: dict[tuple[str, str], list[_Point]] = {}
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
             key = str(cell["settings"]["model"]), label
-            samples, epsilon = float(cell["settings"]["training-samples"]), float(entry["epsilon"]["mean"])
-            norms = entry["gradient_norm"]["runs"], entry["last_gradient_norm"]["runs"]
-            points.setdefault(key, []).append((epsilon, samples, *norms))
+            point = _Point(
+                epsilon=float(entry["epsilon"]["mean"]),
+                samples=float(cell["settings"]["training-samples"]),
+                mean=entry["gradient_norm"]["runs"],
+                last=entry["last_gradient_norm"]["runs"],
+            )
+            points.setdefault(key, []).append(point)
     lines = []
     for (model, label), found in points.items():
-        for against, this, other in (("epsilon", 0, 1), ("samples", 1, 0)):
-            for fixed in sorted({_near(point[other]) for point in found}):
-                chosen = [point for point in found if _near(point[other]) == fixed]
+        for against, other in (("epsilon", "samples"), ("samples", "epsilon")):
+            for fixed in sorted({_near(getattr(point, other)) for point in found}):
+                chosen = [point for point in found if _near(getattr(point, other)) == fixed]
                 if len(chosen) < _FEWEST_POINTS:
                     continue
                 line = {"model": model, "algorithm": label, "against": against, "fixed": fixed, "points": len(chosen)}
-                for name, column in (("mean", 2), ("last", 3)):
-                    x = [math.log(point[this]) for point in chosen for _ in point[column]]
-                    y = [math.log(norm) for point in chosen for norm in point[column]]
+                for name in ("mean", "last"):
+                    x = [math.log(getattr(point, against)) for point in chosen for _ in getattr(point, name)]
+                    y = [math.log(norm) for point in chosen for norm in getattr(point, name)]
                     line[name] = fitted_slope(x, y)
                 lines.append({**line, "theory": _RATES.get(label)})
     return lines
@@ -146,12 +160,12 @@ def slope_table(document: Mapping[str, Any]) -> str:
         "| task | algorithm | gradient norm against | points | power, mean over rounds | power, last round | theorem |",
         "|---|---|---|---|---|---|---|",
     ]
-    names = {"nonconvex-logistic": "logistic", "cnn": "CNN"}
+    names: dict[str, str] = {"nonconvex-logistic": "logistic", "cnn": "CNN"}
     for line in document["slopes"]:
         fixed = f"N = {line['fixed']:g}" if line["against"] == "epsilon" else f"epsilon = {line['fixed']:g}"
         powers = [f"{line[name]['slope']:.2f} ± {line[name]['standard_error']:.2f}" for name in ("mean", "last")]
         cells = (
-            names.get(line["model"], line["model"]),
+            names.get(str(line["model"]), str(line["model"])),
             line["algorithm"],
             f"{'epsilon' if line['against'] == 'epsilon' else 'N'} ({fixed})",
             str(line["points"]),

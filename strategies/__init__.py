@@ -2,7 +2,7 @@
 
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .correlated_momentum import CorrelatedMomentum, CorrelatedMomentumState
+from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
@@ -30,6 +30,7 @@ from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momen
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
+    "MOMENTUM_MECHANISMS",
     "REGULARIZERS",
     "SAMPLINGS",
     "VARIANTS",

@@ -24,6 +24,9 @@ from ..privacy.noise import NONCE_BYTES
 from .replies import Vector
 from .trusted_momentum import TrustedMomentum, normalised_step
 
+MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")
+"""Those with a square C, one row of Z a round."""
+
 
 @dataclass(frozen=True)
 class CorrelatedMomentumState:
@@ -76,12 +79,12 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.mechanism: Mechanism = make_mechanism(mechanism, self.num_rounds, **(mechanism_options or {}))
-        if self.mechanism.memory == "last" or self.mechanism.draws(1) != 1:
+        if mechanism not in MOMENTUM_MECHANISMS:
             raise ConfigurationError(
-                "Expected mechanism 'independent', 'sqrt_toeplitz', 'banded', 'blt' or 'optimal' for momentum, got "
-                f"{mechanism!r}: TreeMomentum has the tree."
+                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has the "
+                "tree."
             )
+        self.mechanism: Mechanism = make_mechanism(mechanism, self.num_rounds, **(mechanism_options or {}))
         self.normalised = normalised
 
     def noise_std(self, num_parameters: int) -> float:
