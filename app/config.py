@@ -55,7 +55,7 @@ PUBLIC_TASKS = {
 }
 """Tasks that come with public samples beside the private ones, and the model of each (jiang-2026)."""
 TASKS = ("digits", "mnist", "mnist-parity", "synthetic", "synthetic-logistic", *PUBLIC_TASKS)
-FEATURES = ("pixels", "oriented-gradients", "pooled")
+FEATURES = ("pixels", "oriented-gradients", "means-2x2", "means-4x4")
 MODELS = ("softmax", "mlp", "cnn", "logistic", "nonconvex-logistic", "ridge", "mean")
 PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
 NO_NOISE = "none"

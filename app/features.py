@@ -59,12 +59,15 @@ def oriented_gradients(
     return features
 
 
-def pooled(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Means over 4 x 4 pixels, 49 of them for an image of MNIST, from 0 to 1: a fixed map, which costs no privacy.
+def pooled(images: NDArray[np.uint8], block: int) -> NDArray[np.float32]:
+    """Means over square blocks of pixels, from 0 to 1: a fixed map, which costs no privacy.
 
     Parameters
     ----------
-    images : ndarray of shape (samples, 28, 28), uint8
+    images : ndarray of shape (samples, side, side), uint8
+    block : int
+        Pixels of a block's side; it divides the image's.
     """
-    blocks = images.reshape(len(images), 7, 4, 7, 4).mean(axis=(2, 4), dtype=np.float32)
-    return (blocks / np.float32(255)).reshape(len(images), 49)
+    side = images.shape[1] // block
+    blocks = images.reshape(len(images), side, block, side, block).mean(axis=(2, 4), dtype=np.float32)
+    return (blocks / np.float32(255)).reshape(len(images), side * side)

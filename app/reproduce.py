@@ -69,7 +69,7 @@ def cells_of(name: str, overrides: Overrides) -> list[Cell]:
     } or {str(strategy): {"strategy": str(strategy)}}
     steps, grids = ((), {}) if "learning-rate" in overrides else (base.steps, base.grids)
     table, paper = (known.table, known.paper) if known else ("as set", {})
-    return [Cell(table, settings, algorithms, paper, steps, grids)]
+    return [Cell(table, settings, algorithms, paper, steps, grids, base.validation)]
 
 
 def plan_runs(cells: list[Cell], seeds: int, engine: str) -> dict[tuple[int, str, int], RunConfig]:
@@ -149,7 +149,7 @@ def run_cells(
         total = len(tried) + final
         return _run_all(configs, out, engine, jobs, lambda done: report(before + done, total))
 
-    choices = _choose(make(tried, 0)) if tried else {}
+    choices = _choose(cells, make(tried, 0)) if tried else {}
     cells = [_with_steps(i, cell, choices) for i, cell in enumerate(cells)]
     results = make(plan_runs(cells, seeds, engine), len(tried))
     document = {"cells": [_cell_document(i, cell, results, seeds, choices) for i, cell in enumerate(cells)]}
@@ -165,28 +165,34 @@ def _validation_runs(cells: list[Cell]) -> dict[_Key, RunConfig]:
         for label, grid in cell.grids.items():
             if label in cell.algorithms:
                 for step in grid:
-                    settings = {**cell.settings, **cell.algorithms[label], "learning-rate": step}
+                    settings = {**cell.settings, **cell.algorithms[label], **cell.validation, "learning-rate": step}
                     for seed in VALIDATION_SEEDS:
                         runs[index, _at_step(label, step), seed] = RunConfig.from_mapping({**settings, "seed": seed})
     return runs
 
 
-def _choose(results: Mapping[_Key, Mapping[str, Any]]) -> dict[tuple[int, str], list[dict[str, float]]]:
-    """Steps tried for each algorithm of a cell and their gradient norms, the best first."""
+def _choose(
+    cells: list[Cell], results: Mapping[_Key, Mapping[str, Any]]
+) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Steps tried for each algorithm of a cell and what they were judged by, the best first."""
     tried: dict[tuple[int, str], dict[float, list[float]]] = {}
     for (index, name, _), run in results.items():
         label, step = name.rsplit(_STEP, 1)
-        tried.setdefault((index, label), {}).setdefault(float(step), []).append(mean_gradient_norm(run))
-    return {
-        key: sorted(
-            ({"step": step, "gradient_norm": statistics.fmean(norms)} for step, norms in steps.items()),
-            key=lambda entry: entry["gradient_norm"],
-        )
-        for key, steps in tried.items()
-    }
+        measured = float(run["loss"]) if _held_out(cells[index]) else mean_gradient_norm(run)
+        tried.setdefault((index, label), {}).setdefault(float(step), []).append(measured)
+    choices = {}
+    for (index, label), steps in tried.items():
+        measure = "held_out_loss" if _held_out(cells[index]) else "gradient_norm"
+        entries = [{"step": step, measure: statistics.fmean(values)} for step, values in steps.items()]
+        choices[index, label] = sorted(entries, key=lambda entry: entry[measure])
+    return choices
 
 
-def _with_steps(index: int, cell: Cell, choices: Mapping[tuple[int, str], list[dict[str, float]]]) -> Cell:
+def _held_out(cell: Cell) -> bool:
+    return bool(cell.validation.get("validation-samples"))
+
+
+def _with_steps(index: int, cell: Cell, choices: Mapping[tuple[int, str], list[dict[str, Any]]]) -> Cell:
     algorithms = {
         label: {**options, "learning-rate": choices[index, label][0]["step"]} if (index, label) in choices else options
         for label, options in cell.algorithms.items()
@@ -276,7 +282,7 @@ def _cell_document(
     cell: Cell,
     results: Mapping[_Key, Mapping[str, Any]],
     seeds: int,
-    choices: Mapping[tuple[int, str], list[dict[str, float]]],
+    choices: Mapping[tuple[int, str], list[dict[str, Any]]],
 ) -> dict[str, Any]:
     algorithms = {}
     for label in cell.algorithms:

@@ -35,7 +35,7 @@ def mean_gradient_norm(run: Mapping[str, Any]) -> float:
     return statistics.fmean(run["curves"]["gradient-norm"]["values"])
 
 
-def norm_entry(runs: Runs, tried: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def norm_entry(runs: Runs, tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a reproduction's document says of one algorithm beside its figures.
 
     Parameters
@@ -43,7 +43,7 @@ def norm_entry(runs: Runs, tried: Sequence[Mapping[str, float]]) -> dict[str, An
     runs : sequence
         Results, one a seed.
     tried : sequence of mapping
-        Steps and the gradient norms of their validation runs, the one that was used first.
+        Steps and what their validation runs were judged by, the one that was used first.
     """
     curve = curve_statistics([run["curves"] for run in runs])["gradient-norm"]
     return {

@@ -160,8 +160,9 @@ def _load(name: str, features: str, root: str, download: bool, synthetic_shape: 
     images, labels, test_images, test_labels = _mnist(root, download)
     if features == "oriented-gradients":
         train, test = oriented_gradients(images), oriented_gradients(test_images)
-    elif features == "pooled":
-        train, test = pooled(images), pooled(test_images)
+    elif features in ("means-2x2", "means-4x4"):
+        block = int(features[-1])
+        train, test = pooled(images, block), pooled(test_images, block)
     else:
         train, test = (
             np.asarray(part.reshape(len(part), -1) / np.float32(255), dtype=np.float32)

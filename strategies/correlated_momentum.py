@@ -81,8 +81,8 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         super().__init__(**options)
         if mechanism not in MOMENTUM_MECHANISMS:
             raise ConfigurationError(
-                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has the "
-                "tree."
+                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has "
+                "the tree."
             )
         self.mechanism: Mechanism = make_mechanism(mechanism, self.num_rounds, **(mechanism_options or {}))
         self.normalised = normalised
