@@ -180,7 +180,13 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         noise = self.noise(nonces, server_round, len(release_sum))
         # Both on one grid: a rounded Gaussian release (privacy/grid.py).
         noisy = plan.grid.values(plan.grid.counts(momentum) + plan.grid.counts(noise))
-        return reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
+        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
+        if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected steps of length {self.learning_rate:g}, got a longer one: they are too short for float64 at "
+                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate."
+            )
+        return after
 
     def model(self, state: ReducedTreeMomentumState) -> Vector:
         return state.w

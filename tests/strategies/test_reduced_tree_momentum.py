@@ -189,6 +189,12 @@ def test_a_float32_model_is_refused_where_smoothness_is_used():
     strategy(smoothness=math.inf).start(InProcessGrid(app(), MACHINES, {}), start, num_rounds=ROUNDS)
 
 
+def test_steps_that_float64_would_make_longer_are_refused():
+    subject = strategy(learning_rate=1e-9)
+    with pytest.raises(ConfigurationError, match="too short"):
+        subject.step(subject.initial_state(np.full(D, 1e5)), np.ones(D), 1)
+
+
 def test_bounds_are_those_of_steps_of_one_length_and_never_beyond_twice_the_clip():
     subject = strategy(policy=policy(clip_norm=2.0, batch_size=4), smoothness=3.0)
     bounds, rounding = subject.changes(D), subject.policy.plan(D).grid.charge(D)
