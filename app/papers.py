@@ -388,7 +388,7 @@ def _tran_cutkosky_2022() -> list[Cell]:
                 f"logistic, epsilon = {epsilon:g}, N = {samples}",
                 _tran_logistic(epsilon, samples, **settings),
                 _TRAN_ALGORITHMS,
-                grids=_tran_grids(rounds, (10.0, 30.0, 100.0), (0.02, 0.1, 0.5)),
+                grids=_tran_grids(rounds, (3.0, 10.0, 30.0, 100.0), (0.02, 0.1, 0.5, 2.5)),
             )
         )
     for samples in (250, 500, 1000):
@@ -405,7 +405,7 @@ def _tran_cutkosky_2022() -> list[Cell]:
                 f"CNN, epsilon = {epsilon:g}, N = {samples}",
                 _tran_cutkosky(**settings, mu=gdp_mu(epsilon, _TRAN_DELTA)),
                 _TRAN_ALGORITHMS,
-                grids=_tran_grids(rounds, (4.0, 10.0), (1.0, 4.0)),
+                grids=_tran_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
                 # A network's gradient is small where it begins: the step of least gradient norm is the one that stays.
                 validation={"validation-samples": 10_000},
             )
