@@ -166,6 +166,7 @@ def _validation_runs(cells: list[Cell]) -> dict[_Key, RunConfig]:
             if label in cell.algorithms:
                 for step in grid:
                     settings = {**cell.settings, **cell.algorithms[label], **cell.validation, "learning-rate": step}
+                    settings["gradient-norm"] = True
                     for seed in VALIDATION_SEEDS:
                         runs[index, _at_step(label, step), seed] = RunConfig.from_mapping({**settings, "seed": seed})
     return runs

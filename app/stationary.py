@@ -142,7 +142,7 @@ def norm_table(rows: Iterable[Mapping[str, Any]]) -> str:
         cells = (
             row["table"],
             row["algorithm"],
-            f"{row['step']:.3g}",
+            "" if row["step"] is None else f"{row['step']:.3g}",
             f"{row['gradient norm']:.4f} ± {row['± gradient norm']:.4f}",
             f"{row['last gradient norm']:.4f} ± {row['± last gradient norm']:.4f}",
             f"{row['accuracy %']:.1f} ± {row['± std']:.1f}",
