@@ -182,13 +182,14 @@ def plot_norms(document: Mapping[str, Any], title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str, float, tuple[str, ...]], list[Mapping[str, Any]]] = {}
     for cell in document["cells"]:
         epsilons = {_near(entry["epsilon"]["mean"]) for entry in cell["algorithms"].values()}
         model, samples = str(cell["settings"]["model"]), float(cell["settings"]["training-samples"])
-        groups.setdefault((model, "epsilon", samples), []).append(cell)
+        algorithms = tuple(cell["algorithms"])
+        groups.setdefault((model, "epsilon", samples, algorithms), []).append(cell)
         for epsilon in epsilons:
-            groups.setdefault((model, "N", epsilon), []).append(cell)
+            groups.setdefault((model, "N", epsilon, algorithms), []).append(cell)
     shown = {key: cells for key, cells in groups.items() if len(cells) > 1} or dict([next(iter(groups.items()))])
     labels = list(dict.fromkeys(label for cell in document["cells"] for label in cell["algorithms"]))
     colours = dict(zip(labels, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
@@ -196,19 +197,18 @@ def plot_norms(document: Mapping[str, Any], title: str, path: Path) -> None:
     figure = Figure(figsize=(3.9 * len(shown), 6.4), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(2, len(shown), squeeze=False)
-    for column, ((model, against, fixed), cells) in enumerate(shown.items()):
+    for column, ((model, against, fixed, algorithms), cells) in enumerate(shown.items()):
         for (name, words, factor), axes in zip(measures, grid[:, column], strict=True):
-            for label in labels:
-                entries = [(cell, cell["algorithms"][label]) for cell in cells if label in cell["algorithms"]]
-                if not entries:
-                    continue
+            x: tuple[float, ...] = ()
+            for label in algorithms:
                 points = sorted(
                     (
                         entry["epsilon"]["mean"] if against == "epsilon" else cell["settings"]["training-samples"],
                         factor * entry[name]["mean"],
                         factor * entry[name]["std"],
                     )
-                    for cell, entry in entries
+                    for cell in cells
+                    for entry in [cell["algorithms"][label]]
                 )
                 x, y, error = zip(*points, strict=True)
                 axes.errorbar(x, y, error, color=colours[label], label=label, marker="o", markersize=3, linewidth=1.2)
@@ -216,6 +216,8 @@ def plot_norms(document: Mapping[str, Any], title: str, path: Path) -> None:
                     line = [y[0] * (value / x[0]) ** _RATES[label] for value in x]
                     axes.plot(x, line, ":", color=colours[label], linewidth=1)
             axes.set_xscale("log")
+            axes.set_xticks(x, [f"{value:g}" for value in x], fontsize=8)
+            axes.minorticks_off()
             axes.set_xlabel(against)
             axes.set_ylabel(words)
             axes.grid(alpha=0.3, which="both")
