@@ -66,7 +66,7 @@ class CohortMachines:
             elif not lost:
                 machine = self.cohort.client(name).machine
                 sensitivity = machine.plan.sensitivity
-                yield Reply(name, outcome.release, outcome.ack, outcome.values, {protocol.SENSITIVITY: sensitivity})
+                yield Reply(name, outcome.release, outcome.ack, outcome, {protocol.SENSITIVITY: sensitivity})
                 if request.aggregated.get(name) == outcome.release:
                     # The machine would learn it with its next request: it need not remember the release until then.
                     machine.acknowledge(request.session, outcome.release)

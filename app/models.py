@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..clients import TorchGradients
 from ..privacy import ConfigurationError, derived_seed
 from ..privacy.clipping import clip_per_sample
+from .convolution import ConvolutionalGradients
 
 Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
@@ -95,9 +96,10 @@ class OuterProducts:
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         """Write ``scale`` times a row."""
-        residual = self._residuals[row] * scale
-        np.multiply(residual[:, None], self._features[row], out=out[: self._split].reshape(self._shape))
-        out[self._split :] = residual
+        residual = self._residuals[row : row + 1].T * scale
+        # A matrix product of inner size one: the same products as broadcasting makes, in half the time.
+        np.dot(residual, self._features[row : row + 1], out=out[: self._split].reshape(self._shape))
+        out[self._split :] = residual[:, 0]
 
 
 class SoftmaxRegression(Model):
@@ -429,19 +431,26 @@ class ConvolutionalNetwork(Model):
             torch.nn.ReLU(),
             torch.nn.Linear(32, num_classes),
         )
-        self._gradients = TorchGradients(self.module, torch.nn.functional.cross_entropy)
-        self.shapes = list(self._gradients.shapes)
+        self._side = side
+        self.shapes = [tuple(parameter.shape) for parameter in self.module.parameters()]
         self.names = [name for name, _ in self.module.named_parameters()]
 
     def initial_parameters(self, seed: int) -> list[NDArray[np.float32]]:
         return uniform_parameters(self.shapes, seed)
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
-        return self._gradients(parameters, _as_torch_wants(samples))
+        point = np.concatenate([np.asarray(values, np.float32).ravel() for values in parameters])
+        return self.at_points(np.broadcast_to(point, (len(samples[0]), len(point))), samples)
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""
-        return self._gradients.at_points(points, _as_torch_wants(samples))
+        features, labels = np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
+        gradient = ConvolutionalGradients(self.shapes, self._side)
+        rows = np.empty(points.shape)
+        with np.errstate(all="ignore"):
+            for i, row in enumerate(rows):
+                gradient(np.asarray(points[i], dtype=np.float32), features[i], int(labels[i]), row)
+        return rows
 
     def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients.mean(parameters, _as_torch_wants(samples))
@@ -456,7 +465,7 @@ class ConvolutionalNetwork(Model):
         with torch.no_grad():
             parts = [
                 torch.func.functional_call(self.module, named, (torch.as_tensor(np.asarray(part, np.float32)),)).numpy()
-                for part in np.array_split(features, max(len(features) // 500, 1))
+                for part in np.array_split(features, max(len(features) // 100, 1))  # few enough for the cache
             ]
         return np.concatenate(parts)
 

@@ -92,13 +92,13 @@ def local_updates(
     """
     machines, steps = learning_rates.shape
     iterates = np.tile(np.asarray(start, dtype=np.float64), (machines, 1))
-    total = np.zeros_like(iterates)
+    total, step = np.zeros_like(iterates), np.empty_like(iterates)
     for t in range(steps):
         rows = gradients_at(gradients, iterates, pick(samples, slice(t, None, steps)))
         if clip_norm is not None:
             rows = clip_per_sample(rows, clip_norm)
         total += rows
-        iterates -= learning_rates[:, t, None] * rows
+        iterates -= np.multiply(learning_rates[:, t, None], rows, out=step)
     return total / steps
 
 

@@ -18,11 +18,8 @@ from numpy.typing import NDArray
 from .clipping import bounded_scales, clip_per_sample
 from .errors import ConfigurationError, RefusedError
 from .ledger import LedgerPage
-from .noise import NoiseQuality, standard_normal_rows
+from .noise import NoiseQuality, each_normal_row
 from .release import Admission, PrivateMachine, Release
-
-# Normals drawn at a time: few enough to stay in a processor's second-level cache.
-_NORMALS_TOGETHER = 1 << 15
 
 
 class StackedContributions(Protocol):
@@ -142,20 +139,15 @@ def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) ->
 
 
 def _normals(admitted: Sequence[Admitted], session: str) -> Iterator[NDArray[np.floating] | None]:
-    """The normals of each admitted machine's release, a few rows at a time; None: the machine draws its own."""
-    if not admitted:
-        return
-    size = admitted[0][1].num_parameters
+    """The normals of each admitted machine's release; None: the machine draws its own."""
     qualities: set[NoiseQuality] = {machine.policy.noise_quality for _, machine, _ in admitted}
-    together = max(_NORMALS_TOGETHER // size, 1)
-    for start in range(0, len(admitted), together):
-        chunk = admitted[start : start + together]
-        keys = [machine._row_key(session, admission.stream.release + 1) for _, machine, admission in chunk]
-        known = [key for key in keys if key is not None]
-        if len(known) == len(keys) and len(qualities) == 1:
-            yield from standard_normal_rows(known, size, next(iter(qualities)))
-        else:
-            yield from (None for _ in chunk)
+    sizes = {machine.num_parameters for _, machine, _ in admitted}
+    keys = [machine._row_key(session, admission.stream.release + 1) for _, machine, admission in admitted]
+    known = [key for key in keys if key is not None]
+    if len(known) == len(keys) and len(qualities) == len(sizes) == 1:
+        yield from each_normal_row(known, sizes.pop(), qualities.pop())
+    else:
+        yield from (None for _ in keys)
 
 
 def _counts(machine: PrivateMachine, stack: StackedContributions, first: int, scales: list[float]) -> NDArray[np.int64]:

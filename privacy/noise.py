@@ -26,11 +26,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from .errors import ConfigurationError
@@ -44,8 +44,10 @@ NONCE_BYTES = 16
 LARGEST_NORMAL = 9.0
 """No normal of either quality is larger in magnitude."""
 
-# Pairs computed at a time: the work arrays of a block stay in the second-level cache.
+# Pairs of a row computed at a time, and normals of short rows: the work arrays stay in the second-level cache.
 _BLOCK_PAIRS = 1 << 14
+_NORMALS_TOGETHER = 1 << 15
+_CIPHER_BLOCK_BYTES = 16
 _COUNTER_MODE = modes.CTR(bytes(16))
 _ZEROS = memoryview(bytes(2 * _BLOCK_PAIRS * 8))
 
@@ -129,6 +131,41 @@ def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality
     -----
     **Formal guarantees.** Those of :func:`standard_normals`.
     """
+    return _normals(_encryptors(keys), size, quality)
+
+
+def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> Iterator[NDArray[np.floating]]:
+    """:func:`standard_normal_rows` one row after the other, a few at a time: as many as stay in a processor's cache.
+
+    Parameters
+    ----------
+    keys : sequence of bytes
+    size, quality
+        See :func:`standard_normals`.
+
+    Yields
+    ------
+    ndarray of shape (size,)
+
+    Raises
+    ------
+    ConfigurationError
+        As for :func:`standard_normals`.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`standard_normals`.
+    """
+    encryptors, together = _encryptors(keys), max(_NORMALS_TOGETHER // max(size, 1), 1)
+    for start in range(0, len(encryptors), together):
+        yield from _normals(encryptors[start : start + together], size, quality)
+
+
+def _encryptors(keys: Sequence[bytes]) -> list[CipherContext]:
+    return [Cipher(algorithms.AES256(key), _COUNTER_MODE).encryptor() for key in keys]
+
+
+def _normals(encryptors: Sequence[CipherContext], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
     if size < 0:
         raise ConfigurationError(f"Expected size >= 0, got {size}.")
     if quality == "exact":
@@ -138,17 +175,21 @@ def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality
     else:
         raise ConfigurationError(f"Expected noise quality one of {NOISE_QUALITIES}, got {quality!r}.")
     pairs = (size + 1) // 2
-    normals = np.empty((len(keys), 2 * pairs), dtype)
-    encryptors = [Cipher(algorithms.AES256(key), _COUNTER_MODE).encryptor() for key in keys]
+    normals = np.empty((len(encryptors), 2 * pairs), dtype)
     half, unit, minus_two = dtype.type(0.5), dtype.type(scale), dtype.type(-2.0)
     full_turn = dtype.type(2 * math.pi * scale)
     for start in range(0, pairs, _BLOCK_PAIRS):
         count = min(_BLOCK_PAIRS, pairs - start)
         zeros = _ZEROS[: 2 * count * word.itemsize]
-        words = np.frombuffer(b"".join([encryptor.update(zeros) for encryptor in encryptors]), word)
+        # The library wants room for a block more than it writes: the next row's, and a block at the end.
+        keystream = np.empty(len(encryptors) * len(zeros) + _CIPHER_BLOCK_BYTES, np.uint8)
+        room = keystream.data
+        for i, encryptor in enumerate(encryptors):
+            encryptor.update_into(zeros, room[i * len(zeros) :])
+        words = keystream[:-_CIPHER_BLOCK_BYTES].view(word)
         if shift:
             words = words >> np.uint64(shift)
-        words = words.reshape(len(keys), 2 * count)
+        words = words.reshape(len(encryptors), 2 * count)
         radius = words[:, :count].astype(dtype)
         radius += half
         radius *= unit

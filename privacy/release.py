@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from . import protocol
 from .clipping import clip_per_sample
 from .errors import ConfigurationError, LedgerError, RefusedError
+from .grid import MARK, Grid
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .mechanisms import Draw, State
@@ -51,21 +52,29 @@ update made from all of them."""
 
 @dataclass(frozen=True)
 class Release:
-    """What leaves the machine: nothing in it but ``values`` depends on data.
+    """What leaves the machine: nothing in it but ``counts`` depends on data.
 
     Parameters
     ----------
-    values : ndarray of shape (parameters,), float64
-        P_k - P_ack, exact multiples of the grid's spacing.
+    counts : ndarray of shape (parameters,), int64
+        P_k - P_ack in units of the grid's spacing; read-only.
+    spacing : float
+        That of the machine's grid.
     release : int
         k.
     ack : int
         The acknowledgement it was built on.
     """
 
-    values: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    spacing: float
     release: int
     ack: int
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """P_k - P_ack, shape (parameters,), exact multiples of the spacing: what is sent."""
+        return Grid(self.spacing).values(self.counts)
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ class RowCache:
 
 
 def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
-    return sum(values.nbytes for values in arrays)
+    return arrays[0].nbytes if len(arrays) == 1 else sum(values.nbytes for values in arrays)
 
 
 @dataclass(frozen=True)
@@ -362,12 +371,13 @@ class PrivateMachine:
         note: State | None = None,
     ) -> Release:
         """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
-        stream, values = self._advance(admission.stream, session, counts, normals)
+        stream, counts = self._advance(admission.stream, session, counts, normals)
         if note is not None:
             stream = replace(stream, noted=note)
         used = max(admission.account.samples_used, admission.samples.stop)
         page.commit(session, stream, Account(used, admission.account.reserved))
-        return Release(self.plan.grid.values(values), stream.release, stream.ack)
+        counts.setflags(write=False)  # the ledger in memory may hold the very array
+        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
         if self.policy.trust == "trusted-server":
@@ -405,7 +415,7 @@ class PrivateMachine:
                 protocol.BAD_ACKNOWLEDGEMENT,
                 "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
             )
-        return replace(stream, ack=ack, pending=pending)
+        return stream.acknowledged(ack, pending)
 
     def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
         """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
@@ -447,8 +457,7 @@ class PrivateMachine:
         if self.plan.noise_std > 0.0:
             added, removed, noise_state = self._noise(stream, release, nonce, normals)
             counts += added
-            if removed is not None:
-                counts -= removed
+            counts -= MARK if removed is None else removed
             if self.plan.mechanism.memory == "all":
                 nonces = stream.nonces + nonce
         if self.policy.release_rule == "paper":
@@ -456,15 +465,14 @@ class PrivateMachine:
         else:
             if stream.release > stream.ack:
                 counts += stream.pending[stream.release]
-            kept = [j for j in stream.pending if j > release - MOST_PENDING]
-            pending = {**{j: stream.pending[j] for j in kept}, release: counts}
-        stream = replace(stream, release=release, nonces=nonces, pending=pending, noise_state=noise_state)
-        return stream, counts
+            pending = {j: sent for j, sent in stream.pending.items() if j > release - MOST_PENDING}
+            pending[release] = counts
+        return stream.released(nonces, pending, noise_state), counts
 
     def _noise(
         self, stream: StreamRecord, release: int, nonce: bytes, normals: NDArray[np.floating] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None, State]:
-        """What a release adds and removes, as counts, and the part of the mechanism's state to remember."""
+        """What a release adds and removes, as marked counts, and the part of the mechanism's state to remember."""
         mechanism, scale = self.plan.mechanism, self._noise_scale
         state, kept = stream.noise_state, None
         if release == 1:
@@ -482,8 +490,8 @@ class PrivateMachine:
         increment = mechanism.increment(state, release, normals, scale)
         bound = mechanism.increment_bound(release)
         bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
-        added = self._noise_counts(increment.added, bound)
-        removed = kept if increment.removed is None else self._noise_counts(increment.removed, bound)
+        added = self._marked_counts(increment.added, bound)
+        removed = kept if increment.removed is None else self._marked_counts(increment.removed, bound)
         if self._rows is not None:
             if mechanism.removes_last:
                 self._rows.keep(self._keys.secret_key, nonce, (added,))
@@ -496,11 +504,11 @@ class PrivateMachine:
         # Noise is made in units of the grid: its spacing is a power of two, so no digit depends on that.
         return float(self.plan.grid.factor(self.plan.noise_std))
 
-    def _noise_counts(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
+    def _marked_counts(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
         scaled = np.asarray(noise, dtype=np.float64)
         if scaled is noise and self.plan.mechanism.memory in ("state", "all"):
             scaled = scaled.copy()  # rounding is in place, and the mechanism may still need it
-        return self.plan.grid.rounded(scaled, bound)
+        return self.plan.grid.marked(scaled, bound)
 
     def _row_key(self, session: str, release: int) -> bytes | None:
         """The key of the normals a simulated machine's release will be made with; None where it must make its own."""

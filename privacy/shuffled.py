@@ -316,7 +316,7 @@ class ShuffledMachine(PrivateMachine):
             stream = replace(admission.stream, release=release, nonces=nonce, pending={}, noise_state=())
             used = max(admission.account.samples_used, admission.samples.stop)
             page.commit(session, stream, Account(used, admission.account.reserved))
-            return Release(self.plan.grid.values(counts), release, stream.ack)
+            return Release(counts, self.plan.grid.spacing, release, stream.ack)
 
     def _finish(self, *_: Any, **__: Any) -> Release:
         raise ConfigurationError(

@@ -39,6 +39,7 @@ from .replies import (
     DirectMachines,
     Outcome,
     Refusal,
+    ReleaseSum,
     Reply,
     RoundReport,
     RoundRequest,
@@ -391,9 +392,9 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
-        release_sum = np.zeros(vector_size(self._layout))
+        release_sum = ReleaseSum(vector_size(self._layout))
         report = self._believe(server_round, outcomes, release_sum)
-        self.state = self.step(self.state, release_sum, server_round)
+        self.state = self.step(self.state, release_sum.total(), server_round)
         self.history.append(report)
         return report
 
@@ -437,7 +438,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             }
         )
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Vector) -> RoundReport:
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
         """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
         aggregated: set[str] = set()
         refused: Counter[str] = Counter()
@@ -454,7 +455,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             ):
                 late += 1
             else:
-                release_sum += outcome.values
+                release_sum.add(outcome)
                 self.acks[outcome.machine] = outcome.release
                 aggregated.add(outcome.machine)
         answered = len(aggregated) + late + malformed + sum(refused.values())

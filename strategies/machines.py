@@ -87,14 +87,14 @@ class _Dealer:
         if len(self._pack) >= self._count:
             hand, self._pack = self._pack[-self._count :], self._pack[: -self._count]
             return sorted(hand)
+        if not self._pack and self._count <= self._num_machines:
+            self._shuffle()
+            return self._deal()
         hand = []
         held: set[int] = set()
         while len(hand) < self._count:
             if not self._pack:
-                self._packs += 1
-                key = derived_seed("deal machines", self._seed, self._packs)
-                self._pack = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_machines).tolist()
-                self._pack.reverse()  # dealt from the end, where taking one is cheap
+                self._shuffle()
             # Between two packs a machine may be on top of the new one that is in this hand already: it comes next.
             top = len(self._pack)
             position = next((i for i in range(top - 1, -1, -1) if self._pack[i] not in held), None)
@@ -104,6 +104,12 @@ class _Dealer:
             hand.append(machine)
             held.add(machine)
         return sorted(hand)
+
+    def _shuffle(self) -> None:
+        self._packs += 1
+        key = derived_seed("deal machines", self._seed, self._packs)
+        self._pack = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_machines).tolist()
+        self._pack.reverse()  # dealt from the end, where taking one is cheap
 
 
 @lru_cache(maxsize=8)

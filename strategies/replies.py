@@ -13,11 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
-from ..privacy import protocol
+from ..privacy import Release, protocol
 from ..privacy.arrays import read_array
+from ..privacy.grid import Grid
 
 Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
@@ -112,8 +113,8 @@ class Reply:
         Its name, on the node it came from.
     release, ack : int
         k, and the acknowledgement the release was built on.
-    values : ndarray of shape (d,)
-        P_k - P_ack.
+    contents : ndarray of shape (d,), float64, or Release
+        P_k - P_ack: what was sent, or in a simulation without messages the release itself.
     metrics : mapping
         The other entries.
     """
@@ -121,8 +122,59 @@ class Reply:
     machine: str
     release: int
     ack: int
-    values: Vector
+    contents: Vector | Release
     metrics: Mapping[str, Any]
+
+    @property
+    def values(self) -> Vector:
+        """P_k - P_ack, shape (d,)."""
+        return self.contents.values if isinstance(self.contents, Release) else self.contents
+
+
+class ReleaseSum:
+    """The sum of a round's releases.
+
+    Releases that were not sent are still counts of their grid: those on one grid are added as such, which is exact, and
+    become numbers once. The numbers that are sent are multiples of the same spacing and their sum is exact below 2^53
+    of it; then both ways give the same.
+
+    Parameters
+    ----------
+    size : int
+        d.
+    """
+
+    # Counts are below 2^53: so many do not overflow an int64.
+    _MOST_TOGETHER = 512
+
+    def __init__(self, size: int) -> None:
+        self._values = np.zeros(size)
+        self._counts = np.zeros(size, np.int64)
+        self._spacing = 0.0
+        self._together = 0
+
+    def add(self, reply: Reply) -> None:
+        """One more release."""
+        contents = reply.contents
+        if not isinstance(contents, Release):
+            self._values += contents
+            return
+        if contents.spacing != self._spacing or self._together == self._MOST_TOGETHER:
+            self._collect()
+            self._spacing = contents.spacing
+        self._counts += contents.counts
+        self._together += 1
+
+    def total(self) -> Vector:
+        """The sum, shape (d,)."""
+        self._collect()
+        return self._values
+
+    def _collect(self) -> None:
+        if self._together:
+            self._values += Grid(self._spacing).values(self._counts)
+            self._counts[:] = 0
+            self._together = 0
 
 
 @dataclass(frozen=True)
@@ -224,7 +276,7 @@ def vector_size(layout: Layout) -> int:
     return sum(math.prod(shape) for _, shape, _ in layout)
 
 
-def exchange(grid: Grid, messages: Iterable[Message], timeout: float) -> list[Message]:
+def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> list[Message]:
     """Send and receive, never two messages at a time to one node.
 
     Several simulated machines may share a node, and Flower loses a node's state when it handles two messages at once.

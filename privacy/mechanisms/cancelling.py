@@ -100,7 +100,9 @@ class CancellingNoise(Mechanism):
         return NONCE_BYTES
 
     def _row(self, release: int, normals: NDArray[np.floating], scale: float) -> NDArray[np.float64]:
-        return np.multiply(normals, self._sigmas[self._check_release(release) - 1] * scale, dtype=np.float64)
+        row = normals.astype(np.float64)  # first: converting and multiplying in one goes in small pieces
+        row *= self._sigmas[self._check_release(release) - 1] * scale
+        return row
 
     def increment_bound(self, release: int) -> float:
         return max(self._sigmas[max(release - 2, 0) : release])

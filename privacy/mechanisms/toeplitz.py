@@ -37,6 +37,9 @@ from .history import HistoryMechanism
 BLOCK = 1 << 14
 """Values handled at a time: what a block of them is made from stays in the second-level cache."""
 
+_AHEAD = 32
+_COLUMNS_AHEAD = 1 << 11
+
 _WORST_EXCESS = 1.1
 
 
@@ -172,7 +175,8 @@ class BandedNoise(ToeplitzMechanism):
 
     **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
     declared pattern; exact for every pattern. With at most k participations at least ``bands`` apart, the sensitivity
-    is at most sqrt(k) times that of one. State: bands - 1 rows, which must be kept.
+    is at most sqrt(k) times that of one. State: bands - 1 rows, which must be kept, and with more than 64 bands up to
+    31 sums of them, so that they are read once in 32 releases.
     """
 
     name = "banded"
@@ -203,24 +207,49 @@ class BandedNoise(ToeplitzMechanism):
         )
         """The entries of C's first column that are not zero: c_0 = 1, c_1, ..., c_{bands-1}."""
         self._weights: list[float] = self.band[1:].tolist()
+        # With many bands, what the rows before weigh in so many releases is worked out at once.
+        self._ahead = _AHEAD if self.bands > 2 * _AHEAD else 0
 
     def initial_state(self, size: int) -> State:
         return ()
 
     def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
-        self._check_release(release)
+        done = self._check_release(release) - 1
+        kept = min(done, self.bands - 1)
+        rows, sums, recent = state[:kept], state[kept:], kept
+        if self._ahead:
+            recent = min(kept, done % self._ahead)
+            if recent == 0 and rows:
+                sums = self._sums_ahead(rows, min(self._ahead, self.num_releases - done))
         added = np.empty_like(normals)
         scratch = np.empty(min(BLOCK, normals.size), normals.dtype)
         for start in range(0, normals.size, BLOCK):
             values = slice(start, start + BLOCK)
             block = np.multiply(normals[values], scale, out=added[values])
             term = scratch[: block.size]
-            for weight, row in zip(self._weights, state, strict=False):
+            for weight, row in zip(self._weights, rows[:recent], strict=False):
                 block -= np.multiply(row[values], weight, out=term)
-        return Increment(added, None, (added, *state)[: self.bands - 1])
+            if sums:
+                block -= sums[0][values]
+        return Increment(added, None, (*(added, *rows)[: self.bands - 1], *sums[1:]))
+
+    def _sums_ahead(self, rows: State, count: int) -> State:
+        """What ``rows``, the latest first, weigh in each of the next ``count`` releases: one pass over them for all."""
+        size, dtype = rows[0].size, rows[0].dtype
+        weights = np.zeros((count, len(rows)))
+        for j in range(count):
+            lags = self._weights[j : j + len(rows)]
+            weights[j, : len(lags)] = lags
+        weights = weights.astype(dtype)
+        sums = tuple(np.empty(size, dtype) for _ in range(count))
+        for start in range(0, size, _COLUMNS_AHEAD):
+            values = slice(start, start + _COLUMNS_AHEAD)
+            for total, part in zip(sums, weights @ np.stack([row[values] for row in rows]), strict=True):
+                total[values] = part
+        return sums
 
     def memory_bytes(self, size: int) -> int:
-        return (self.bands - 1) * size * np.dtype(np.float64).itemsize
+        return (self.bands - 1 + max(self._ahead - 1, 0)) * size * np.dtype(np.float64).itemsize
 
     def _encoder_column(self) -> NDArray[np.float64]:
         return np.concatenate((self.band, np.zeros(self.num_releases - self.bands)))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from murmurfl.app.config import RunConfig
 from murmurfl.app.curves import curve_statistics, run_curves
 from murmurfl.app.engines import run_cohort
@@ -14,6 +15,7 @@ from murmurfl.app.record import guarantee_sentence, result_document
 from murmurfl.app.regret import OnlineLosses
 from murmurfl.app.reproduce import run_cells, table_rows, write_reproduction
 from murmurfl.app.tasks import load_shards, load_task
+from murmurfl.clients import TorchGradients
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
 
 LOGISTIC = {
@@ -76,6 +78,27 @@ def test_the_papers_cnn_has_the_papers_layers():
     assert model.logits(parameters, batch[0]).shape == (3, 10)
     with pytest.raises(ConfigurationError, match="square"):
         make_model("cnn", 783, 10)
+
+
+@pytest.mark.parametrize("side", [10, 13, 28])
+def test_the_cnns_closed_form_is_what_pytorch_derives(side):
+    model = make_model("cnn", side * side, 10)
+    reference = TorchGradients(model.module, torch.nn.functional.cross_entropy)
+    generator = np.random.Generator(np.random.Philox(key=43))
+    images = generator.random((4, side, side), dtype=np.float32)
+    images[:, : side // 2] = 0.0  # black and white areas: many values of a pooling window are the same
+    images[:, -side // 4 :] = 1.0
+    batch = images.reshape(4, -1), np.array([0, 3, 3, 9])
+    starts = [model.initial_parameters(seed) for seed in range(4)]
+    points = np.stack([np.concatenate([values.ravel() for values in start]) for start in starts]).astype(np.float64)
+    rows = model.at_points(points, batch)
+    assert rows == pytest.approx(reference.at_points(points, batch), abs=1e-6)
+    assert model(starts[2], batch)[2] == pytest.approx(rows[2], abs=1e-6)
+    # A sample that is not finite spoils its own row and no other.
+    batch[0][1, 5] = np.nan
+    again = model.at_points(points, batch)
+    assert not np.isfinite(again[1]).all()
+    assert np.array_equal(again[[0, 2, 3]], rows[[0, 2, 3]])
 
 
 def test_every_machine_of_the_synthetic_data_has_its_own_rule():

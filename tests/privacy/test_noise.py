@@ -6,7 +6,7 @@ Statistical tests have fixed keys, so they pass or fail for good; the false-alar
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, Grid, SimulatedKeys, SystemKeys, row_key, standard_normals
-from murmurfl.privacy.noise import NOISE_QUALITIES, standard_normal_rows
+from murmurfl.privacy.noise import NOISE_QUALITIES, each_normal_row, standard_normal_rows
 from scipy import stats
 
 KEY = bytes(range(32))
@@ -137,3 +137,6 @@ def test_rows_drawn_together_are_the_rows_drawn_alone(quality, size):
     rows = standard_normal_rows(keys, size, quality)
     assert rows.shape == (3, size)
     assert all((row == standard_normals(key, size, quality)).all() for row, key in zip(rows, keys, strict=True))
+    one_by_one = list(each_normal_row(keys * 3, size, quality))  # more than are drawn at a time
+    assert len(one_by_one) == 9
+    assert all((row == rows[i % 3]).all() for i, row in enumerate(one_by_one))

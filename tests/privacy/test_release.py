@@ -21,6 +21,7 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
+from murmurfl.privacy.ledger import StreamRecord
 
 D = 6
 DATA = np.random.Generator(np.random.Philox(key=3)).normal(size=(200, D))
@@ -473,3 +474,14 @@ def test_an_update_that_cannot_be_computed_on_a_real_machine_counts_as_zero():
 
     subject = machine(clip_unit="update", keys=SystemKeys.generate(), trust="trusted-server")
     assert (subject.release("s", 0, failing).values == 0).all()
+
+
+def test_a_streams_next_state_is_the_record_with_those_fields_replaced():
+    counts = np.arange(3)
+    before = StreamRecord("f", 4, 2, b"n" * 16, {3: counts, 4: counts}, (counts,), "terms", (counts,))
+    after = before.acknowledged(3, {4: counts})
+    assert after == replace(before, ack=3, pending={4: counts})
+    assert after.released(b"m" * 16, {5: counts}, ()) == replace(
+        after, release=5, nonces=b"m" * 16, pending={5: counts}, noise_state=()
+    )
+    assert (before.ack, before.release, list(before.pending)) == (2, 4, [3, 4])

@@ -206,3 +206,16 @@ def test_impossible_bands_are_refused(options):
 def test_the_optimiser_refuses_a_band_longer_than_the_stream():
     with pytest.raises(ConfigurationError, match="Expected 1 <= bands <= num_releases = 5, got 6"):
         optimise_band(5, 6)
+
+
+@pytest.mark.parametrize(("releases", "bands"), [(64, 64), (70, 70), (100, 65), (150, 100)])
+def test_many_bands_are_summed_ahead_and_give_the_same_rows(releases, bands):
+    mechanism = make_mechanism("banded", releases, bands=bands)
+    normals = np.random.Generator(np.random.Philox(key=6)).normal(size=(releases, 3))
+    expected = 1.5 * mechanism.inverse() @ normals
+    state = mechanism.initial_state(3)
+    for k in range(1, releases + 1):
+        increment = mechanism.increment(state, k, normals[k - 1], 1.5)
+        assert increment.added == pytest.approx(expected[k - 1], abs=1e-12)
+        state = tuple(values.copy() for values in increment.state)  # as from a ledger
+        assert sum(values.nbytes for values in state) <= mechanism.memory_bytes(3)
