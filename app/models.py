@@ -453,7 +453,19 @@ class ConvolutionalNetwork(Model):
         return rows
 
     def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
-        return self._gradients.mean(parameters, _as_torch_wants(samples))
+        import torch
+
+        named = {
+            name: torch.tensor(np.asarray(values, np.float32), requires_grad=True)
+            for name, values in zip(self.names, parameters, strict=True)
+        }
+        features, labels = (torch.as_tensor(part) for part in _as_torch_wants(samples))
+        for start in range(0, len(labels), _SAMPLES_AT_A_TIME):
+            chosen = slice(start, start + _SAMPLES_AT_A_TIME)
+            output = torch.func.functional_call(self.module, named, (features[chosen],))
+            loss = torch.nn.functional.cross_entropy(output, labels[chosen], reduction="sum") / len(labels)
+            loss.backward()
+        return np.concatenate([_gradient_of(named[name]) for name in self.names])
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         import torch
@@ -468,6 +480,10 @@ class ConvolutionalNetwork(Model):
                 for part in np.array_split(features, max(len(features) // 100, 1))  # few enough for the cache
             ]
         return np.concatenate(parts)
+
+
+def _gradient_of(values: Any) -> NDArray[np.float64]:
+    return values.grad.reshape(-1).double().numpy()
 
 
 def _as_torch_wants(samples: Batch) -> Batch:

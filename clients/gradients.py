@@ -138,9 +138,6 @@ def pick(samples: Any, chosen: slice) -> Any:
     raise ConfigurationError(f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.")
 
 
-_MEAN_BATCH = 500
-
-
 class TorchGradients:
     """Per-sample gradients of a PyTorch module by ``torch.func``.
 
@@ -171,7 +168,6 @@ class TorchGradients:
                 "they carry data from sample to sample. Replace batch norm by group or layer norm."
             )
         self._module = module
-        self._loss = loss
         self._names = [name for name, _ in module.named_parameters()]
         if not self._names:
             raise ConfigurationError("Expected a module with parameters, got none.")
@@ -207,22 +203,6 @@ class TorchGradients:
             named[name] = torch.as_tensor(values, dtype=dtype).reshape(len(points), *shape)
             start += size
         return self._rows(self._gradients_at(named, inputs, targets), len(inputs))
-
-    def mean(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
-        """The gradient of the mean loss over the batch, shape (d,), without a row for every sample."""
-        import torch
-
-        inputs, targets = (torch.as_tensor(part) for part in samples)
-        named = {
-            name: torch.tensor(np.asarray(values), dtype=dtype, requires_grad=True)
-            for name, values, dtype in zip(self._names, parameters, self._dtypes, strict=True)
-        }
-        for start in range(0, len(inputs), _MEAN_BATCH):
-            chosen = slice(start, start + _MEAN_BATCH)
-            output = torch.func.functional_call(self._module, named, (inputs[chosen],))
-            part = self._loss(output, targets[chosen]) * (len(output) / len(inputs))
-            part.backward()
-        return np.concatenate([named[name].grad.reshape(-1).double().numpy() for name in self._names])  # type: ignore[union-attr]
 
     def _rows(self, gradients: dict[str, torch.Tensor], count: int) -> NDArray[np.float64]:
         rows = [gradients[name].reshape(count, -1).double().numpy() for name in self._names]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, MurmurflError, row_key
 from ..privacy.noise import NONCE_BYTES, standard_normal_rows
 from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
-from .replies import Outcome, RoundReport, Vector
+from .replies import Outcome, ReleaseSum, RoundReport, Vector
 from .trusted_momentum import TrustedMomentum, normalised_step
 
 # Of the float64 arithmetic of steps: an epoch's way is eta N and so much more.
@@ -224,7 +224,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
                 self._cached[name, size] = row.copy()
         return rows
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Vector) -> RoundReport:
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
         report = super()._believe(server_round, outcomes, release_sum)
         if report.aggregated < self.num_clients:
             raise IncompleteRoundError(

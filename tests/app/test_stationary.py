@@ -61,12 +61,13 @@ def test_the_regularised_loss_has_the_gradient_and_the_bounds_it_declares():
     assert not model.clips_contractively, "amplification and contractive clipping are for convex losses"
 
 
-def test_a_networks_mean_gradient_is_the_mean_of_its_samples():
-    model = make_model("mlp", 6, 3)
+@pytest.mark.parametrize(("name", "features"), [("mlp", 6), ("cnn", 196)])
+def test_a_networks_mean_gradient_is_the_mean_of_its_samples(name, features):
+    model = make_model(name, features, 10)
     rng = np.random.default_rng(3)
-    batch = rng.normal(size=(30, 6)).astype(np.float32), rng.integers(3, size=30)
+    batch = rng.random(size=(150, features)).astype(np.float32), rng.integers(10, size=150)
     parameters = model.initial_parameters(1)
-    assert model.mean_gradient(parameters, batch) == pytest.approx(model(parameters, batch).mean(axis=0), abs=1e-5)
+    assert model.mean_gradient(parameters, batch) == pytest.approx(model(parameters, batch).mean(axis=0), abs=1e-6)
 
 
 def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_for():
