@@ -24,7 +24,7 @@ from ..privacy import (
     SCHEDULES,
     ConfigurationError,
 )
-from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
+from ..strategies import MOMENTUM_MECHANISMS, REGULARIZERS, SAMPLINGS, VARIANTS
 
 STRATEGIES = (
     "mu2",
@@ -34,10 +34,15 @@ STRATEGIES = (
     "isrl-dp",
     "isrl-dp-accelerated",
     "tree-momentum",
+    "reduced-tree-momentum",
+    "correlated-momentum",
+    "trusted-sgd",
     "online",
     "shuffled",
 )
-TRUSTED = ("trusted-mu2", "tree-momentum")
+MOMENTUM = ("tree-momentum", "reduced-tree-momentum", "correlated-momentum", "trusted-sgd")
+"""Private momentum (tran-cutkosky-2022) and DP-SGD beside it: a trusted server, all machines in every round."""
+TRUSTED = ("trusted-mu2", *MOMENTUM)
 """The server adds the noise."""
 BASELINES = ("noisy-sgd", "isrl-dp", "isrl-dp-accelerated")
 """Fresh noise in every release, each of which stands alone."""
@@ -50,9 +55,9 @@ PUBLIC_TASKS = {
     "credit-card": "logistic",
 }
 """Tasks that come with public samples beside the private ones, and the model of each (jiang-2026)."""
-TASKS = ("digits", "mnist", "synthetic", "synthetic-logistic", *PUBLIC_TASKS)
-FEATURES = ("pixels", "oriented-gradients")
-MODELS = ("softmax", "mlp", "cnn", "logistic", "ridge", "mean")
+TASKS = ("digits", "mnist", "mnist-parity", "synthetic", "synthetic-logistic", *PUBLIC_TASKS)
+FEATURES = ("pixels", "oriented-gradients", "means-2x2", "means-4x4")
+MODELS = ("softmax", "mlp", "cnn", "logistic", "nonconvex-logistic", "ridge", "mean")
 PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
 NO_NOISE = "none"
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -110,7 +115,7 @@ class RunConfig:
     global_learning_rate : float
         eta_g of ``online``: the server's step is eta eta_g tau.
     alpha : float
-        Weight of a new gradient in ``tree-momentum``.
+        Weight of a new gradient in the strategies of private momentum.
     mechanism : str
         How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
         ``independent`` for SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
@@ -121,7 +126,7 @@ class RunConfig:
     clip_unit : str
         What is clipped: ``sample``, or with ``online`` ``update`` (the default) or ``contractive``.
     feature_bound : float
-        R of the ``logistic`` model, a public bound on a sample's norm; 0 for the preset's.
+        R of the ``logistic`` models, a public bound on a sample's norm; 0 for the preset's.
     variant, order : str
         What ``shuffled`` does with public samples, and the order of the private ones in an epoch.
     private_share : float
@@ -150,6 +155,11 @@ class RunConfig:
         How far the machines of ``synthetic-logistic`` differ in their rules and in their features.
     validation_samples : int
         Training samples held out and evaluated on in place of the test set, for tuning.
+    training_samples : int
+        How many training samples are used, the same ones in every run; 0 for all.
+    gradient_norm : bool
+        Whether every evaluation computes the norm of the gradient of the training loss: a simulation's, it is not
+        private.
     evaluate_every : int
         Rounds between evaluations; the last round is always evaluated.
     round_timeout_s, node_deadline_s : float
@@ -214,6 +224,8 @@ class RunConfig:
     synthetic_alpha: float = 0.1
     synthetic_beta: float = 0.1
     validation_samples: int = 0
+    training_samples: int = 0
+    gradient_norm: bool = False
     evaluate_every: int = 1
     round_timeout_s: float = 600.0
     node_deadline_s: float = 120.0
@@ -234,6 +246,7 @@ class RunConfig:
             "num_rounds",
             "max_participations",
             "validation_samples",
+            "training_samples",
             "seed",
             "bands",
             "buffers",
@@ -254,7 +267,7 @@ class RunConfig:
             "clients_per_round", self.clients_per_round <= self.num_clients, f"at most num-clients = {self.num_clients}"
         )
         if self.features != "pixels":
-            self._check("features", self.task == "mnist", "'pixels' unless task = 'mnist'")
+            self._check("features", self.task in ("mnist", "mnist-parity"), "'pixels' unless the images are MNIST's")
         if self.model != "softmax":
             self._check(
                 "preset", self.preset != "paper", "'practical' unless model = 'softmax': the paper's are for it"
@@ -274,7 +287,10 @@ class RunConfig:
         self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
         if self.mechanism == NO_NOISE:
             self._check("mechanism", online or shuffled, "another one unless strategy = 'online' or 'shuffled'")
-        if self.strategy in (*TRUSTED, *BASELINES):
+        if self.strategy == "correlated-momentum":
+            allowed = ("", *MOMENTUM_MECHANISMS)
+            self._check("mechanism", self.mechanism in allowed, f"one of {', '.join(map(repr, allowed))}")
+        elif self.strategy in (*TRUSTED, *BASELINES):
             allowed = ("",) if self.strategy in TRUSTED else ("", "independent")
             self._check("mechanism", self.mechanism in allowed, "left to this strategy")
         for name, mechanism in _OPTION_OF.items():
@@ -284,7 +300,11 @@ class RunConfig:
         unknown = [name for name in self.trackers if name not in TRACKERS]
         self._check("track", not unknown, f"names among {', '.join(TRACKERS)}, separated by commas")
         self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
-        if self.strategy == "tree-momentum":
+        if self.strategy == "reduced-tree-momentum":
+            self._check(
+                "lost_replies", not self.lost_replies, "0 with this strategy: it ends with the first lost reply"
+            )
+        if self.strategy in MOMENTUM:
             everybody = self.clients_per_round == self.num_clients
             self._check("clients_per_round", everybody, f"num-clients = {self.num_clients} with this strategy")
         if self.strategy == "delayed-momentum":

@@ -24,6 +24,8 @@ def run_curves(document: Mapping[str, Any]) -> dict[str, Any] | None:
     if document["config"]["strategy"] == "shuffled":
         entries = [entry for entry in document["per_round"] if entry["loss"] is not None]
         return {"loss": {"rounds": [e["round"] for e in entries], "values": [e["loss"] for e in entries]}}
+    if document.get("gradient_norms"):
+        return {"gradient-norm": document["gradient_norms"]}
     if not document.get("online"):
         return None
     evaluated = [entry for entry in document["per_round"] if entry["accuracy"] is not None]

@@ -44,6 +44,7 @@ from ..privacy import (
     gdp_epsilon,
 )
 from ..strategies import (
+    CorrelatedMomentum,
     DelayedMomentum,
     DirectMachines,
     IsrlDp,
@@ -51,6 +52,7 @@ from ..strategies import (
     NoisySGD,
     OnlineFedSGD,
     PublicEpochs,
+    ReducedTreeMomentum,
     ReleaseStrategy,
     RoundReport,
     ShuffledAvg,
@@ -59,7 +61,8 @@ from ..strategies import (
     private_rounds,
 )
 from ..strategies.shuffled import penalty
-from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
+from .config import BASELINES, MOMENTUM, NO_NOISE, TRUSTED, RunConfig
+from .gradient_norms import GradientNorms
 from .models import Model, make_model
 from .network import LossyGrid
 from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
@@ -74,7 +77,7 @@ _CLIENTS: dict[str, type[PrivateClient]] = {
     "noisy-sgd": NoisySGDClient,
     "isrl-dp": IsrlDpClient,
     "isrl-dp-accelerated": IsrlDpClient,
-    "tree-momentum": NoisySGDClient,
+    **dict.fromkeys(MOMENTUM, NoisySGDClient),
 }
 
 
@@ -133,7 +136,7 @@ class Experiment:
         config = self.config
         if config.strategy == "shuffled":
             return self.shuffled_policy(samples)
-        if config.strategy == "tree-momentum":  # one epoch for all machines
+        if config.strategy in MOMENTUM:  # one epoch for all machines
             samples = min(len(shard) for shard in self.shards)
         separation = samples // config.batch_size
         cap = config.max_participations or min(self.num_rounds, config.passes * separation)
@@ -155,7 +158,7 @@ class Experiment:
             min_separation=separation if config.passes > 1 else 1,
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
             # SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
-            release_rule="paper" if config.strategy in (*BASELINES, "tree-momentum") else config.release_rule,  # type: ignore[arg-type]
+            release_rule="paper" if config.strategy in (*BASELINES, *MOMENTUM) else config.release_rule,  # type: ignore[arg-type]
             trust="trusted-server" if no_noise else "untrusted-server",
         )
 
@@ -185,9 +188,11 @@ class Experiment:
     @property
     def mechanism(self) -> str:
         """The mechanism of the machines' noise."""
+        if self.config.strategy in MOMENTUM:
+            return "independent"  # the mechanism that is set is the server's
         if self.config.mechanism not in ("", NO_NOISE):
             return self.config.mechanism
-        alone = self.config.strategy in (*BASELINES, "tree-momentum", "shuffled")
+        alone = self.config.strategy in (*BASELINES, "shuffled")
         return "independent" if alone else "cancelling"
 
     @property
@@ -284,20 +289,34 @@ class Experiment:
             return OnlineFedSGD(local_steps=config.batch_size, global_learning_rate=rate, **common)
         if config.strategy == "shuffled":
             return self._shuffled_avg(common)
-        if config.strategy == "tree-momentum":
-            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
-            return TreeMomentum(
-                alpha=config.alpha, policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common
+        keys = None if deployed else SimulatedKeys(config.seed, _SERVER_NOISE)  # None: the operating system's
+        if config.strategy in MOMENTUM:
+            return self._momentum(
+                {**common, "policy": self.policy(), "num_rounds": self.num_rounds, "noise_keys": keys}
             )
         common["diameter"] = values.diameter
         if config.strategy == "noisy-sgd":
             return NoisySGD(**common)
         if config.strategy == "trusted-mu2":
-            keys = None if deployed else SimulatedKeys(config.seed, _SERVER_NOISE)  # None: the operating system's
             return TrustedMu2(policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common)
         if config.strategy in ("isrl-dp", "isrl-dp-accelerated"):
             return IsrlDp(variant="minibatch" if config.strategy == "isrl-dp" else "accelerated", **common)
         return DelayedMomentum(**common) if config.strategy == "delayed-momentum" else Mu2(**common)
+
+    def _momentum(self, options: dict[str, Any]) -> ReleaseStrategy[Any]:
+        config = self.config
+        if config.strategy == "trusted-sgd":
+            return CorrelatedMomentum(alpha=1.0, normalised=False, **options)
+        if config.strategy == "correlated-momentum":
+            mechanism = config.mechanism or "blt"
+            chosen = config.mechanism_options
+            if mechanism == "blt" and config.passes > 1:
+                chosen |= {"num_participations": config.passes, "min_separation": self.policy().min_separation}
+            return CorrelatedMomentum(alpha=config.alpha, mechanism=mechanism, mechanism_options=chosen, **options)
+        if config.strategy == "reduced-tree-momentum":
+            smoothness = float(getattr(self.model, "smoothness", math.inf))
+            return ReducedTreeMomentum(alpha=config.alpha, smoothness=smoothness, **options)
+        return TreeMomentum(alpha=config.alpha, **options)
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""
@@ -320,7 +339,7 @@ def _rounds_of_a_pass(config: RunConfig, shards: list[Shard], samples: int) -> i
         return 1
     if config.strategy in (
         "online",
-        "tree-momentum",
+        *MOMENTUM,
     ):  # every sample of a round is somebody's: until the first machine has no more
         return min(len(shard) for shard in shards) // config.batch_size
     return samples // (config.clients_per_round * config.batch_size)
@@ -408,6 +427,8 @@ class RunResult:
         Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
     deployed : bool
         Whether the machines were real ones.
+    gradient_norms : dict or None
+        The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
     """
 
     experiment: Experiment
@@ -420,6 +441,7 @@ class RunResult:
     seconds: float
     online: dict[str, Any] | None = None
     deployed: bool = False
+    gradient_norms: dict[str, Any] | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -489,10 +511,15 @@ def run_experiment(
             experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, _data_of(config)
         )
 
+    # Of samples that only a simulation has.
+    norms = GradientNorms(experiment.model, experiment.task) if config.gradient_norm and not deployed else None
+
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if online is not None:
             online.record(server_round, arrays.to_numpy_ndarrays())
         wanted = server_round % config.evaluate_every == 0 or server_round == experiment.num_rounds
+        if norms is not None and wanted:
+            norms.record(server_round, arrays.to_numpy_ndarrays())
         return experiment.evaluate(arrays) if server_round and wanted else None
 
     def on_round(report: RoundReport, metrics: MetricRecord | None) -> None:
@@ -534,7 +561,7 @@ def run_experiment(
         metrics = result.evaluate_metrics_serverapp.get(len(strategy.history))
         on_round(strategy.history[-1], metrics)
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
-    if deployed and config.strategy != "trusted-mu2":
+    if deployed and config.strategy not in TRUSTED:
         mu = _stated_mu(statements, mu, config.num_clients)
         epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf
     return RunResult(
@@ -548,6 +575,7 @@ def run_experiment(
         seconds=seconds,
         online=None if online is None else online.document(),
         deployed=deployed,
+        gradient_norms=None if norms is None else norms.document(),
     )
 
 

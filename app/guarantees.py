@@ -134,7 +134,9 @@ def _trust(config: RunConfig) -> Trust:
 
 
 def _server_noise(config: RunConfig) -> str:
-    return "fresh noise of the server" if config.strategy == "trusted-mu2" else "tree noise of the server"
+    if config.strategy == "correlated-momentum":
+        return f"{config.mechanism or 'blt'} noise of the server"
+    return f"{'fresh' if config.strategy in ('trusted-mu2', 'trusted-sgd') else 'tree'} noise of the server"
 
 
 def _epochs(which: str, account: str) -> str:
@@ -150,7 +152,7 @@ def _stated_words(statements: Mapping[str, Mapping[str, Any]] | None) -> str:
 def _basis(config: RunConfig, deployed: bool, statements: Mapping[str, Mapping[str, Any]] | None) -> str:
     if not deployed:
         return SIMULATED
-    if config.strategy == "trusted-mu2":
+    if config.strategy in TRUSTED:
         return "Real machines; the server's noise key is the operating system's."
     if statements is None:
         return EXPECTED

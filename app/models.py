@@ -20,6 +20,9 @@ Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
 
+_SAMPLES_AT_A_TIME = 128
+
+
 class Model(ABC):
     """A classifier with a cross-entropy loss.
 
@@ -51,6 +54,15 @@ class Model(ABC):
     @abstractmethod
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         """Scores, shape (samples, num_classes)."""
+
+    def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        """The gradient of the mean loss over some samples, shape (d,); for simulations to look at."""
+        features, labels = samples
+        total = np.zeros(self.num_parameters)
+        for start in range(0, len(labels), _SAMPLES_AT_A_TIME):
+            chosen = slice(start, start + _SAMPLES_AT_A_TIME)
+            total += np.asarray(self(parameters, (features[chosen], labels[chosen]))).sum(axis=0)
+        return total / len(labels)
 
     def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
         """Mean cross-entropy loss and accuracy."""
@@ -269,6 +281,48 @@ class LogisticRegression(LinearModel):
         return 0.5 * (1.0 + np.tanh(0.5 * margins)) - labels
 
 
+class NonconvexLogistic(LogisticRegression):
+    r"""Two-class logistic regression with a regulariser that is not convex, lambda sum_j w_j^2 / (1 + w_j^2).
+
+    A common test problem for methods that find stationary points (Antoniadis et al. 2011 have the penalty). Its
+    derivatives are bounded: |psi'| <= 3 sqrt(3) / 8 and |psi''| <= 2, so a sample's gradient is at most R + lambda
+    0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
+    """
+
+    clips_contractively = False
+    strength = 0.01
+    """lambda; public."""
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        return super().__call__(parameters, samples) + self._penalty_gradient(np.asarray(parameters[0], np.float64))
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        return super().at_points(points, samples) + self._penalty_gradient(np.asarray(points, np.float64))
+
+    def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        weight = np.asarray(parameters[0], np.float64)
+        return super().loss_and_gradient(weight, samples)[1] + self._penalty_gradient(weight)
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean loss with the regulariser, and accuracy."""
+        loss, accuracy = super().evaluate(parameters, samples)
+        squares = np.square(np.asarray(parameters[0], np.float64))
+        return loss + self.strength * float((squares / (1 + squares)).sum()), accuracy
+
+    @property
+    def smoothness(self) -> float:
+        """L = R^2 / 4 + 2 lambda."""
+        return super().smoothness + 2 * self.strength
+
+    @property
+    def gradient_bound(self) -> float:
+        """R + lambda 3 sqrt(3 d) / 8."""
+        return self.feature_bound + self.strength * 3 * math.sqrt(3 * self.num_features) / 8
+
+    def _penalty_gradient(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self.strength * 2 * weight / np.square(1 + np.square(weight))
+
+
 class RidgeRegression(LinearModel):
     """Least squares (<w, a> - y)^2, the loss of jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
 
@@ -398,6 +452,21 @@ class ConvolutionalNetwork(Model):
                 gradient(np.asarray(points[i], dtype=np.float32), features[i], int(labels[i]), row)
         return rows
 
+    def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        import torch
+
+        named = {
+            name: torch.tensor(np.asarray(values, np.float32), requires_grad=True)
+            for name, values in zip(self.names, parameters, strict=True)
+        }
+        features, labels = (torch.as_tensor(part) for part in _as_torch_wants(samples))
+        for start in range(0, len(labels), _SAMPLES_AT_A_TIME):
+            chosen = slice(start, start + _SAMPLES_AT_A_TIME)
+            output = torch.func.functional_call(self.module, named, (features[chosen],))
+            loss = torch.nn.functional.cross_entropy(output, labels[chosen], reduction="sum") / len(labels)
+            loss.backward()
+        return np.concatenate([_gradient_of(named[name]) for name in self.names])
+
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         import torch
 
@@ -411,6 +480,10 @@ class ConvolutionalNetwork(Model):
                 for part in np.array_split(features, max(len(features) // 100, 1))  # few enough for the cache
             ]
         return np.concatenate(parts)
+
+
+def _gradient_of(values: Any) -> NDArray[np.float64]:
+    return values.grad.reshape(-1).double().numpy()
 
 
 def _as_torch_wants(samples: Batch) -> Batch:
@@ -431,7 +504,8 @@ def uniform_parameters(shapes: Sequence[tuple[int, ...]], seed: int) -> list[NDA
 
 @lru_cache(maxsize=8)
 def make_model(name: str, num_features: int, num_classes: int, feature_bound: float = 0.0) -> Model:
-    """The model of a run configuration, one of ``softmax``, ``mlp``, ``cnn``, ``logistic``, ``ridge`` and ``mean``.
+    """The model of a run configuration, one of ``softmax``, ``mlp``, ``cnn``, ``logistic``,
+    ``nonconvex-logistic``, ``ridge`` and ``mean``.
 
     Raises
     ------
@@ -448,8 +522,10 @@ def make_model(name: str, num_features: int, num_classes: int, feature_bound: fl
         return MeanEstimation(num_features)
     if name == "ridge":
         return RidgeRegression(num_features, feature_bound)
-    if name == "logistic":
+    if name in ("logistic", "nonconvex-logistic"):
         if num_classes != 2:
-            raise ConfigurationError(f"Expected a task with two classes for model 'logistic', got {num_classes}.")
-        return LogisticRegression(num_features, feature_bound)
-    raise ConfigurationError(f"Expected model 'softmax', 'mlp', 'cnn', 'logistic', 'ridge' or 'mean', got {name!r}.")
+            raise ConfigurationError(f"Expected a task with two classes for model {name!r}, got {num_classes}.")
+        kind = LogisticRegression if name == "logistic" else NonconvexLogistic
+        return kind(num_features, feature_bound)
+    known = "'softmax', 'mlp', 'cnn', 'logistic', 'nonconvex-logistic', 'ridge' or 'mean'"
+    raise ConfigurationError(f"Expected model {known}, got {name!r}.")

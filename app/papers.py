@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,12 @@ class Cell:
         What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
     steps : tuple of float
         Learning rates each algorithm is run with; the one with the least mean loss at the end is its result.
+    grids : mapping of str to tuple of float
+        Learning rates to choose from, by algorithm, on runs of their own with the seeds of ``VALIDATION_SEEDS``: the
+        one with the least gradient norm is used, or with the least loss on held-out samples where ``validation`` holds
+        some out.
+    validation : mapping
+        Overrides of the runs that choose a step.
     """
 
     table: str
@@ -44,6 +51,8 @@ class Cell:
     algorithms: Mapping[str, Overrides]
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     steps: tuple[float, ...] = ()
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    validation: Overrides = field(default_factory=dict)
 
 
 def _mu2_and_baseline(**extra: Any) -> dict[str, Overrides]:
@@ -316,15 +325,127 @@ def _jiang_2026_lasso() -> list[Cell]:
     return [*_jiang_2026("compas", (5.0, 10.0)), *_jiang_2026("credit-card", (5.0, 10.0), _JIANG_VARIED)]
 
 
+VALIDATION_SEEDS = (101,)
+"""Of the runs that choose a step; no result is made with them."""
+
+_TRAN_DELTA = 1e-5
+_TRAN_MOMENTUM: dict[str, dict[str, bool | int | float | str]] = {
+    "algorithm 1": {"strategy": "tree-momentum"},
+    "algorithm 2": {"strategy": "reduced-tree-momentum"},
+    "sqrt_toeplitz": {"strategy": "correlated-momentum", "mechanism": "sqrt_toeplitz"},
+    "blt": {"strategy": "correlated-momentum", "mechanism": "blt"},
+}
+_TRAN_ALGORITHMS = {**_TRAN_MOMENTUM, "DP-SGD": {"strategy": "trusted-sgd"}}
+LOGISTIC_SAMPLES = 6000
+"""Training samples where epsilon varies."""
+
+
+def _tran_cutkosky(**settings: Any) -> dict[str, bool | int | float | str]:
+    return {
+        "preset": "practical",
+        "delta": _TRAN_DELTA,
+        "noise-quality": "fast",
+        "checkpoint": False,
+        "gradient-norm": True,
+        "node-deadline-s": 600.0,
+        **settings,
+    }
+
+
+def _tran_logistic(epsilon: float, samples: int, **settings: Any) -> dict[str, bool | int | float | str]:
+    return _tran_cutkosky(
+        **{
+            "task": "mnist-parity",
+            "features": "means-4x4",
+            "model": "nonconvex-logistic",
+            "num-clients": 1,
+            "clients-per-round": 1,
+            "training-samples": samples,
+            "feature-bound": 1.0,
+            "clip-norm": 1.05,  # the model's own bound, R + lambda 3 sqrt(3 d) / 8, is 1.045: nothing is clipped
+            "mu": gdp_mu(epsilon, _TRAN_DELTA),
+            **settings,
+        }
+    )
+
+
+def _tran_grids(rounds: int, paths: tuple[float, ...], rates: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
+    """As many steps for every algorithm: eta T for normalised ones, eta for DP-SGD."""
+    return {**{label: tuple(path / rounds for path in paths) for label in _TRAN_MOMENTUM}, "DP-SGD": rates}
+
+
+def _tran_cutkosky_2022() -> list[Cell]:
+    """The appendix has no experiments: these are ours, to see what its rates say at sizes one can run."""
+    cells = []
+    batch, passes = 100, 10
+    varied = [(epsilon, LOGISTIC_SAMPLES) for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0)]
+    varied += [(1.0, samples) for samples in (750, 1500, 3000, 12_000)]
+    for epsilon, samples in varied:
+        rounds = passes * (samples // batch)
+        settings = {"batch-size": batch, "passes": passes, "alpha": 0.03, "evaluate-every": max(rounds // 20, 1)}
+        cells.append(
+            Cell(
+                f"logistic, epsilon = {epsilon:g}, N = {samples}",
+                _tran_logistic(epsilon, samples, **settings),
+                _TRAN_ALGORITHMS,
+                grids=_tran_grids(rounds, (3.0, 10.0, 30.0, 100.0), (0.02, 0.1, 0.5, 2.5)),
+            )
+        )
+    for samples in (250, 500, 1000):
+        cells.append(_theorem_6(2.0, samples, 49))
+    batch, passes, machines, samples = 60, 2, 10, 12_000
+    rounds = passes * (samples // (batch * machines))
+    settings = {"batch-size": batch, "passes": passes, "alpha": 0.1, "evaluate-every": rounds // 4}
+    settings |= {"task": "mnist", "features": "means-2x2", "model": "cnn", "clip-norm": 1.0}
+    settings |= {"training-samples": samples}
+    settings |= {"num-clients": machines, "clients-per-round": machines}
+    for epsilon in (4.0, 32.0):
+        cells.append(
+            Cell(
+                f"CNN, epsilon = {epsilon:g}, N = {samples}",
+                _tran_cutkosky(**settings, mu=gdp_mu(epsilon, _TRAN_DELTA)),
+                _TRAN_ALGORITHMS,
+                grids=_tran_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
+                # A network's gradient is small where it begins: the step of least gradient norm is the one that stays.
+                validation={"validation-samples": 10_000},
+            )
+        )
+    return cells
+
+
+def _theorem_6(epsilon: float, samples: int, parameters: int) -> Cell:
+    """Algorithm 1 with one sample a step, and T, eta and alpha as theorem 6 has them: nothing is chosen."""
+    spread = math.sqrt(parameters * math.log(1 / _TRAN_DELTA))
+    rounds = 2.0
+    for _ in range(100):  # T = epsilon N^2 / (log2(T) spread)
+        rounds = epsilon * samples**2 / (math.log2(max(rounds, 2.0)) * spread)
+    num_rounds = max(round(rounds), 2)
+    settings = {
+        "batch-size": 1,
+        "passes": max(math.ceil(num_rounds / samples), 2),
+        "num-rounds": num_rounds,
+        "alpha": min(epsilon * samples / (num_rounds * math.log2(num_rounds) * spread), 1.0),
+        "learning-rate": 1 / math.sqrt(samples * num_rounds),
+        "evaluate-every": max(num_rounds // 20, 1),
+    }
+    return Cell(
+        f"logistic, theorem 6, epsilon = {epsilon:g}, N = {samples}",
+        _tran_logistic(epsilon, samples, **settings),
+        {"algorithm 1, theorem 6": {"strategy": "tree-momentum"}},
+    )
+
+
 REPRODUCTIONS: dict[str, Callable[[], list[Cell]]] = {
     "reshef-levy-2025": _reshef_levy_2025,
     "reshef-levy-2024": _reshef_levy_2024,
     "zhang-2025-logistic": _zhang_2025_logistic,
     "zhang-2025-cnn": _zhang_2025_cnn,
+    "tran-cutkosky-2022": _tran_cutkosky_2022,
     "jiang-2026-mean": _jiang_2026_mean,
     "jiang-2026-ridge": _jiang_2026_ridge,
     "jiang-2026-lasso": _jiang_2026_lasso,
 }
 DEFAULT_SEEDS = {"reshef-levy-2025": 5, "reshef-levy-2024": 5, "zhang-2025-logistic": 10, "zhang-2025-cnn": 10}
+DEFAULT_SEEDS |= {"tran-cutkosky-2022": 3}
 DEFAULT_SEEDS |= {name: 10 for name in REPRODUCTIONS if name.startswith("jiang-2026")}
-"""Runs of each cell, as many as the paper made."""
+"""Runs of each cell, as many as the paper made; tran-cutkosky-2022 made none."""

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ..strategies import Regularizer
-from .config import BASELINES, RunConfig
+from .config import BASELINES, MOMENTUM, RunConfig
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
         else:
             eta = min(diameter / (spread * (num_rounds + 2) ** 1.5), 1 / (4 * smoothness))
         return Hyperparameters(lipschitz, eta, diameter, "uniform", "balanced")
-    if config.strategy == "tree-momentum":  # theorem 6
+    if config.strategy in MOMENTUM:  # theorem 6
         epoch = max(num_rounds // config.passes, 1)
         return Hyperparameters(lipschitz, 1 / math.sqrt(epoch * num_rounds), math.inf, "uniform", "uniform")
     full = asked == machines
@@ -137,14 +137,14 @@ _TUNED = {
 
 
 _TREE_PATH = 30.0
-"""What the normalised steps of tree-momentum add up to."""
+"""What the normalised steps of private momentum add up to."""
 
 _FEATURE_BOUND = 12.0
 """Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
 
 
 def feature_bound(config: RunConfig) -> float:
-    """R of the ``logistic`` and ``ridge`` models."""
+    """R of the ``logistic``, ``nonconvex-logistic`` and ``ridge`` models."""
     task = SHUFFLED.get(config.task)
     return config.feature_bound or (_FEATURE_BOUND if task is None else task.feature_bound)
 
@@ -206,13 +206,13 @@ def _shuffled(config: RunConfig, num_features: int) -> Hyperparameters:
 
 def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
     tuned = _TUNED.get((config.task, config.features), _TUNED["synthetic", "pixels"])
-    if config.strategy in BASELINES:
+    if config.strategy in (*BASELINES, "trusted-sgd"):
         share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
         eta = tuned.sgd_rate * config.mu * config.batch_size * share
         if config.strategy == "isrl-dp-accelerated":
             eta *= 2 / num_rounds  # the mean of r eta is that eta
         return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")
-    if config.strategy == "tree-momentum":  # steps of one length, so that w goes far enough in all
+    if config.strategy in MOMENTUM:  # steps of one length, so that w goes far enough in all
         return Hyperparameters(tuned.sgd_clip_norm, _TREE_PATH / num_rounds, tuned.diameter, "uniform", "uniform")
     eta, clip_norm = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
     if config.strategy == "delayed-momentum":

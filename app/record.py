@@ -69,6 +69,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "sampling": result.experiment.values.sampling,
         },
         "online": result.online,
+        "gradient_norms": result.gradient_norms,
         # JSON has no infinity: null where nothing is guaranteed.
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,

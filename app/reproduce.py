@@ -26,8 +26,13 @@ from .curves import SUMS, curve_statistics, plot_curves
 from .engines import ENGINES, FIGURES, run_once
 from .excess import excess_entry, excess_rows, excess_table, plot_excess
 from .guarantees import table_caption
-from .papers import REPRODUCTIONS, Cell, Overrides
+from .papers import REPRODUCTIONS, VALIDATION_SEEDS, Cell, Overrides
+from .stationary import mean_gradient_norm, norm_entry, norm_rows, norm_table, plot_norms, slopes
 from .sweep import can_sweep, is_covered, run_sweep, sweep_of
+
+_Key = tuple[int, str, int]
+"""Cell, algorithm and seed of a run."""
+_STEP = ", step "
 
 
 def cells_of(name: str, overrides: Overrides) -> list[Cell]:
@@ -64,8 +69,9 @@ def cells_of(name: str, overrides: Overrides) -> list[Cell]:
         # A mu or a batch of an algorithm's own was worked out for its cell.
         if strategy in (None, options["strategy"]) and (known or not {"mu", "batch-size"} & set(options))
     } or {str(strategy): {"strategy": str(strategy)}}
-    steps = () if "learning-rate" in overrides else base.steps
-    return [Cell(known.table if known else "as set", settings, algorithms, known.paper if known else {}, steps)]
+    steps, grids = ((), {}) if "learning-rate" in overrides else (base.steps, base.grids)
+    table, paper = (known.table, known.paper) if known else ("as set", {})
+    return [Cell(table, settings, algorithms, paper, steps, grids, base.validation)]
 
 
 def plan_runs(cells: list[Cell], seeds: int, engine: str) -> dict[tuple[int, str, int], RunConfig]:
@@ -100,7 +106,7 @@ def _labelled(cell: Cell) -> list[tuple[str, Overrides]]:
 
 
 def _at_step(label: str, step: float) -> str:
-    return f"{label}, step {step:g}"
+    return f"{label}{_STEP}{step!r}"
 
 
 def run_cells(
@@ -137,7 +143,72 @@ def run_cells(
     ConfigurationError
         If a setting is impossible or the engine unknown.
     """
-    configs = plan_runs(cells, seeds, engine)
+    tried = _validation_runs(cells)
+    final = len(plan_runs(cells, seeds, engine))
+    report = on_run or (lambda done, total: None)  # noqa: ARG005
+
+    def make(configs: dict[_Key, RunConfig], before: int) -> dict[_Key, dict[str, Any]]:
+        total = len(tried) + final
+        return _run_all(configs, out, engine, jobs, lambda done: report(before + done, total))
+
+    choices = _choose(cells, make(tried, 0)) if tried else {}
+    cells = [_with_steps(i, cell, choices) for i, cell in enumerate(cells)]
+    results = make(plan_runs(cells, seeds, engine), len(tried))
+    document: dict[str, Any] = {
+        "cells": [_cell_document(i, cell, results, seeds, choices) for i, cell in enumerate(cells)]
+    }
+    if _has_norms(document):
+        document["slopes"] = slopes(document)
+    return {"guarantee": table_caption(document), **document}
+
+
+def _validation_runs(cells: list[Cell]) -> dict[_Key, RunConfig]:
+    """The runs that choose steps, on seeds that no result is made with."""
+    runs = {}
+    for index, cell in enumerate(cells):
+        for label, grid in cell.grids.items():
+            if label in cell.algorithms:
+                for step in grid:
+                    settings = {**cell.settings, **cell.algorithms[label], **cell.validation, "learning-rate": step}
+                    settings["gradient-norm"] = True
+                    for seed in VALIDATION_SEEDS:
+                        runs[index, _at_step(label, step), seed] = RunConfig.from_mapping({**settings, "seed": seed})
+    return runs
+
+
+def _choose(
+    cells: list[Cell], results: Mapping[_Key, Mapping[str, Any]]
+) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Steps tried for each algorithm of a cell and what they were judged by, the best first."""
+    tried: dict[tuple[int, str], dict[float, list[float]]] = {}
+    for (index, name, _), run in results.items():
+        label, step = name.rsplit(_STEP, 1)
+        measured = float(run["loss"]) if _held_out(cells[index]) else mean_gradient_norm(run)
+        tried.setdefault((index, label), {}).setdefault(float(step), []).append(measured)
+    choices = {}
+    for (index, label), steps in tried.items():
+        measure = "held_out_loss" if _held_out(cells[index]) else "gradient_norm"
+        entries = [{"step": step, measure: statistics.fmean(values)} for step, values in steps.items()]
+        choices[index, label] = sorted(entries, key=lambda entry: entry[measure])
+    return choices
+
+
+def _held_out(cell: Cell) -> bool:
+    return bool(cell.validation.get("validation-samples"))
+
+
+def _with_steps(index: int, cell: Cell, choices: Mapping[tuple[int, str], list[dict[str, Any]]]) -> Cell:
+    algorithms = {
+        label: {**options, "learning-rate": choices[index, label][0]["step"]} if (index, label) in choices else options
+        for label, options in cell.algorithms.items()
+    }
+    return replace(cell, algorithms=algorithms)
+
+
+def _run_all(
+    configs: dict[_Key, RunConfig], out: Path, engine: str, jobs: int | None, on_run: Callable[[int], None]
+) -> dict[_Key, dict[str, Any]]:
+    """Every run's result; those found in ``out`` are not run again."""
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[tuple[int, str, int], dict[str, Any]] = {}
@@ -149,8 +220,7 @@ def run_cells(
             results |= zip(keys, _listed(json.loads(path.read_text())), strict=True)
         else:
             waiting.append((keys, group, path))
-    if on_run is not None:
-        on_run(len(results), len(configs))
+    on_run(len(results))
     # The longest first, so that no worker is left with one at the end: a run costs its client updates. Then by seed:
     # data that are made from it are made once.
     waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
@@ -165,13 +235,11 @@ def run_cells(
                 results |= zip(keys, made, strict=True)
                 path.with_suffix(".part").write_text(json.dumps(made if len(made) > 1 else made[0]))
                 path.with_suffix(".part").replace(path)
-                if on_run is not None:
-                    on_run(len(results), len(configs))
+                on_run(len(results))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    document = {"cells": [_cell_document(i, cell, results, seeds) for i, cell in enumerate(cells)]}
-    return {"guarantee": table_caption(document), **document}
+    return results
 
 
 def _together(configs: Mapping[tuple[int, str, int], RunConfig], engine: str) -> list[list[tuple[int, str, int]]]:
@@ -215,7 +283,11 @@ def _one_thread() -> None:
 
 
 def _cell_document(
-    index: int, cell: Cell, results: Mapping[tuple[int, str, int], Mapping[str, Any]], seeds: int
+    index: int,
+    cell: Cell,
+    results: Mapping[_Key, Mapping[str, Any]],
+    seeds: int,
+    choices: Mapping[tuple[int, str], list[dict[str, Any]]],
 ) -> dict[str, Any]:
     algorithms = {}
     for label in cell.algorithms:
@@ -236,7 +308,9 @@ def _cell_document(
         entry: dict[str, Any] = {name: _statistics([run[name] for run in runs]) for name in FIGURES}
         entry["settings"] = dict(cell.algorithms[label])
         entry["paper"] = dict(cell.paper.get(label, {}))
-        if all(run.get("curves") for run in runs):
+        if cell.settings.get("gradient-norm"):
+            entry |= norm_entry(runs, choices.get((index, label), []))
+        elif all(run.get("curves") for run in runs):
             entry["curves"] = curve_statistics([run["curves"] for run in runs])
         algorithms[label] = entry
     return {"table": cell.table, "settings": dict(cell.settings), "algorithms": algorithms}
@@ -257,6 +331,8 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One flat row for each algorithm of each cell, for the terminal and the CSV file."""
     if any("excess" in entry for entry in document["cells"][0]["algorithms"].values()):
         return excess_rows(document)
+    if _has_norms(document):
+        return norm_rows(document)
     rows = []
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
@@ -291,6 +367,10 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def _has_norms(document: Mapping[str, Any]) -> bool:
+    return any("gradient_norm" in entry for entry in document["cells"][0]["algorithms"].values())
+
+
 def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> None:
     """Write ``<name>.json``, ``.csv``, ``.md`` and ``.png`` into a folder."""
     out.mkdir(parents=True, exist_ok=True)
@@ -304,6 +384,8 @@ def write_reproduction(document: Mapping[str, Any], name: str, out: Path) -> Non
     (out / f"{name}.md").write_text(f"{caption}\n\n{markdown_table(rows)}")
     if "excess risk" in rows[0]:
         plot_excess(document, name, out / f"{name}.png", caption)
+    elif "gradient norm" in rows[0]:
+        plot_norms(document, name, out / f"{name}.png", caption)
     elif "step" in rows[0]:
         plot_curves(document, name, out / f"{name}.png", caption)
     else:
@@ -315,6 +397,8 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = list(rows)
     if "excess risk" in rows[0]:
         return excess_table(rows)
+    if "gradient norm" in rows[0]:
+        return norm_table(rows)
     if "step" in rows[0]:
         return _online_table(rows)
     lines = [

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, derived_seed
 from .config import PUBLIC_TASKS, RunConfig
-from .features import oriented_gradients
+from .features import oriented_gradients, pooled
 
 # Who is in the digits' test set is fixed, whatever the run's seed.
 _DIGITS_TEST_SHARE = 0.2
@@ -99,6 +99,8 @@ def load_task(config: RunConfig) -> Task:
         )
     if config.validation_samples:
         task = _held_out(task, config.validation_samples)
+    if config.training_samples:
+        task = _fewer(task, config.training_samples)
     return _with_public(task, config.public_samples) if config.public_samples else task
 
 
@@ -159,11 +161,16 @@ def _load(name: str, features: str, root: str, download: bool, synthetic_shape: 
     images, labels, test_images, test_labels = _mnist(root, download)
     if features == "oriented-gradients":
         train, test = oriented_gradients(images), oriented_gradients(test_images)
+    elif features in ("means-2x2", "means-4x4"):
+        block = int(features[-1])
+        train, test = pooled(images, block), pooled(test_images, block)
     else:
         train, test = (
             np.asarray(part.reshape(len(part), -1) / np.float32(255), dtype=np.float32)
             for part in (images, test_images)
         )
+    if name == "mnist-parity":
+        return Task(train, labels % 2, test, test_labels % 2, 2)
     return Task(train, labels, test, test_labels, 10)
 
 
@@ -284,6 +291,20 @@ def _held_out(task: Task, count: int) -> Task:
         test_features=task.train_features[held],
         test_labels=task.train_labels[held],
         machine_of=None,
+    )
+
+
+def _fewer(task: Task, count: int) -> Task:
+    total = len(task.train_labels)
+    if count > total:
+        raise ConfigurationError(f"Expected training-samples <= {total}, got {count}.")
+    order = np.random.Generator(np.random.Philox(key=derived_seed("training samples"))).permutation(total)
+    kept = np.sort(order[:count])
+    return replace(
+        task,
+        train_features=task.train_features[kept],
+        train_labels=task.train_labels[kept],
+        machine_of=None if task.machine_of is None else task.machine_of[kept],
     )
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from murmurfl.app.guarantees import table_caption
 from murmurfl.app.papers import REPRODUCTIONS
 from murmurfl.app.reproduce import markdown_table, table_rows
+from murmurfl.app.stationary import slope_table
 from murmurfl.privacy import rounded_up
 
-from . import engines, mechanisms, noise, profile, scale, streams
+from . import engines, mechanisms, momentum, noise, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,7 +133,9 @@ BLOCKS = {
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {
-        name: lambda name=name: table(name) for name in REPRODUCTIONS if (DOCUMENTS / f"{name}.json").exists()
+        **{name: lambda name=name: table(name) for name in REPRODUCTIONS if (DOCUMENTS / f"{name}.json").exists()},
+        "tran-cutkosky-2022-powers": lambda: slope_table(document("tran-cutkosky-2022")),
+        "momentum": lambda: momentum.table(document("momentum")),
     },
 }
 

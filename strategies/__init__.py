@@ -4,12 +4,19 @@ from ..privacy import flower  # noqa: F401 - checks the installed version before
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step
+from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .online import OnlineFedSGD, OnlineState, online_step
+from .reduced_tree_momentum import (
+    IncompleteRoundError,
+    ReducedTreeMomentum,
+    ReducedTreeMomentumState,
+    reduced_tree_momentum_step,
+)
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
 from .shuffled import (
     REGULARIZERS,
@@ -25,15 +32,19 @@ from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momen
 from .trusted_mu2 import TrustedMu2
 
 __all__ = [
+    "MOMENTUM_MECHANISMS",
     "REGULARIZERS",
     "SAMPLINGS",
     "VARIANTS",
     "AverageState",
     "CheckpointError",
     "CorrelatedFedAvg",
+    "CorrelatedMomentum",
+    "CorrelatedMomentumState",
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
+    "IncompleteRoundError",
     "IsrlDp",
     "IsrlDpState",
     "MachineDirectory",
@@ -46,6 +57,8 @@ __all__ = [
     "OnlineState",
     "Outcome",
     "PublicEpochs",
+    "ReducedTreeMomentum",
+    "ReducedTreeMomentumState",
     "Refusal",
     "Regularizer",
     "ReleaseStrategy",
@@ -68,6 +81,7 @@ __all__ = [
     "online_step",
     "private_rounds",
     "proximal",
+    "reduced_tree_momentum_step",
     "sample_machines",
     "save_checkpoint",
     "tree_momentum_start",

@@ -98,6 +98,21 @@ CONFIGURATIONS = {
     "tree-momentum, several passes, losses": replace(
         BASE, strategy="tree-momentum", passes=3, num_rounds=0, batch_size=30, clients_per_round=10, lost_replies=0.2
     ),
+    "reduced-tree-momentum, several passes": replace(
+        BASE, strategy="reduced-tree-momentum", passes=3, num_rounds=0, batch_size=30, clients_per_round=10
+    ),
+    "correlated-momentum, blt, losses": replace(
+        BASE,
+        strategy="correlated-momentum",
+        passes=3,
+        num_rounds=0,
+        batch_size=30,
+        clients_per_round=10,
+        lost_replies=0.2,
+    ),
+    "trusted-sgd, several passes": replace(
+        BASE, strategy="trusted-sgd", passes=3, num_rounds=0, batch_size=30, clients_per_round=10
+    ),
     "delayed-momentum": replace(BASE, strategy="delayed-momentum"),
     "delayed-momentum, papers' schedule, losses": replace(
         BASE, strategy="delayed-momentum", preset="paper", batch_size=1, lost_replies=0.3, num_rounds=12

@@ -21,11 +21,13 @@ from murmurfl.clients import (
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol, row_key, standard_normals
 from murmurfl.strategies import (
     CheckpointError,
+    CorrelatedMomentum,
     DelayedMomentum,
     IsrlDp,
     Mu2,
     NodesUnavailableError,
     NoisySGD,
+    ReducedTreeMomentum,
     TreeMomentum,
     TrustedMu2,
 )
@@ -397,6 +399,12 @@ class Interrupted(Exception):
     pass
 
 
+MOMENTUM = {
+    "tree": (TreeMomentum, {}),
+    "reduced tree": (ReducedTreeMomentum, {"smoothness": 1.0}),
+    "blt": (CorrelatedMomentum, {"mechanism": "blt"}),
+    "sqrt_toeplitz": (CorrelatedMomentum, {"mechanism": "sqrt_toeplitz"}),
+}
 TREE = {"trust": "trusted-server", "release_rule": "paper", "mechanism": "independent"}
 
 
@@ -415,16 +423,15 @@ def make(kind, checkpoint, on_round=None):
         return DelayedMomentum(**options)
     if kind == "accelerated":
         return IsrlDp(variant="accelerated", **options)
-    if kind == "tree":
+    if kind in MOMENTUM:
         policy = PrivacyPolicy(1.0, 1, 30, 2.0, **TREE)
-        keys = SimulatedKeys(9, "server")
-        return TreeMomentum(
-            **{**options, "clients_per_round": 6}, alpha=0.3, policy=policy, num_rounds=12, noise_keys=keys
-        )
+        options |= {"clients_per_round": 6, "num_rounds": 12, "noise_keys": SimulatedKeys(9, "server")}
+        strategy, own = MOMENTUM[kind]
+        return strategy(**options, **own, alpha=0.3, policy=policy)
     return mu2(**options)
 
 
-@pytest.mark.parametrize("kind", ["mu2", "trusted", "sgd", "delayed", "accelerated", "tree"])
+@pytest.mark.parametrize("kind", ["mu2", "trusted", "sgd", "delayed", "accelerated", *MOMENTUM])
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling, tmp_path):
     changes = {
@@ -432,7 +439,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
         "sgd": {"kind": NoisySGDClient, "mechanism": "independent"},
         "delayed": {"kind": DelayedMomentumClient},
         "accelerated": {"kind": IsrlDpClient, "mechanism": "independent"},
-        "tree": {"kind": NoisySGDClient, **TREE},
+        **{key: {"kind": NoisySGDClient, **TREE} for key in MOMENTUM},
     }
     client_app = app(some, **changes.get(kind, {}))
 

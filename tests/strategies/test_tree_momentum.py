@@ -175,6 +175,8 @@ def test_the_app_runs_it_over_many_passes_with_one_epoch_for_all_machines():
     result = run_cohort(config)
     assert result.accuracy > 0.8
     assert result.mu == config.mu
+    assert result.strategy._keys.simulated
+    assert not experiment.strategy(deployed=True)._keys.simulated, "on real machines noise is the operating system's"
     assert all(statement["releases"] == experiment.num_rounds for statement in result.statements.values())
     with pytest.raises(ConfigurationError, match="clients-per-round"):
         RunConfig(strategy="tree-momentum", clients_per_round=5)

@@ -1,0 +1,155 @@
+r"""Momentum of gradients with correlated noise, and plain DP-SGD as the case without any (ALGORITHMS sections 3 and 4).
+
+With g_t the mean of the machines' clipped gradients and row t of B Z the noise on their prefix sums,
+
+    g^_t    = g_t + (row t - row t-1 of B Z)
+    m^_t    = (1 - alpha) m^_{t-1} + alpha g^_t
+    w_{t+1} = w_t - eta m^_t / ||m^_t||,  or  w_t - eta m^_t  without normalisation
+
+What is beside the trees of tran-cutkosky-2022: the same momentum from another factorisation. With alpha = 1,
+independent noise and no normalisation it is DP-SGD (Abadi et al. 2016) with a fixed order in place of sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, Mechanism, make_mechanism, row_key, standard_normals
+from ..privacy.mechanisms import State
+from ..privacy.noise import NONCE_BYTES
+from .replies import Vector
+from .trusted_momentum import TrustedMomentum, normalised_step
+
+MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")
+"""Those with a square C, one row of Z a round."""
+
+
+@dataclass(frozen=True)
+class CorrelatedMomentumState:
+    """State after round t.
+
+    Parameters
+    ----------
+    w, momentum : ndarray of shape (d,)
+        w_{t+1} and m^_t.
+    noise : ndarray of shape (rows, d)
+        The mechanism's state, where it keeps one.
+    nonces : ndarray of shape (T, 16), uint8
+        Of the rows drawn so far, for a mechanism that makes its state again from them.
+    """
+
+    w: Vector
+    momentum: Vector
+    noise: NDArray[np.floating]
+    nonces: NDArray[np.uint8]
+
+
+class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
+    """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+
+    Parameters
+    ----------
+    mechanism : str
+        ``independent``, ``sqrt_toeplitz``, ``banded``, ``blt`` or ``optimal``.
+    mechanism_options : dict, optional
+    normalised : bool
+        Whether a step has the length eta or eta times that of the momentum.
+    **options
+        See :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`, with the mechanism's
+    sensitivity for samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is
+    charged.
+    """
+
+    state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
+
+    def __init__(
+        self,
+        *,
+        mechanism: str = "independent",
+        mechanism_options: dict[str, Any] | None = None,
+        normalised: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if mechanism not in MOMENTUM_MECHANISMS:
+            raise ConfigurationError(
+                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum has "
+                "the tree."
+            )
+        self.mechanism: Mechanism = make_mechanism(mechanism, self.num_rounds, **(mechanism_options or {}))
+        self.normalised = normalised
+
+    def noise_std(self, num_parameters: int) -> float:
+        """Standard deviation in front of Z, for the mean of the gradients."""
+        plan = self.policy.plan(num_parameters)
+        return self.mechanism.noise_std(plan.sensitivity, self.mu, **self.policy.pattern) / self.clients_per_round
+
+    def settings(self) -> dict[str, Any]:
+        own = {"mechanism": self.mechanism.name, "normalised": self.normalised}
+        return {**super().settings(), **own, "encoder": self.mechanism.identity().hex()[:64]}
+
+    def initial_state(self, start: Vector) -> CorrelatedMomentumState:
+        noise = _packed(self.mechanism.initial_state(len(start)), len(start))
+        nonces = np.zeros((self.num_rounds, NONCE_BYTES), np.uint8)
+        return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
+
+    def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
+        self.check_round(server_round)
+        plan, size = self.policy.plan(len(release_sum)), len(release_sum)
+        scale = self.noise_std(size) * self.clients_per_round
+        nonces = state.nonces.copy()
+        nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        before = self._unpacked(state, server_round, scale)
+        increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
+        # Sum and noise on one grid: rounded Gaussian releases (privacy/grid.py).
+        counts = plan.grid.counts(release_sum) + plan.grid.counts(np.asarray(increment.added, np.float64))
+        if increment.removed is not None:
+            counts -= plan.grid.counts(np.asarray(increment.removed, np.float64))
+        gradient = plan.grid.values(counts) / self.clients_per_round
+        momentum = (1 - self.alpha) * state.momentum + self.alpha * gradient
+        if self.normalised:
+            w = normalised_step(state.w, momentum, self.learning_rate)
+        else:
+            w = state.w - self.learning_rate * momentum
+        noise = np.zeros((0, size)) if increment.state is None else _packed(increment.state, size)
+        return CorrelatedMomentumState(w, momentum, noise, nonces)
+
+    def model(self, state: CorrelatedMomentumState) -> Vector:
+        return state.w
+
+    def _row(self, nonces: NDArray[np.uint8], server_round: int, size: int) -> NDArray[np.floating]:
+        key = row_key(self._keys.secret_key, nonces[server_round - 1].tobytes())
+        return standard_normals(key, size, self.policy.noise_quality)
+
+    def _unpacked(self, state: CorrelatedMomentumState, server_round: int, scale: float) -> State:
+        """The mechanism's state before a round."""
+        if self.mechanism.memory == "nothing":
+            return ()
+        if self.mechanism.memory == "state":
+            return tuple(state.noise)
+        if len(state.noise):
+            return (state.noise,)
+        size = len(state.w)
+
+        def draw(rounds: range) -> NDArray[np.floating]:
+            return np.stack([self._row(state.nonces, k, size) for k in rounds])
+
+        return self.mechanism.state_after(server_round - 1, draw, scale)
+
+
+def _packed(state: State, size: int) -> NDArray[np.floating]:
+    """A mechanism's state as one array of rows."""
+    if not state:
+        return np.zeros((0, size))
+    return np.concatenate([rows.reshape(-1, size) for rows in state])

@@ -1,0 +1,235 @@
+r"""Sensitivity-reduced momentum with a trusted server (tran-cutkosky-2022, algorithm 2; ALGORITHMS section 4).
+
+With g_t the mean of the machines' clipped gradients, a_t the iterate at which the epoch of round t began, and the trees
+of :mod:`murmurfl.privacy.reconstruction` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of g_t):
+
+    F^X_[y,z] = sum_{s=y..z} alpha (1 - alpha)^{z-s} X_s + fresh noise,   X = A, D, R
+    m^_t      = lemma 17's combination of the nodes
+    w_{t+1}   = w_t - eta m^_t / ||m^_t||
+
+The combination of the sums without noise is plain momentum, m_t = (1 - alpha) m_{t-1} + alpha g_t, exactly: the server
+computes that, and only the noise from the trees, whose rows are drawn again from their keys. So machines compute one
+gradient a sample and not three, and of all the nodes nothing is kept. That is also why differences are not clipped
+one by one: a clipped difference is none of two gradients any more, the sums would not telescope, and the server would
+have to remember a gradient for every round of an epoch. They are bounded instead: gradients that are L-smooth before
+they are clipped differ by at most L times the way between two points, which for steps of length eta is at most eta N,
+and never by more than 2 S.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, MurmurflError, row_key
+from ..privacy.noise import NONCE_BYTES, standard_normal_rows
+from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
+from .replies import Outcome, ReleaseSum, RoundReport, Vector
+from .trusted_momentum import TrustedMomentum, normalised_step
+
+# Of the float64 arithmetic of steps: an epoch's way is eta N and so much more.
+_ROUNDING = 1e-9
+# Rows of noise in memory at a time, whatever else is kept: a few, and more where they are short.
+_FEW_ROWS = 8
+_BLOCK_VALUES = 1 << 17
+
+
+class IncompleteRoundError(MurmurflError):
+    """A machine was missing from a round of an algorithm whose guarantee needs all of them in every round."""
+
+
+@dataclass(frozen=True)
+class ReducedTreeMomentumState:
+    """State after round t: two vectors of d floats, however many nodes the trees have.
+
+    Parameters
+    ----------
+    w : ndarray of shape (d,)
+        w_{t+1}.
+    momentum : ndarray of shape (d,)
+        m_t without noise, times the number of machines.
+    nonces : ndarray of shape (T, 16), uint8
+        What the noise of the nodes that each round completes is drawn again from.
+    """
+
+    w: Vector
+    momentum: Vector
+    nonces: NDArray[np.uint8]
+
+
+def reduced_tree_momentum_step(
+    state: ReducedTreeMomentumState,
+    momentum: Vector,
+    noisy_momentum: Vector,
+    nonces: NDArray[np.uint8],
+    *,
+    learning_rate: float,
+) -> ReducedTreeMomentumState:
+    """One round: a pure function of the state, m_t and m^_t."""
+    return ReducedTreeMomentumState(normalised_step(state.w, noisy_momentum, learning_rate), momentum, nonces)
+
+
+class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
+    """Momentum of less sensitivity, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
+
+    Parameters
+    ----------
+    smoothness : float
+        L, of every sample's loss whatever the sample; infinite (the default) if none is known, and then this algorithm
+        adds more noise than :class:`~murmurfl.strategies.TreeMomentum`.
+    gamma : float, optional
+        0 <= gamma <= 1, public; default that of least noise. The momentum does not depend on it, its noise does.
+    noise_cache_mib : float
+        Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
+    **options
+        See :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`, provided also that
+    every sample's gradient is L-Lipschitz in the model, for any sample (a model must be built so, as one that bounds
+    its features; data cannot show it), and that machines compute it at the points they are sent. So models must be
+    float64, for a step to be as long as it should be. Every machine must be in every round: where a reply is missing,
+    samples' gradients change from one epoch to the next by as much as they are long, and the run ends with
+    :class:`IncompleteRoundError` before anything of that round is published. The same under another order of samples:
+    policies in which they do not return after exactly N rounds are refused.
+
+    Momentum and noise are rounded to the machines' grid. A node of R is m_t less (1 - alpha)^{its length} times the
+    momentum before it, so the two roundings are charged to it; the machines' own are charged to R_t.
+    """
+
+    state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
+
+    def __init__(
+        self,
+        *,
+        smoothness: float = math.inf,
+        gamma: float | None = None,
+        noise_cache_mib: float = 256.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if self.policy.max_participations < self.num_rounds:
+            raise ConfigurationError(
+                f"Expected max_participations >= num_rounds = {self.num_rounds}, got {self.policy.max_participations}: "
+                "every machine must be in every round."
+            )
+        if not smoothness >= 0:
+            raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {smoothness!r}.")
+        if gamma is not None and not 0 <= gamma <= 1:
+            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
+        self.smoothness = float(smoothness)
+        self.gamma = gamma
+        self._cache_bytes = int(noise_cache_mib * 2**20)
+        self._cached: dict[tuple[bytes, int], NDArray[np.floating]] = {}
+        self._trees: dict[int, tuple[ReconstructionTrees, NDArray[np.float64]]] = {}
+
+    def changes(self, num_parameters: int) -> Changes:
+        """How far a sample, replaced, moves what the trees add up, for the sum over the machines."""
+        plan, policy = self.policy.plan(num_parameters), self.policy
+        rounding, clip = plan.grid.charge(num_parameters), policy.clip_norm
+
+        def difference(steps: int) -> float:
+            way = self.learning_rate * steps * (1 + _ROUNDING)
+            longest = min(self.smoothness * way, 2 * clip) if steps else 0.0
+            return 2 * longest / policy.batch_size
+
+        residual = tuple(difference(steps) + rounding for steps in range(self.epoch))
+        return Changes(2 * clip / policy.batch_size, difference(self.epoch), residual, node_rounding=2 * rounding)
+
+    def trees(self, num_parameters: int) -> tuple[ReconstructionTrees, NDArray[np.float64]]:
+        """The trees, and the standard deviation of the noise on each node, for the sum over the machines."""
+        if num_parameters not in self._trees:
+            changes = self.changes(num_parameters)
+            shape = self.num_rounds, self.epoch, self.alpha
+            trees = ReconstructionTrees(*shape, best_gamma(*shape, changes) if self.gamma is None else self.gamma)
+            self._trees[num_parameters] = trees, trees.noise_stds(changes, self.mu)
+        return self._trees[num_parameters]
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "smoothness": None if math.isinf(self.smoothness) else self.smoothness,
+            "gamma": self.gamma,
+        }
+
+    def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
+        wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
+        if wrong and not math.isinf(self.smoothness):
+            raise ConfigurationError(
+                f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
+                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf."
+            )
+        return ReducedTreeMomentumState(start, np.zeros_like(start), np.zeros((self.num_rounds, NONCE_BYTES), np.uint8))
+
+    def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
+        self.check_round(server_round)
+        plan = self.policy.plan(len(release_sum))
+        nonces = state.nonces.copy()
+        nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        momentum = (1 - self.alpha) * state.momentum + self.alpha * release_sum
+        noise = self.noise(nonces, server_round, len(release_sum))
+        # Both on one grid: a rounded Gaussian release (privacy/grid.py).
+        noisy = plan.grid.values(plan.grid.counts(momentum) + plan.grid.counts(noise))
+        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
+        if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected steps of length {self.learning_rate:g}, got a longer one: they are too short for float64 at "
+                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate."
+            )
+        return after
+
+    def model(self, state: ReducedTreeMomentumState) -> Vector:
+        return state.w
+
+    def noise(self, nonces: NDArray[np.uint8], server_round: int, num_parameters: int) -> NDArray[np.float64]:
+        """The noise on the sum of the machines' momenta: lemma 17's combination of that of the nodes."""
+        trees, stds = self.trees(num_parameters)
+        numbers, weights = trees.row(server_round)
+        weights = weights * stds[numbers]
+        numbers, weights = numbers[weights > 0], weights[weights > 0]
+        noise = np.zeros(num_parameters)
+        block = max(_FEW_ROWS, _BLOCK_VALUES // num_parameters)
+        for start in range(0, len(numbers), block):
+            chosen = slice(start, start + block)
+            rows = np.stack(self._rows(trees, nonces, numbers[chosen].tolist(), num_parameters))
+            noise += weights[chosen] @ rows
+        return noise
+
+    def _rows(
+        self, trees: ReconstructionTrees, nonces: NDArray[np.uint8], numbers: list[int], size: int
+    ) -> list[NDArray[np.floating]]:
+        """The normals of nodes; drawn again where they are not kept."""
+        names = []
+        for number in numbers:
+            # Every node has a nonce of its own, made from that of the round that completed it.
+            nonce = nonces[trees.node(number)[2] - 1].tobytes() + number.to_bytes(8, "little")
+            names.append(hashlib.blake2b(nonce, digest_size=NONCE_BYTES, person=b"murmurfl node").digest())
+        missing = [name for name in names if (name, size) not in self._cached]
+        keys = [row_key(self._keys.secret_key, name) for name in missing]
+        drawn = standard_normal_rows(keys, size, self.policy.noise_quality) if keys else []
+        made = dict(zip(missing, drawn, strict=True))
+        rows = [made[name] if name in made else self._cached[name, size] for name in names]
+        for name, row in made.items():
+            if (len(self._cached) + 1) * row.nbytes <= self._cache_bytes:
+                self._cached[name, size] = row.copy()
+        return rows
+
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
+        report = super()._believe(server_round, outcomes, release_sum)
+        if report.aggregated < self.num_clients:
+            raise IncompleteRoundError(
+                f"Expected replies of all {self.num_clients} machines in every round, got {report.aggregated} in round "
+                f"{server_round}: the noise is too little for a sample that is missing from some epochs. Nothing of "
+                "the round was published; start anew, or use TreeMomentum, which can do without."
+            )
+        return report

@@ -1,0 +1,97 @@
+"""Momentum of gradients under any mechanism, and DP-SGD: the rule, the noise, and its calibration."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, row_key, standard_normals
+from murmurfl.strategies import CorrelatedMomentum
+
+MACHINES, ROUNDS, EPOCH, D = 3, 70, 10, 5
+
+
+def policy(**changes):
+    options = {
+        "clip_norm": 1.0,
+        "batch_size": 2,
+        "max_participations": ROUNDS,
+        "mu": 2.0,
+        "mechanism": "independent",
+        "sample_participations": ROUNDS // EPOCH,
+        "min_separation": EPOCH,
+        "release_rule": "paper",
+        "trust": "trusted-server",
+    }
+    return PrivacyPolicy(**{**options, **changes})
+
+
+def strategy(**changes):
+    options = {
+        "num_clients": MACHINES,
+        "clients_per_round": MACHINES,
+        "learning_rate": 0.05,
+        "alpha": 0.3,
+        "policy": policy(),
+        "num_rounds": ROUNDS,
+        "noise_keys": SimulatedKeys(5, "server"),
+        "session": "s",
+    }
+    return CorrelatedMomentum(**{**options, **changes})
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt", "optimal"])
+def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
+    """The stream against the dense C^{-1}, over more rounds than a block of regenerated noise has."""
+    subject, keys, rng = strategy(mechanism=mechanism), SimulatedKeys(5, "server"), np.random.default_rng(2)
+    normals = np.array(
+        [standard_normals(row_key(keys.secret_key, keys.nonce("s", t)), D, "exact") for t in range(1, ROUNDS + 1)]
+    )
+    noise = subject.noise_std(D) * (subject.mechanism.inverse() @ normals)
+    state, w, momentum = subject.initial_state(np.ones(D)), np.ones(D), np.zeros(D)
+    for t in range(1, ROUNDS + 1):
+        gradients = rng.normal(size=D)
+        state = subject.step(state, gradients, t)
+        momentum = 0.7 * momentum + 0.3 * (gradients / MACHINES + noise[t - 1])
+        w = w - 0.05 * momentum / np.linalg.norm(momentum)
+        assert state.momentum == pytest.approx(momentum, rel=1e-4, abs=1e-4)
+    assert state.w == pytest.approx(w, abs=1e-3)
+    with pytest.raises(ConfigurationError, match="calibrated"):
+        subject.step(state, np.zeros(D), ROUNDS + 1)
+
+
+def test_without_momentum_and_normalisation_it_is_dp_sgd():
+    subject = strategy(alpha=1.0, normalised=False, policy=policy(mu=1e6))
+    state = subject.step(subject.initial_state(np.ones(D)), np.full(D, 6.0), 1)
+    assert state.w == pytest.approx(1 - 0.05 * 6 / MACHINES, abs=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt"])
+def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
+    """From C itself: the sum of a sample's columns, in units of the noise; one participation would cost less."""
+    subject = strategy(mechanism=mechanism)
+    encoder, change = subject.mechanism.materialize(), subject.policy.plan(D).sensitivity / MACHINES
+    std = subject.noise_std(D)
+    spent = [change * np.linalg.norm(encoder[:, place::EPOCH].sum(axis=1)) / std for place in range(EPOCH)]
+    assert max(spent) == pytest.approx(subject.mu)
+    assert change * np.linalg.norm(encoder, axis=0).max() / std < 0.9 * subject.mu
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "cancelling"])
+def test_mechanisms_that_are_not_for_it_are_refused(mechanism):
+    with pytest.raises(ConfigurationError, match="TreeMomentum"):
+        strategy(mechanism=mechanism)
+
+
+def test_the_app_runs_it_and_dp_sgd():
+    base = {"passes": 5, "checkpoint": False}
+    for settings in ({"strategy": "correlated-momentum"}, {"strategy": "trusted-sgd"}):
+        result = run_cohort(RunConfig(**base, **settings))
+        assert result.accuracy > 0.8
+        assert result.mu == 4.0
+        assert math.isinf(result.experiment.plans()[0].mu), "the machines add no noise"
+    with pytest.raises(ConfigurationError, match="mechanism"):
+        RunConfig(strategy="correlated-momentum", mechanism="tree")
+    with pytest.raises(ConfigurationError, match="mechanism"):
+        RunConfig(strategy="trusted-sgd", mechanism="blt")
