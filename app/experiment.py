@@ -285,7 +285,7 @@ class Experiment:
         if config.strategy == "shuffled":
             return self._shuffled_avg(common)
         if config.strategy == "tree-momentum":
-            keys = SimulatedKeys(config.seed, _SERVER_NOISE)
+            keys = None if deployed else SimulatedKeys(config.seed, _SERVER_NOISE)
             return TreeMomentum(
                 alpha=config.alpha, policy=self.policy(), num_rounds=self.num_rounds, noise_keys=keys, **common
             )

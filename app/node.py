@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, protocol
-from .config import FEATURES, MODELS, PARTITIONS, STRATEGIES, TASKS, RunConfig, typed_value
+from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
 from .tasks import load_shards, load_task
@@ -30,6 +30,8 @@ NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file, for Flower's plain ``flower-supernode``."""
 NODE_CONFIG_KEY = "murmurfl-config"
 """The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
+NODE_STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
+"""What a real machine can take part in."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class NodeConfig:
     feature_bound: float = 0.0
 
     def __post_init__(self) -> None:
-        choices = {"strategy": STRATEGIES, "model": MODELS, "features": FEATURES, "partition": PARTITIONS}
+        choices = {"strategy": NODE_STRATEGIES, "model": MODELS, "features": FEATURES, "partition": PARTITIONS}
         for name, allowed in choices.items():
             self._check(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
         longest = protocol.LONGEST_MACHINE_NAME
