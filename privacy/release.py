@@ -251,7 +251,8 @@ class PrivateMachine:
         contribution : callable
             Gives the per-sample contributions, one row a sample, of the slice of samples it is handed. Rows are clipped
             here; a non-finite row becomes zero and still counts. With real keys it is called for every row by itself,
-            and a row it fails on counts as zero.
+            a row it fails on counts as zero, and it may be called again for the next samples, if another request took
+            these while it was computing.
         note : tuple of floating-point arrays, optional
             Public values to remember with this release (:meth:`noted`); they must not depend on data.
 
