@@ -17,7 +17,7 @@ from typing import Any
 from murmurfl.app.papers import REPRODUCTIONS
 from murmurfl.app.reproduce import markdown_table, table_rows
 
-from . import engines, mechanisms, noise, profile, scale, streams
+from . import engines, footprint, mechanisms, noise, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,6 +125,7 @@ BLOCKS = {
         "profile-before": lambda: profile.table(document("profile-before")),
         "scale": part("scale", scale.table),
         "peers": part("peers", peers.table),
+        "footprint": lambda: footprint.table(document("footprint")),
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {
