@@ -36,7 +36,7 @@ deploy-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, and not quick.
+# Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, half an hour on two cores.
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
 

@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from .engines import app_folder
 from .experiment import Experiment, prepare
 from .launch import CONNECTION_NAME, Launch, LaunchError, Scalar, executable, toml_document
 from .ledger_command import ledger_guarantee
-from .node import NodeConfig
+from .node import NODE_STRATEGIES, NodeConfig
 from .processes import interrupts_as_keyboard_interrupt
 from .record import FAILURE_NAME, RESULT_NAME
 
@@ -134,11 +134,12 @@ class Deployment(Launch):
             if process.returncode:
                 raise LaunchError(f"The SuperLink refused the key of node {name}.", output)
 
-    def start_node(self, name: str) -> subprocess.Popen[Any]:
-        """Start a node, or start it again: ``murmurfl node``."""
+    def start_node(self, name: str, program: Sequence[str] = ()) -> subprocess.Popen[Any]:
+        """Start a node, or start it again: ``murmurfl node``, or another program that takes its arguments."""
         files = self.nodes[name]
-        command = [sys.executable, "-m", __package__ or "murmurfl.app", "node", str(files.config)]
-        command += ["--superlink", f"127.0.0.1:{self.port}", "--auth-private-key", str(files.private_key)]
+        program = program or (sys.executable, "-m", __package__ or "murmurfl.app")
+        command = [*program, "node", str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--auth-private-key", str(files.private_key)]
         command += ["--root-certificates", str(self.certificates.authority)]
         with files.log.open("ab") as log:
             self.running[name] = self.start_process(command, stdout=log)
@@ -210,6 +211,10 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         If a real node cannot be told so.
     """
     config, policy = experiment.config, experiment.policy(machine)
+    if config.strategy not in NODE_STRATEGIES:
+        raise ConfigurationError(
+            f"Expected a strategy for real nodes, one of {', '.join(NODE_STRATEGIES)}, got {config.strategy!r}."
+        )
     if config.mechanism == NO_NOISE or config.noise_quality != "exact" or policy.mechanism_options:
         raise ConfigurationError(
             "Expected a mechanism without options and exact noise on real nodes, got "

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
 from ..clients.update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file, operators_values
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
-from .config import FEATURES, MODELS, PARTITIONS, STRATEGIES, TASKS, RunConfig, typed_value
+from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
 from .tasks import load_shards, load_task
@@ -27,11 +27,15 @@ from .tasks import load_shards, load_task
 __all__ = [
     "NODE_CONFIG_KEY",
     "NODE_CONFIG_VARIABLE",
+    "NODE_STRATEGIES",
     "NodeConfig",
     "configured_client",
     "describe",
     "operators_file",
 ]
+
+NODE_STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
+"""What a real machine can take part in."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class NodeConfig:
     feature_bound: float = 0.0
 
     def __post_init__(self) -> None:
-        choices = {"strategy": STRATEGIES, "model": MODELS, "features": FEATURES, "partition": PARTITIONS}
+        choices = {"strategy": NODE_STRATEGIES, "model": MODELS, "features": FEATURES, "partition": PARTITIONS}
         for name, allowed in choices.items():
             self._check(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
         longest = protocol.LONGEST_MACHINE_NAME

@@ -20,7 +20,7 @@ from murmurfl.app.reproduce import markdown_table, table_rows
 from murmurfl.app.stationary import slope_table
 from murmurfl.privacy import rounded_up
 
-from . import engines, mechanisms, momentum, noise, profile, scale, streams
+from . import engines, footprint, mechanisms, momentum, noise, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,6 +130,7 @@ BLOCKS = {
         "profile-before": lambda: profile.table(document("profile-before")),
         "scale": part("scale", scale.table),
         "peers": part("peers", peers.table),
+        "footprint": lambda: footprint.table(document("footprint")),
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {

@@ -138,9 +138,10 @@ class PrivacyStatement:
     releases : int
         Releases made in this session.
     mu_spent : float
-        Bookkeeping: mu of those releases, from the noise that was put on them.
+        Bookkeeping: mu of those releases, from the noise that was put on them. Of a session that was opened under
+        another policy, or closed, all that it reserved.
     mu_guaranteed : float
-        mu of all the releases this session may make: the guarantee.
+        mu of all the releases this session may make: the guarantee; of such a session what it reserved.
     mu_budget : float
         mu of everything the machine will ever release; infinite under a trusted server.
     samples_used : int
@@ -259,7 +260,8 @@ class PrivateMachine:
         contribution : callable
             Gives the per-sample contributions, one row a sample, of the slice of samples it is handed. Rows are clipped
             here; a non-finite row becomes zero and still counts. With real keys it is called for every row by itself,
-            and a row it fails on counts as zero.
+            a row it fails on counts as zero, and it may be called again for the next samples, if another request took
+            these while it was computing.
         note : tuple of floating-point arrays, optional
             Public values to remember with this release (:meth:`noted`); they must not depend on data.
 
@@ -276,10 +278,18 @@ class PrivateMachine:
         LedgerError
             If the ledger cannot be believed.
         """
-        with self._ledger.exclusive() as page:
-            admission = self._admit(page, session, ack)
-            counts = self._contribution_counts(contribution, admission.samples)
-            return self._finish(page, session, admission, counts, note=note)
+        counts, samples = None, slice(0)
+        while True:
+            with self._ledger.exclusive() as page:
+                admission = self._admit(page, session, ack)
+                if self._keys.simulated:  # whose ledger nobody else waits for
+                    counts, samples = self._contribution_counts(contribution, admission.samples), admission.samples
+                if counts is not None and admission.samples == samples:
+                    return self._finish(page, session, admission, counts, note=note)
+            # A gradient may take long, so it is computed while others may use the ledger. Nothing is spent by that: it
+            # counts only if the same samples are still fresh when the request is admitted again, inside the transaction
+            # that records it; otherwise somebody else took them, and the next ones are computed.
+            counts, samples = self._contribution_counts(contribution, admission.samples), admission.samples
 
     def admits(self, session: str, ack: int) -> slice:
         """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.
@@ -330,10 +340,15 @@ class PrivateMachine:
         with self._ledger.exclusive() as page:
             stream, account = page.stream(session), page.account()
         releases = 0 if stream is None else stream.release
+        if stream is None or stream.fingerprint == self._fingerprint:
+            spent, guaranteed = self.plan.spent_mu(releases), self.plan.mu
+        else:
+            # Opened under another policy, or closed: today's noise says nothing of it, what it reserved holds for it.
+            spent = guaranteed = account.reserved.get(session, math.inf)
         return PrivacyStatement(
             releases=releases,
-            mu_spent=self.plan.spent_mu(releases),
-            mu_guaranteed=self.plan.mu,
+            mu_spent=spent,
+            mu_guaranteed=guaranteed,
             mu_budget=math.inf if self.policy.trust == "trusted-server" else float(self.policy.budget_mu or 0.0),
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
@@ -435,19 +450,22 @@ class PrivateMachine:
     def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
         """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
         if self._keys.simulated:
-            rows = self._rows_of(contribution, samples)
-        else:
-            # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails,
-            # which must not show. A failure that zeroed the whole batch would move the release by S and not by 2 S / b.
-            count = self.policy.rows_per_release
-            share = self.policy.batch_size // count
-            rows = np.zeros((count, self.num_parameters))
-            for i in range(count):
-                start = samples.start + i * share
-                try:
-                    rows[i] = self._rows_of(contribution, slice(start, start + share))[0]
-                except Exception:
-                    logger.exception("A contribution could not be computed; it counts as zero.")
+            return self._mean_counts(self._rows_of(contribution, samples))
+        # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails, which
+        # must not show. A failure that zeroed the whole batch would move the release by S and not by 2 S / b. One row
+        # at a time is in memory, whatever the batch.
+        total = np.zeros(self.num_parameters, dtype=np.int64)
+        share = self.policy.batch_size // self.policy.rows_per_release
+        for start in range(samples.start, samples.stop, share):
+            try:
+                row = self._rows_of(contribution, slice(start, start + share))
+            except Exception:
+                logger.exception("A contribution could not be computed; it counts as zero.")
+                continue
+            total += self._mean_counts(row)
+        return total
+
+    def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
         clipped = clip_per_sample(rows, self.policy.clip_norm)
         share = 1.0 / self.policy.rows_per_release
         return self.plan.grid.counts(clipped, scale=share, bound=self.policy.clip_norm).sum(axis=0)

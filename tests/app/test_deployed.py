@@ -48,9 +48,10 @@ def test_every_training_has_a_session_of_its_own_and_the_guarantee_is_the_machin
     assert "Real machines: the figure is what 2 of 2 machines say" in result_guarantee(first).sentence
 
 
-def test_a_trusted_servers_noise_on_real_machines_is_not_seeded():
+@pytest.mark.parametrize("strategy", ["trusted-mu2", "tree-momentum"])
+def test_a_trusted_servers_noise_on_real_machines_is_not_seeded(strategy):
     """No fixed or short seed: the key is 32 bytes of the operating system, another one every time."""
-    experiment = prepare(RunConfig(strategy="trusted-mu2", num_rounds=2))
+    experiment = prepare(RunConfig(strategy=strategy, num_rounds=2))
     assert isinstance(experiment.strategy()._keys, SimulatedKeys)
     keys = [experiment.strategy(deployed=True)._keys for _ in range(2)]
     assert all(isinstance(key, SystemKeys) for key in keys)

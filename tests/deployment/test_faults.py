@@ -18,6 +18,8 @@ from murmurfl.app.launch import LaunchError
 from murmurfl.app.node import NODE_CONFIG_KEY
 from murmurfl.privacy import read_ledger
 
+from tests.deployment.rig import federation
+
 pytestmark = pytest.mark.deployment
 
 SETTINGS = {
@@ -155,16 +157,24 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
     assert document["accuracy"] > 0.4
 
 
-def test_a_fifth_of_the_replies_lost_costs_nothing_but_delay(tmp_path):
-    folder = tmp_path / "run"
-    config = configuration(folder, lost_replies=0.2, num_rounds=10, seed=3)
-    with nodes_of(config, folder) as running:
-        running.submit(config.to_mapping())
-        releases = sum(ledger(running, name).sessions[0].releases for name in running.nodes)
-    document = result(folder)
-    assert document["lost_replies"] > 0
-    assert document["aggregated"] + document["lost_replies"] == releases == 20
-    assert document["accuracy"] > 0.6
+def test_nodes_with_wrong_clocks_are_refused_and_join_when_these_are_right(tmp_path):
+    folder, clocks = tmp_path / "run", {"node-0": 60.0, "node-1": -600.0}
+    config = configuration(folder, num_rounds=2)
+    files = {name: tmp_path / f"{name}.clock" for name in clocks}
+    with federation(config, folder, 600) as real:
+        for name, path in files.items():
+            path.write_text(str(clocks[name]))
+        real.start({name: {"clock": str(path)} for name, path in files.items()})
+        logs = [node.log for node in real.running.nodes.values()]
+        while not all("The SuperNode ended; it is started again" in log.read_text() for log in logs):
+            real.running.check_time()
+            time.sleep(0.2)
+        assert not any("SuperNode ID" in log.read_text() for log in logs)
+        for path in files.values():
+            path.write_text("0")
+        real.submit()
+        assert real.result()["aggregated"] == 4
+        assert dict(real.restarts) == {}, "the node itself goes on"
 
 
 def test_the_same_bundle_is_executed_by_a_plain_supernode(tmp_path, make_stealing_app):

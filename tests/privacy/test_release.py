@@ -1,6 +1,7 @@
 """The release rule: exact prefixes, no residual noise, nothing spent twice, nothing released beyond the budget."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -257,6 +258,20 @@ def test_a_session_belongs_to_the_policy_it_was_opened_with():
     refused(protocol.POLICY_CHANGED, machine(ledger, clip_norm=0.5, budget_mu=10.0), "s", 1)
 
 
+@pytest.mark.parametrize("changes", [{"max_participations": 2}, {"clip_norm": 0.5}, {"mu": 1.0}, {"mechanism": "blt"}])
+def test_of_a_session_of_another_policy_a_machine_states_what_it_reserved(changes):
+    """A cap lowered later must not make it an error, nor another noise level a figure that is not true."""
+    ledger = DurableLedger()
+    opened = machine(ledger, budget_mu=10.0)
+    for k in range(3):
+        opened.release("s", k, contribution)
+    later = machine(ledger, budget_mu=10.0, **changes)
+    statement = later.statement("s")
+    assert statement.releases == 3
+    assert statement.mu_spent == statement.mu_guaranteed == opened.plan.mu
+    assert later.statement("new").mu_guaranteed == later.plan.mu
+
+
 def test_a_real_machine_never_repeats_a_noise_row_even_from_a_restored_ledger():
     keys = SystemKeys.generate()
     first = machine(DurableLedger(), keys).release("s", 0, zero)
@@ -343,6 +358,24 @@ def test_a_real_machine_computes_every_sample_by_itself():
 
     machine(keys=SystemKeys(bytes(32))).release("s", 0, rows)
     assert asked == [(0, 1), (1, 2)]
+
+
+def test_a_real_machine_holds_no_more_for_a_larger_batch():
+    """A few vectors of d values, one row of the batch among them, however many rows there are."""
+
+    def peak(batch, parameters=20_000):
+        policy = PrivacyPolicy(clip_norm=1.0, batch_size=batch, max_participations=2, mu=2.0)
+        subject = PrivateMachine(policy, parameters, 2 * batch, DurableLedger(), SystemKeys(bytes(32)))
+        tracemalloc.start()
+        subject.release("s", 0, lambda samples: np.ones((samples.stop - samples.start, parameters)))
+        try:
+            return tracemalloc.get_traced_memory()[1] / (8 * parameters)
+        finally:
+            tracemalloc.stop()
+
+    few, many = peak(1), peak(64)
+    assert many < few + 1.0
+    assert many < 16
 
 
 def test_a_real_machine_insists_on_a_ledger_that_lasts():

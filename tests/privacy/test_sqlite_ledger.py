@@ -519,9 +519,10 @@ def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
     def spend(number):
         subject = machine(SQLiteLedger(path))
         with (tmp_path / f"spent-{number}").open("w") as log:
+            asked = []
 
             def contribution(samples):
-                print("used", samples.start, file=log, flush=True)
+                asked.append(samples.start)
                 return DATA[samples]
 
             for k in range(6):
@@ -530,6 +531,8 @@ def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
                         subject.release(session, k, contribution)
                     except RefusedError as refusal:
                         print("refused", refusal.code, file=log, flush=True)
+                    else:  # what was computed last is what was released; before it the other process may have come
+                        print("used", asked[-2], "\nused", asked[-1], file=log, flush=True)
 
     children = [fork.Process(target=spend, args=(number,)) for number in range(2)]
     for child in children:
@@ -544,6 +547,54 @@ def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
     assert lines.count(["refused", str(protocol.BUDGET_EXHAUSTED)]) == 12
     assert len(read_ledger(path).sessions) == 4, "six were asked for, the budget allows four"
     assert read_ledger(path).reserved_mu <= 2.0
+
+
+def test_a_ledger_is_free_while_a_gradient_is_computed(path):
+    def long(samples):
+        with SQLiteLedger(path, timeout_s=0.0).exclusive() as page:
+            assert page.stream("s") is None
+        return DATA[samples]
+
+    assert machine(SQLiteLedger(path, timeout_s=0.0)).release("s", 0, long).release == 1
+
+
+@pytest.mark.parametrize("session", ["s", "other"])
+def test_who_is_overtaken_while_computing_uses_the_next_samples(path, session):
+    """Another process releases in the middle: of another session, or of this one, where k moves on as well."""
+    asked, fast, slow = [], machine(SQLiteLedger(path)), machine(SQLiteLedger(path))
+
+    def overtaken(samples):
+        if not asked:
+            fast.release(session, 0, contribution)
+        asked.append(samples.start)
+        return DATA[samples]
+
+    release = slow.release("s", 0, overtaken)
+    assert asked == [0, 1, 2, 3]
+    assert release.release == (2 if session == "s" else 1)
+    assert read_ledger(path).samples_used == 4
+    both, alone = (stream_of(path, name).pending for name in ("s", session))
+    plan = slow.plan
+    if session == "s":  # the sum carries the first release along, once
+        assert set(both) == {1, 2}
+    else:
+        assert set(both) == set(alone) == {1}
+    assert np.array_equal(plan.grid.values(both[release.release]), release.values)
+
+
+def test_a_request_that_is_refused_after_its_gradient_was_computed_spends_nothing(path):
+    fast, slow = machine(SQLiteLedger(path), mu=2.0), machine(SQLiteLedger(path), mu=2.0)
+
+    def overtaken(samples):
+        if read_ledger(path).samples_used == 0:
+            fast.release("first", 0, contribution)
+        return DATA[samples]
+
+    with pytest.raises(RefusedError) as refusal:
+        slow.release("second", 0, overtaken)
+    assert refusal.value.code == protocol.BUDGET_EXHAUSTED
+    assert [session.session for session in read_ledger(path).sessions] == ["first"]
+    assert read_ledger(path).samples_used == 2
 
 
 def test_a_ledger_in_use_is_waited_for_and_then_refused(path):

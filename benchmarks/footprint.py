@@ -1,0 +1,308 @@
+"""What one real node needs: memory, bytes on the wire, size of its ledger. ``python -m benchmarks.footprint``.
+
+A SuperLink with TLS, one ``murmurfl node`` (two processes: the node, and Flower's SuperNode below it) and a server that
+asks for releases, all on the loopback interface. Bytes are counted by a relay between node and SuperLink, TLS and
+polling included. Writes docs/results/footprint.json. Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from murmurfl.app.deploy import Deployment, deployment
+from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "footprint.json"
+CLASSES, BATCH, ROUNDS = 10, 16, 6
+FEATURES = (784, 99_999)  # d = 10 x (features + 1)
+SETTLE_S, IDLE_S = 10.0, 30.0
+# The ledger's file grows by pages of 4 KiB.
+GROWTH_RELEASES, FIRST_RELEASES = 800, 20
+_SESSION = "0123456789abcdef" * 2  # as long as those of strategies
+POLICY = {"clip-norm": 1.0, "batch-size": BATCH, "max-participations": ROUNDS, "mu": 1.0, "budget-mu": 1.0}
+POLICY |= {"delta": 1e-5, "num-classes": CLASSES}
+
+PROJECT = """
+[project]
+name = "asking-app"
+version = "1.0.0"
+description = "Asks for releases"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "benchmarks"
+
+[tool.flwr.app.components]
+serverapp = "asking.server_app:app"
+clientapp = "asking.client_app:app"
+
+[tool.flwr.app.config]
+features = 0
+classes = 0
+rounds = 0
+progress = ""
+"""
+
+CLIENT = """
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+"""
+
+SERVER = """
+import time
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    settings = context.run_config
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.5)
+    shapes = [(settings["classes"], settings["features"]), (settings["classes"],)]
+    draw = np.random.default_rng(1).random
+    points = [ArrayRecord([draw(shape) for shape in shapes])]
+    for server_round in range(1, settings["rounds"] + 1):
+        config = {"protocol-version": 1, "server-round": server_round, "session": "footprint", "ack": server_round - 1}
+        points = [points[-1], ArrayRecord([draw(shape) for shape in shapes])]  # equal ones would travel once
+        content = RecordDict({"arrays": points[1], "previous-arrays": points[0], "config": ConfigRecord(config)})
+        message = Message(content, dst_node_id=nodes[0], message_type="train")
+        (reply,) = grid.send_and_receive([message], timeout=120)
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        with open(settings["progress"], "a") as file:
+            print(server_round, file=file)
+"""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One node with a model of d parameters.
+
+    Parameters
+    ----------
+    parameters : int
+        d.
+    data_mib : float
+        Its samples, which it holds in memory.
+    idle_mib, peak_mib : float
+        Resident memory of the node's process, waiting and at most during rounds.
+    supernode_idle_mib, supernode_peak_mib : float
+        The same of Flower's SuperNode.
+    received_bytes, sent_bytes : float
+        By the node in one round, median.
+    idle_bytes_per_minute : float
+        Both ways, while nothing is asked.
+    ledger_bytes : int
+        After the rounds, the last release unacknowledged.
+    ledger_bytes_per_release : float
+        What a further release adds for good.
+    """
+
+    parameters: int
+    data_mib: float
+    idle_mib: float
+    peak_mib: float
+    supernode_idle_mib: float
+    supernode_peak_mib: float
+    received_bytes: float
+    sent_bytes: float
+    idle_bytes_per_minute: float
+    ledger_bytes: int
+    ledger_bytes_per_release: float
+
+
+class Relay:
+    """Hands bytes on between a node and a SuperLink, and counts them.
+
+    Parameters
+    ----------
+    target : int
+        The SuperLink's port on the loopback interface.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.received = self.sent = 0  # by the node
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                node, _ = self._listener.accept()
+                superlink = socket.create_connection(("127.0.0.1", self._target))
+                for source, sink, name in ((node, superlink, "sent"), (superlink, node, "received")):
+                    threading.Thread(target=self._hand_on, args=(source, sink, name), daemon=True).start()
+
+    def _hand_on(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                setattr(self, name, getattr(self, name) + len(data))
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+
+def _memory_mib(pid: int, entry: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
+
+
+def _child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _write_app(folder: Path) -> Path:
+    package = folder / "app" / "asking"
+    package.mkdir(parents=True)
+    (folder / "app" / "pyproject.toml").write_text(PROJECT)
+    for name, text in (("__init__", ""), ("client_app", CLIENT), ("server_app", SERVER)):
+        (package / f"{name}.py").write_text(text)
+    return folder / "app"
+
+
+def _start(running: Deployment, relay: Relay) -> int:
+    """Start the node behind the relay; its process, once it is signed in."""
+    files = running.nodes["node"]
+    command = [sys.executable, "-m", "murmurfl.app", "node", str(files.config)]
+    command += ["--superlink", f"127.0.0.1:{relay.port}", "--auth-private-key", str(files.private_key)]
+    command += ["--root-certificates", str(running.certificates.authority)]
+    with files.log.open("wb") as log:
+        process = running.start_process(command, stdout=log)
+    while "SuperNode ID" not in files.log.read_text():
+        running.check_time()
+        time.sleep(0.2)
+    return process.pid
+
+
+def _rounds(running: Deployment, relay: Relay, app: Path, settings: dict[str, str | int]) -> list[tuple[int, int]]:
+    """What was received and sent in each round but the first, which brings the bundle along."""
+    progress, ended = Path(str(settings["progress"])), threading.Event()
+    counted: list[tuple[int, int]] = []
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            done = len(progress.read_text().splitlines()) if progress.exists() else 0
+            if done > len(counted):
+                counted.append((relay.received, relay.sent))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    running.submit(settings, app)
+    ended.set()
+    watcher.join()
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(counted)]
+
+
+def ledger_growth(parameters: int, releases: int = GROWTH_RELEASES) -> float:
+    """Bytes a release adds to a ledger for good, everything before it acknowledged."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        ledger = SQLiteLedger.create(path, budget_mu=1.0, delta=1e-4)
+        policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=releases, mu=1.0, delta=1e-4)
+        machine = PrivateMachine(policy, parameters, releases, ledger, ledger.keys())
+        sizes, row = [], np.zeros((1, parameters))
+        for k in range(releases):
+            machine.release(_SESSION, k, lambda samples: row)  # noqa: ARG005 - all samples are alike
+            sizes.append(path.stat().st_size)
+        return (sizes[-1] - sizes[FIRST_RELEASES]) / (releases - 1 - FIRST_RELEASES)
+
+
+def measure_one(features: int, idle_s: float = IDLE_S) -> Footprint:
+    """One node with softmax regression on so many features."""
+    parameters = CLASSES * (features + 1)
+    generator = np.random.Generator(np.random.Philox(key=1))
+    data = generator.random((ROUNDS * BATCH, features), dtype=np.float32)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.savez(folder / "samples.npz", features=data, labels=generator.integers(CLASSES, size=len(data)))
+        app = _write_app(folder)
+        with deployment(folder / "run", timeout_s=600) as running:
+            running.add_nodes({"node": {**POLICY, "samples": str(folder / "samples.npz")}})
+            relay = Relay(running.port or 0)
+            node = _start(running, relay)
+            time.sleep(SETTLE_S)
+            pids, before = (node, _child(node)), relay.received + relay.sent
+            time.sleep(idle_s)
+            idle_bytes = (relay.received + relay.sent - before) * 60.0 / idle_s
+            idle = [_memory_mib(pid, "VmRSS") for pid in pids]
+            for pid in pids:
+                Path(f"/proc/{pid}/clear_refs").write_text("5")  # peaks from here on
+            settings = {"features": features, "classes": CLASSES, "rounds": ROUNDS}
+            counted = _rounds(running, relay, app, {**settings, "progress": str(folder / "progress")})
+            peak = [_memory_mib(pid, "VmHWM") for pid in pids]
+            relay.close()
+            size = (folder / "run" / "nodes" / "node" / "ledger.sqlite").stat().st_size
+    received, sent = (statistics.median(column) for column in zip(*counted, strict=True))
+    growth = ledger_growth(parameters, GROWTH_RELEASES if parameters < 10**5 else GROWTH_RELEASES // 2)
+    return Footprint(
+        parameters, data.nbytes / 2**20, idle[0], peak[0], idle[1], peak[1], received, sent, idle_bytes, size, growth
+    )
+
+
+def measure() -> dict[str, list[dict[str, float]]]:
+    """Every node."""
+    return {"nodes": [asdict(measure_one(features)) for features in FEATURES]}
+
+
+def table(document: dict[str, list[dict[str, float]]]) -> str:
+    """A column a node, in Markdown."""
+    rows = document["nodes"]
+
+    def vectors(mib: float, row: dict[str, float]) -> str:
+        return f"{mib * 2**20 / (8 * row['parameters']):.0f}" if row["parameters"] >= 10**6 else "too few to tell"
+
+    def size(number: float) -> str:
+        return f"{number / 1e6:,.2f} MB" if number >= 1e6 else f"{number / 1e3:,.1f} kB"
+
+    lines = [
+        "| | " + " | ".join(f"d = {row['parameters']:,.0f}" for row in rows) + " |",
+        "|---|" + "---|" * len(rows),
+    ]
+    entries = {
+        "node, waiting": lambda row: f"{row['idle_mib']:,.0f} MiB, {row['data_mib']:,.1f} of them its samples",
+        "node, at most in a round": lambda row: f"{row['peak_mib']:,.0f} MiB",
+        "that is, in vectors of d float64": lambda row: vectors(row["peak_mib"] - row["idle_mib"], row),
+        "Flower's SuperNode, waiting": lambda row: f"{row['supernode_idle_mib']:,.0f} MiB",
+        "Flower's SuperNode, at most in a round": lambda row: f"{row['supernode_peak_mib']:,.0f} MiB",
+        "received in a round": lambda row: size(row["received_bytes"]),
+        "sent in a round": lambda row: size(row["sent_bytes"]),
+        "both ways in a minute of waiting": lambda row: size(row["idle_bytes_per_minute"]),
+        "ledger": lambda row: size(row["ledger_bytes"]),
+        "ledger, for a further release": lambda row: f"{row['ledger_bytes_per_release']:.0f} bytes",
+    }
+    lines += [f"| {name} | " + " | ".join(entry(row) for row in rows) + " |" for name, entry in entries.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    document = measure()
+    DOCUMENT.write_text(json.dumps(document, indent=2) + "\n")
+    print(table(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Real nodes draw all that must be secret from the operating system: no fixed seed, no short one, no other source."""
+
+import ast
+import random
+import secrets
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.launch import toml_document
+from murmurfl.app.node import NodeConfig
+from murmurfl.clients import numpy_client_app
+from murmurfl.privacy import (
+    ConfigurationError,
+    LedgerError,
+    SQLiteLedger,
+    keys,
+    protocol,
+    read_ledger,
+    release,
+    row_key,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+FEATURES = 5
+BASE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+BASE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
+KINDS = [
+    {},
+    {"mechanism": "tree"},
+    {"mechanism": "blt"},
+    {"mechanism": "optimal"},
+    {"passes": 2, "mechanism": "banded"},
+    {"strategy": "noisy-sgd"},
+    {"strategy": "online", "learning-rate": 0.1},
+]
+
+
+def make_client(folder, **changes):
+    folder.mkdir(exist_ok=True)
+    generator = np.random.Generator(np.random.Philox(key=1))
+    np.savez(folder / "samples.npz", features=generator.random((20, FEATURES)), labels=generator.integers(2, size=20))
+    SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    (folder / "node.toml").write_text(toml_document({**BASE, **changes}))
+    return NodeConfig.read(folder / "node.toml").client()
+
+
+def ask(client, server_round, ack):
+    points = ArrayRecord([np.zeros((2, FEATURES)), np.zeros(2)])
+    records = {protocol.ARRAYS: points}
+    if client.query_points == 2:
+        records[protocol.PREVIOUS_ARRAYS] = points
+    entries = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: "s", protocol.ACK: ack}
+    records[protocol.CONFIG] = ConfigRecord(
+        {**entries, protocol.SERVER_ROUND: server_round, "seed": 1, "key": "00" * 32}
+    )
+    grid = InProcessGrid(numpy_client_app(lambda context: client), 1, {"seed": 1})
+    message = Message(RecordDict(records), dst_node_id=grid.get_node_ids()[0], message_type=MessageType.TRAIN)
+    return grid.send_and_receive([message])[0]
+
+
+def values_of(reply):
+    assert not reply.has_error(), reply.error
+    return np.concatenate([array.numpy().ravel() for array in reply.content[protocol.ARRAYS].values()])
+
+
+SEEDED = (
+    (np.random, ("Generator", "default_rng", "RandomState", "normal", "random", "seed", "standard_normal")),
+    (random, ("Random", "random", "seed", "getrandbits", "gauss", "randbytes")),
+    (torch, ("manual_seed", "randn", "rand", "normal", "Generator")),
+    (keys, ("SimulatedKeys", "derived_seed")),
+)
+
+
+def only_the_operating_system(monkeypatch):
+    """Every other source of randomness raises from here on; returns what is drawn from the right one."""
+    real, drawn = secrets.token_bytes, []
+
+    def token_bytes(size=None):
+        drawn.append(real(size))
+        return drawn[-1]
+
+    def refuse(*_, **__):
+        raise AssertionError("a seeded source was asked")
+
+    monkeypatch.setattr(secrets, "token_bytes", token_bytes)
+    for owner, names in SEEDED:
+        for name in names:
+            monkeypatch.setattr(owner, name, refuse)
+    return drawn
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=lambda changes: "-".join(map(str, changes.values())) or "mu2")
+def test_all_noise_is_of_the_ledgers_key_and_a_nonce_drawn_for_the_release(tmp_path, monkeypatch, changes):
+    client = make_client(tmp_path, **changes)
+    key = SQLiteLedger(tmp_path / "ledger.sqlite").keys().secret_key
+    assert len(key) == 32
+    drawn, used = only_the_operating_system(monkeypatch), []
+    monkeypatch.setattr(release, "row_key", lambda *names: used.append(names) or row_key(*names))
+    for k in range(1, 4):
+        assert values_of(ask(client, k, k - 1)).any()
+        assert [len(nonce) for nonce in drawn] == [16] * k
+        assert drawn[-1] in {nonce for _, nonce in used}
+    assert len(set(drawn)) == 3
+    assert {secret for secret, _ in used} == {key}
+    assert {nonce for _, nonce in used} == set(drawn)
+
+
+def test_the_check_sees_a_node_with_seeded_keys(tmp_path, monkeypatch):
+    client = make_client(tmp_path)
+    client.machine._keys = keys.SimulatedKeys(1, "clinic")
+    drawn = only_the_operating_system(monkeypatch)
+    values_of(ask(client, 1, 0))
+    assert drawn == []
+
+
+def test_a_ledger_draws_its_key_of_32_bytes_from_the_operating_system(tmp_path, monkeypatch):
+    drawn = only_the_operating_system(monkeypatch)
+    made = [SQLiteLedger.create(tmp_path / name, budget_mu=1.0, delta=1e-5).keys().secret_key for name in "ab"]
+    assert [key for key in drawn if len(key) == 32] == made
+    assert made[0] != made[1]
+
+
+def test_two_nodes_with_all_the_same_but_the_operating_systems_randomness_make_other_noise(tmp_path):
+    first, second = (values_of(ask(make_client(tmp_path / name), 1, 0)) for name in "ab")
+    assert not (first == second).any()
+
+
+def test_an_operating_system_without_randomness_gets_no_release_and_no_weaker_one(tmp_path, monkeypatch):
+    client = make_client(tmp_path)
+
+    def broken(size=None):
+        raise NotImplementedError("no source of randomness")
+
+    monkeypatch.setattr(secrets, "token_bytes", broken)
+    assert ask(client, 1, 0).error.code == protocol.INTERNAL_ERROR
+    assert read_ledger(tmp_path / "ledger.sqlite").sessions == ()
+    with pytest.raises(NotImplementedError):
+        SQLiteLedger.create(tmp_path / "other.sqlite", budget_mu=1.0, delta=1e-5)
+    assert not (tmp_path / "other.sqlite").exists()
+
+
+@pytest.mark.parametrize("short", [b"", b"\x01", bytes(8), bytes(31), bytes(33)])
+def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
+    SQLiteLedger.create(tmp_path / "a.sqlite", budget_mu=1.0, delta=1e-5, key_file=tmp_path / "a.key")
+    (tmp_path / "a.key").write_bytes(short)
+    with pytest.raises(LedgerError, match="Expected the noise key"):
+        SQLiteLedger(tmp_path / "a.sqlite").keys()
+    with pytest.raises(ConfigurationError, match="32 bytes"):
+        keys.SystemKeys(short)
+
+
+# What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks.py`).
+NODE_MODULES = ("app/node.py", "app/supernode.py", "app/executor.py", "app/flower_supernode.py", "app/node_command.py")
+NODE_MODULES += ("clients/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
+SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Philox", "RandomState", "manual_seed"}
+# Where seeded keys are defined and exported; the public order of epochs, for simulation, which is no noise.
+ALLOWED = {
+    "privacy/keys.py": {"SimulatedKeys", "derived_seed"},
+    "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
+    "privacy/shuffled.py": {"derived_seed", "Generator", "Philox"},
+}
+
+
+def seeded_names(path):
+    named = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.attr] if isinstance(node, ast.Attribute) else [node.id] if isinstance(node, ast.Name) else []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            named |= {"random"} & set(names)
+        named |= SEEDED_NAMES & set(names)
+    return named
+
+
+def test_what_a_real_node_executes_names_no_seeded_source():
+    paths = [path for pattern in NODE_MODULES for path in ROOT.glob(pattern)]
+    assert len(paths) > 25
+    for path in paths:
+        name = path.relative_to(ROOT).as_posix()
+        assert seeded_names(path) <= ALLOWED.get(name, set()), name
+
+
+def test_the_check_sees_a_seeded_source(tmp_path):
+    (tmp_path / "bad.py").write_text("import random\nimport numpy as np\nnoise = np.random.default_rng(1)\n")
+    assert seeded_names(tmp_path / "bad.py") == {"random", "default_rng"}

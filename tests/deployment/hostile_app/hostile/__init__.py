@@ -1,0 +1,1 @@
+"""The app of the hostile server: see attack.py."""

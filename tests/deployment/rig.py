@@ -1,0 +1,193 @@
+"""Federations of rigged nodes under a watched server, and what must be true of everything they sent."""
+
+import json
+import sys
+import threading
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from murmurfl.app.config import RunConfig
+from murmurfl.app.deploy import deployment, node_settings
+from murmurfl.app.experiment import prepare
+from murmurfl.app.node import NodeConfig
+from murmurfl.clients.base import Request
+from murmurfl.privacy import SQLiteLedger, clip_per_sample, read_ledger, row_key, standard_normals
+from murmurfl.strategies.replies import Reply
+
+HERE = Path(__file__).parent
+
+
+def rigged(notes, plan):
+    """The program of a node that keeps to a plan; without anything in it, one that looks for messages more often."""
+    path = notes.with_name("plan.json")
+    path.write_text(json.dumps({"folder": str(notes), **plan}))
+    return [sys.executable, str(HERE / "rigged_node.py"), str(path)]
+
+
+class Federation:
+    """Nodes of one configuration on this machine, each with a plan of what shall go wrong on it.
+
+    A node that has died is started again. ``folder`` holds the server's notes and, below ``nodes``, the nodes'.
+    """
+
+    def __init__(self, running, config, folder):
+        self.running, self.config, self.folder = running, config, folder
+        self.restarts = defaultdict(int)
+        self._programs, self._ended = {}, threading.Event()
+
+    def start(self, plans):
+        for name, plan in plans.items():
+            self._programs[name] = rigged(self.notes(name), plan)
+            self.running.start_node(name, self._programs[name])
+        threading.Thread(target=self._keep_running, daemon=True).start()
+
+    def notes(self, name):
+        return self.running.nodes[name].config.parent / name
+
+    def _keep_running(self):
+        while not self._ended.wait(0.2):
+            for name, process in list(self.running.running.items()):
+                if process.poll() is not None and not self._ended.is_set():
+                    self.restarts[name] += 1
+                    self.running.start_node(name, self._programs[name])
+
+    def end(self):
+        self._ended.set()
+
+    def submit(self, plan=None):
+        """Run the configuration over the nodes, to its end."""
+        run = {"settings": json.dumps(self.config.to_mapping()), "plan": json.dumps(plan or {})}
+        self.running.submit({**run, "folder": str(self.folder)}, HERE / "watching_app")
+
+    # What was noted.
+
+    def lines(self, node, name):
+        path = self.notes(node) / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def events(self, kind):
+        """What the server asked or heard: numbers of the event, lines of its messages, arrays."""
+        for path in sorted(self.folder.glob(f"{kind}-*.npz"), key=lambda path: _numbers(path)):
+            with np.load(path) as file:
+                arrays = [file[name] for name in file.files if name != "header"]
+                yield _numbers(path), json.loads(str(file["header"])), arrays
+
+    def checkpoint(self):
+        """Acknowledgements and sum of all releases of the server, at the end."""
+        with np.load(self.folder / "checkpoint.npz") as file:
+            plain = json.loads(str(file["header"]))["plain"]
+            return plain, file["array state.release_sum"]
+
+    def result(self):
+        return json.loads((self.folder / "result.json").read_text())
+
+    def ledger(self, name):
+        return self.running.nodes[name].config.parent / "ledger.sqlite"
+
+    def replies(self):
+        """What the server heard in each round, in the last attempt at it."""
+        rounds = defaultdict(lambda: defaultdict(list))
+        for (number, attempt, _), (line,), arrays in self.events("heard"):
+            values = np.concatenate([a.ravel() for a in arrays]).astype(np.float64)
+            rounds[number][attempt].append(Reply(line["machine"], line["release"], line["ack"], values, line))
+        return {number: attempts[max(attempts)] for number, attempts in rounds.items()}
+
+
+def _numbers(path):
+    return tuple(int(number) for number in path.stem.split("-")[1:])
+
+
+def configuration(folder, **changes):
+    settings = {name.replace("_", "-"): value for name, value in changes.items()}
+    return RunConfig.from_mapping({"out-dir": str(folder.parent), "run-name": folder.name, **settings})
+
+
+@contextmanager
+def federation(config, folder, timeout_s, node_changes=None):
+    experiment = prepare(config)
+    with deployment(folder, timeout_s=timeout_s) as running:
+        names = [f"node-{i}" for i in range(config.num_clients)]
+        settings = [{**node_settings(experiment, i), **(node_changes or {})} for i in range(config.num_clients)]
+        running.add_nodes(dict(zip(names, settings, strict=True)))
+        made = Federation(running, config, folder)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+# What must be true.
+
+
+def assert_no_release_was_sent_with_two_contents(federation):
+    """On the nodes, before the network: also of what never arrived."""
+    for name in federation.running.nodes:
+        digests = defaultdict(set)
+        for line in federation.lines(name, "sent"):
+            digests[line["release"]].add((line["ack"], line["digest"]))
+        assert all(len(contents) == 1 for contents in digests.values()), f"{name} sent a release with two contents"
+
+
+def assert_ledgers_know_all_that_was_heard(federation):
+    heard = defaultdict(set)
+    for _, (line,), _ in federation.events("heard"):
+        heard[line["machine"]].add(line["release"])
+    for name in federation.running.nodes:
+        (session,) = read_ledger(federation.ledger(name)).sessions
+        sent = {line["release"] for line in federation.lines(name, "sent")}
+        assert heard[name] <= sent
+        assert session.releases >= max(sent)
+        assert session.releases >= len(heard[name])
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Server's sum of releases, and what it must consist of, in counts of the machines' grid."""
+
+    server: np.ndarray
+    contributions: np.ndarray
+    noise: np.ndarray
+
+
+def sum_and_parts(federation):
+    """The server's sum; all contributions of the releases up to its acknowledgements; the noise of the last of them.
+
+    Contributions are computed again from the requests and the nodes' samples, noise from keys and nonces of ledgers.
+    """
+    points = {numbers[0]: arrays for numbers, _, arrays in federation.events("asked")}
+    plain, total = federation.checkpoint()
+    contributions, noise, spacings = 0, 0, set()
+    for name, files in federation.running.nodes.items():
+        node = NodeConfig.read(files.config)
+        client, ledger = node.client(), SQLiteLedger(node.ledger)
+        machine = client.machine
+        with ledger.exclusive() as page:
+            stream = page.stream(plain["session"])
+        assert stream.release == plain["acks"][name], (
+            "the last release must have arrived, for its nonce is the only one kept"
+        )
+        made = {line["release"]: line for line in federation.lines(name, "made")}
+        assert sorted(made) == list(range(1, stream.release + 1))
+        for line in made.values():
+            width = len(client._shapes)
+            arrays = points[line["round"]]
+            request = Request(line["round"], plain["session"], 0, (arrays[:width], arrays[width:]))
+            rows = [client.contribution(request, client.samples[i : i + 1])[0] for i in range(*line["samples"])]
+            clipped = clip_per_sample(np.array(rows), machine.policy.clip_norm)
+            contributions = contributions + machine.plan.grid.counts(clipped, scale=1 / len(rows)).sum(axis=0)
+        level = machine.plan.noise_std * machine.plan.mechanism.sigmas[stream.release - 1]
+        normals = standard_normals(row_key(ledger.keys().secret_key, stream.nonces), machine.num_parameters, "exact")
+        noise = noise + machine.plan.grid.counts(normals * level)
+        spacings.add(machine.plan.grid.spacing)
+    (spacing,) = spacings
+    return Sum(np.rint(total / spacing).astype(np.int64), contributions, noise)
+
+
+def assert_nothing_is_missing_or_left_over(federation):
+    """The server's sum is every contribution and the noise of each machine's last release, to the last bit."""
+    parts = sum_and_parts(federation)
+    assert np.abs(parts.noise).max() > 0
+    assert np.array_equal(parts.server, parts.contributions + parts.noise)

@@ -1,0 +1,215 @@
+"""A node that dies, dawdles or forgets where a test wants it to: ``rigged_node.py PLAN.json node CONFIG [options]``.
+
+It is the `murmurfl` command with hooks around the steps of a message, put in here and nowhere in the product. The plan
+is a JSON file: ``folder`` for what is noted, ``kills`` (pairs of a step and the first round to die there; one after the
+other, each once), ``delay`` (share of the replies that are held back, for how many seconds, seed, the round from which
+none is), ``clock`` (a file with the seconds its clock is ahead), and ``bug``, a planted one.
+
+Noted before anything else happens, as lines of JSON: in ``made`` which request a release answers and with which
+samples, in ``sent`` the digest of every release that is handed to the SuperNode.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from murmurfl.app import cli, executor, supernode
+from murmurfl.clients.base import PrivateClient
+from murmurfl.privacy import PrivateMachine, derived_seed, high_water_mark, protocol, sqlite_ledger
+
+PLAN = json.loads(Path(sys.argv.pop(1)).read_text())
+FOLDER = Path(PLAN["folder"])
+FOLDER.mkdir(exist_ok=True)
+# A step may say what dies there; without a word it is the node, and its SuperNode signs off. With any other word than
+# this, "power cut: sent" for one, both die.
+SUPERNODE_ALONE = "the SuperNode alone"
+
+
+def lines_of(name):
+    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()] if (FOLDER / name).exists() else []
+
+
+def note(name, line):
+    with (FOLDER / name).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+# The round that is being answered or, between two, that is expected next.
+now = {"round": max((line["round"] + 1 for line in lines_of("sent")), default=1), "answering": 0}
+
+
+def child():
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # ended meanwhile
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"flower_supernode" in status.with_name("cmdline").read_bytes():
+                return int(status.parent.name)
+    raise RuntimeError("Expected a SuperNode, got none.")
+
+
+def here(step):
+    """Die, if this is the step and the time."""
+    done, kills = lines_of("killed"), PLAN.get("kills", [])
+    if len(done) == len(kills):
+        return
+    wanted, round_ = kills[len(done)]
+    how, _, at = wanted.rpartition(": ")
+    if at != step or now["round"] < round_:
+        return
+    note("killed", [wanted, now["round"]])
+    if how:
+        os.kill(child(), signal.SIGKILL)
+    if how != SUPERNODE_ALONE:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(owner, name, before=None, after=None):
+    real = getattr(owner, name)
+
+    @functools.wraps(real)
+    def wrapped(*arguments, **options):
+        here(before)
+        result = real(*arguments, **options)
+        here(after)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+# Flower's SuperNode looks for messages every three seconds, which would be most of a test's time.
+os.environ.update({"MURMURFL_TEST_CLOCK": PLAN["clock"]} if "clock" in PLAN else {})
+start = supernode.subprocess.Popen
+
+
+def start_quick(command, **options):
+    at = command.index(f"{supernode.__package__}.flower_supernode")
+    quick = str(Path(__file__).with_name("quick_flower_supernode.py"))
+    return start([*command[: at - 1], quick, *command[at + 1 :]], **options)
+
+
+supernode.subprocess = SimpleNamespace(**{**vars(supernode.subprocess), "Popen": start_quick})
+
+
+# The message, on its way in.
+around(executor, "_pull", "fetch", "fetched")
+around(executor, "context_from_proto", "fetching")
+around(PrivateClient, "_read", "read")
+read = PrivateClient._read
+
+
+def noted_read(self, parameters, config):
+    request = read(self, parameters, config)
+    now["round"] = now["answering"] = request.server_round
+    return request
+
+
+PrivateClient._read = noted_read
+
+# The release.
+around(PrivateMachine, "_admit", "admit", "admitted")
+around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
+mean_counts = PrivateMachine._mean_counts
+
+
+def counted_rows(self, rows):
+    now["rows"] = now.get("rows", 0) + 1
+    if now["rows"] % self.policy.batch_size == self.policy.batch_size // 2:
+        here("half a gradient")
+    return mean_counts(self, rows)
+
+
+PrivateMachine._mean_counts = counted_rows
+finish = PrivateMachine._finish
+
+
+def noted_finish(self, page, session, admission, *arguments, **options):
+    samples = [admission.samples.start, admission.samples.stop]
+    line = {"session": session, "release": admission.stream.release + 1, "round": now["round"], "samples": samples}
+    note("made", line)
+    return finish(self, page, session, admission, *arguments, **options)
+
+
+PrivateMachine._finish = noted_finish
+around(PrivateMachine, "_advance", "noise", "noise made")
+around(sqlite_ledger._SQLitePage, "_write_stream", "write", "written")
+around(high_water_mark.LedgerState, "write_mark", "mark", "marked")
+around(Path, "replace", "mark written", "mark renamed")
+connect = sqlite_ledger.connect
+
+
+def traced(*arguments):
+    connection, seen = connect(*arguments), []
+
+    def trace(statement):
+        if statement.startswith("UPDATE state SET seal"):
+            here("seal")
+        if statement == "COMMIT":
+            here("commit")
+            seen.append(statement)
+        if statement == "BEGIN IMMEDIATE" and seen:
+            here("committed")
+
+    connection.set_trace_callback(trace)
+    return connection
+
+
+sqlite_ledger.connect = traced
+
+# The reply, on its way out.
+push = executor.push_message
+
+
+def late(round_):
+    share, seconds, seed, punctual_from = PLAN.get("delay", (0.0, 0.0, 0, 0))
+    coin = np.random.Generator(np.random.Philox(key=derived_seed("late", seed, FOLDER.name, round_))).random()
+    return seconds if coin < share and round_ < punctual_from else 0.0
+
+
+def noted_push(client, message, context):
+    if message.has_error() or protocol.ARRAYS not in message.content:
+        push(client, message, context)
+        return
+    here("send")
+    metrics, config = message.content[protocol.METRICS], message.content[protocol.CONFIG]
+    digest = hashlib.sha256(b"".join(a.numpy().tobytes() for a in message.content[protocol.ARRAYS].values()))
+    line = {"release": metrics[protocol.RELEASE], "ack": metrics[protocol.ACK], "machine": config[protocol.MACHINE]}
+    note("sent", {**line, "round": now["answering"], "digest": digest.hexdigest()})
+    time.sleep(late(now["answering"]))
+    push(client, message, context)
+    here("sent")
+    now["round"] = now["answering"] + 1
+
+
+executor.push_message = noted_push
+around(executor, "push_task_output", None, "answered")
+
+
+# Planted bugs.
+if PLAN.get("bug") == "commits after sending":
+    exclusive, kept = sqlite_ledger.SQLiteLedger.exclusive, []
+
+    @contextmanager
+    def lazy(self):
+        with exclusive(self) as page:
+            page.commit = lambda *record: kept.append((self, record))
+            yield page
+
+    def push_and_commit(client, message, context):
+        noted_push(client, message, context)
+        while kept:
+            ledger, record = kept.pop()
+            with exclusive(ledger) as page:
+                page.commit(*record)
+
+    sqlite_ledger.SQLiteLedger.exclusive = lazy
+    executor.push_message = push_and_commit
+
+cli.main()

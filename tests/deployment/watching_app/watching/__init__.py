@@ -1,0 +1,1 @@
+"""The app of the deployment tests: see server_app.py."""

@@ -1,0 +1,152 @@
+"""The installed murmurfl's server over real nodes, with everything written down that it asks and hears.
+
+``plan`` may hold ``drop`` (a share of the replies), ``repeat`` (a share of the requests, and of the replies, twice and
+once more in the next round), ``seed`` and ``punctual_from`` (a round) for both, ``late`` (whether replies that come
+after their round are handed on in the next), and ``kills``: a step and a round to die there, one after the other.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from murmurfl.app.config import RunConfig
+from murmurfl.app.experiment import run_experiment
+from murmurfl.app.record import CHECKPOINT_NAME, write_record
+from murmurfl.privacy import derived_seed, protocol
+from murmurfl.strategies import base, checkpoint
+
+app = ServerApp()
+
+
+class WatchedGrid(Grid):
+    """Another grid: its train messages are written down, and some of them lost, repeated or handed on late."""
+
+    def __init__(self, grid, folder, plan, here):
+        self._grid, self._folder, self._plan, self._here = grid, folder, plan, here
+        self._late = {}
+        self._old = []
+
+    def set_run(self, run):
+        self._grid.set_run(run)
+
+    @property
+    def run(self):
+        return self._grid.run
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self):
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages):
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
+            return self._grid.send_and_receive(messages, timeout=timeout)
+        configs = [dict(message.content[protocol.CONFIG]) for message in messages]
+        number = configs[0][protocol.SERVER_ROUND]
+        attempt = sum(1 for _ in self._folder.glob(f"asked-{number}-*.npz"))
+        self._write(f"asked-{number}-{attempt}", messages[0].content.array_records, configs)
+        repeated = [m for m, c in zip(messages, configs, strict=True) if self._coin("repeat", number, c)]
+        waiting = {}
+        for message, config in zip(messages, configs, strict=True):
+            copies = [message]
+            if message in repeated:  # the same request under another id
+                copies.append(_copy(message))
+            for copy in copies:
+                (message_id,) = self._grid.push_messages([copy])
+                if message_id:
+                    waiting[message_id] = config
+        self._here("asked", number)
+        late = list(self._grid.pull_messages(list(self._late))) if self._late and self._plan.get("late") else []
+        for reply in late:
+            self._late.pop(reply.metadata.reply_to_message_id, None)
+        replies, again, end = [], [], time.monotonic() + timeout
+        while waiting and time.monotonic() < end:
+            for reply in self._grid.pull_messages(list(waiting)):
+                config = waiting.pop(reply.metadata.reply_to_message_id)
+                if self._coin("drop", number, config):
+                    continue
+                replies.append(reply)
+                if self._coin("twice", number, config):
+                    replies.append(reply)
+                    again.append(reply)
+            time.sleep(0.3)
+        self._late |= waiting
+        # Of the round before once more, as a network might; then what was late; then what was asked for.
+        replies, self._old = [*self._old, *late, *replies], again
+        for i, reply in enumerate(replies):
+            if not reply.has_error():
+                line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
+                self._write(f"heard-{number}-{attempt}-{i}", reply.content.array_records, [line])
+        self._here("heard", number)
+        return replies
+
+    def _coin(self, kind, number, config):
+        share = self._plan.get("repeat" if kind == "twice" else kind, 0.0)
+        if number >= self._plan.get("punctual_from", 0):
+            return False
+        seed = derived_seed(kind, self._plan.get("seed", 0), number, config[protocol.MACHINE])
+        return np.random.Generator(np.random.Philox(key=seed)).random() < share
+
+    def _write(self, name, records, lines):
+        arrays = {f"{key} {name}": a.numpy() for key, r in records.items() for name, a in r.items()}
+        np.savez(self._folder / f"{name}.npz", header=json.dumps(lines), **arrays)
+
+
+def _copy(message):
+    records = {key: message.content[key] for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)}
+    content = RecordDict({**records, protocol.CONFIG: ConfigRecord(dict(message.content[protocol.CONFIG]))})
+    return Message(content, dst_node_id=message.metadata.dst_node_id, message_type=MessageType.TRAIN)
+
+
+def _rig_the_checkpoint(here):
+    save, replace = base.save_checkpoint, Path.replace
+
+    def saving(path, settings, state):
+        number = state["server_round"]
+        here("saving", number)
+
+        def renamed(self, target):
+            here("half saved", number)
+            return replace(self, target)
+
+        Path.replace = renamed
+        try:
+            save(path, settings, state)
+        finally:
+            Path.replace = replace
+        here("saved", number)
+
+    checkpoint.save_checkpoint = base.save_checkpoint = saving
+
+
+@app.main()
+def main(grid, context):
+    """Run murmurfl's strategy over a grid that is watched."""
+    folder, plan = Path(context.run_config["folder"]), json.loads(context.run_config["plan"])
+    killed = folder / "killed"
+
+    def here(step, number):
+        done = killed.read_text().splitlines() if killed.exists() else []
+        kills = plan.get("kills", [])
+        if len(done) < len(kills) and kills[len(done)] == [step, number]:
+            with killed.open("a") as file:
+                file.write(f"{step} {number}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _rig_the_checkpoint(here)
+    config = RunConfig.from_mapping(json.loads(context.run_config["settings"]))
+    watched = WatchedGrid(grid, folder, plan, here)
+    write_record(run_experiment(watched, config, checkpoint=folder / CHECKPOINT_NAME, deployed=True), folder)
