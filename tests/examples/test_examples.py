@@ -133,7 +133,8 @@ def test_edge_deployment_files_are_in_order(clinics):
     ledger = str(config.parent / "ledger.sqlite")
     assert CliRunner().invoke(cli, ["ledger", "create", ledger, "--mu", "4", "--delta", "1e-5"]).exit_code == 0
     said = CliRunner().invoke(cli, ["node", str(config), "--check"]).stdout
-    assert "clinic-0: up to 6 releases of 25 samples a run, mu = 2 (epsilon = 9.997 at delta = 1e-05)" in said
+    stated = Guarantee(2.0, 1e-5, "cancelling (uniform) noise on each machine").sentence
+    assert f"clinic-0: up to 6 releases of 25 samples a run, {stated}" in " ".join(said.split())
     assert len(NodeConfig.read(config).load_samples()[0]) == 150
 
 
