@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test test-deployment test-examples deploy-demo docs lint format types bench clean
+.PHONY: help install run test test-deployment test-examples test-flower deploy-demo docs lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-deployment  the long tests with real nodes"
+	@echo "make test-flower  what speaks with Flower, under the oldest supported version"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff and the type checker"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
@@ -39,6 +40,14 @@ test: $(STAMP)
 # Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, half an hour on two cores.
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
+
+# What speaks with Flower, under the oldest version that is supported; everything else runs with the installed one.
+OLDEST_FLOWER := 1.41.0
+test-flower: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target build/flwr-oldest "flwr==$(OLDEST_FLOWER)"
+	PYTHONPATH=$(CURDIR)/build/flwr-oldest $(BIN)/python -m pytest tests/clients tests/strategies tests/app/test_ray.py \
+	  tests/app/test_launch.py tests/deployment tests/test_packaging.py $(ARGS)
 
 # Each example as its README starts it: minutes.
 test-examples: $(STAMP)

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from .errors import UnsupportedFlowerError
 
-FLOWER_VERSIONS = ">=1.41,<1.42"
+FLOWER_VERSIONS = ">=1.41,<1.43"
 """As in ``pyproject.toml``."""
 
-_LEAST, _BEYOND = (1, 41), (1, 42)
+_LEAST, _BEYOND = (1, 41), (1, 43)
 
 
 def check_flower_version() -> None:

@@ -67,12 +67,15 @@ def test_the_versions_of_flower_are_those_of_the_project():
     (requirement,) = [line for line in PROJECT["dependencies"] if line.startswith("flwr[")]
     assert requirement == f"flwr[simulation]{flower.FLOWER_VERSIONS}"
     flower.check_flower_version()
+    oldest = re.search(r"^OLDEST_FLOWER := (\S+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert oldest is not None
+    assert flower.FLOWER_VERSIONS.startswith(f">={'.'.join(oldest[1].split('.')[:2])},")
 
 
-@pytest.mark.parametrize("found", ["1.40.3", "1.42.0", "2.0.0", "1.42.0.dev20260101", "0.9", "nonsense"])
+@pytest.mark.parametrize("found", ["1.40.3", "1.43.0", "2.0.0", "1.43.0.dev20260101", "0.9", "nonsense"])
 def test_another_version_of_flower_is_named(monkeypatch, found):
     monkeypatch.setattr(flower, "version", lambda name: found)
-    with pytest.raises(UnsupportedFlowerError, match=re.escape(f"Expected Flower >=1.41,<1.42, got {found}")) as error:
+    with pytest.raises(UnsupportedFlowerError, match=re.escape(f"Expected Flower >=1.41,<1.43, got {found}")) as error:
         flower.check_flower_version()
     assert isinstance(error.value, MurmurflError)
     assert isinstance(error.value, ImportError)
@@ -104,7 +107,7 @@ for package in ("clients", "strategies"):
     output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     ).stdout
-    assert output.count("Expected Flower >=1.41,<1.42, got 1.40.0") == 2
+    assert output.count("Expected Flower >=1.41,<1.43, got 1.40.0") == 2
 
 
 @pytest.mark.parametrize("package", ["murmurfl.clients", "murmurfl.strategies", "murmurfl.privacy"])
