@@ -13,7 +13,7 @@ help:
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-deployment  the long tests with real nodes"
-	@echo "make test-flower  what speaks with Flower, under the oldest supported version"
+	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff and the type checker"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
@@ -41,13 +41,16 @@ test: $(STAMP)
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
 
-# What speaks with Flower, under the oldest version that is supported; everything else runs with the installed one.
-OLDEST_FLOWER := 1.41.0
+# What speaks with Flower, under the oldest and the newest supported version; the installed one is what `make test` has.
+FLOWERS ?= 1.41.0 1.42.0
 test-flower: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-	  --target build/flwr-oldest "flwr==$(OLDEST_FLOWER)"
-	PYTHONPATH=$(CURDIR)/build/flwr-oldest $(BIN)/python -m pytest tests/clients tests/strategies tests/app/test_ray.py \
-	  tests/app/test_launch.py tests/deployment tests/test_packaging.py $(ARGS)
+	set -e; for version in $(FLOWERS); do \
+	  if $(BIN)/python -m pip list --format freeze | grep -qx "flwr==$$version"; then continue; fi; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	    --target build/flwr-$$version "flwr==$$version"; \
+	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile tests/clients \
+	    tests/strategies tests/app/test_ray.py tests/app/test_launch.py tests/deployment tests/test_packaging.py $(ARGS); \
+	done
 
 # Each example as its README starts it: minutes.
 test-examples: $(STAMP)

@@ -67,9 +67,12 @@ def test_the_versions_of_flower_are_those_of_the_project():
     (requirement,) = [line for line in PROJECT["dependencies"] if line.startswith("flwr[")]
     assert requirement == f"flwr[simulation]{flower.FLOWER_VERSIONS}"
     flower.check_flower_version()
-    oldest = re.search(r"^OLDEST_FLOWER := (\S+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert oldest is not None
-    assert flower.FLOWER_VERSIONS.startswith(f">={'.'.join(oldest[1].split('.')[:2])},")
+    ends = re.search(
+        r"^FLOWERS \?= (\d+)\.(\d+)\.\d+ (\d+)\.(\d+)\.\d+$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert ends is not None
+    major, minor, newest_major, newest_minor = map(int, ends.groups())
+    assert flower.FLOWER_VERSIONS == f">={major}.{minor},<{newest_major}.{newest_minor + 1}"
 
 
 @pytest.mark.parametrize("found", ["1.40.3", "1.43.0", "2.0.0", "1.43.0.dev20260101", "0.9", "nonsense"])
