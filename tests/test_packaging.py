@@ -72,7 +72,7 @@ def test_the_versions_of_flower_are_those_of_the_project():
     )
     assert ends is not None
     major, minor, newest_major, newest_minor = map(int, ends.groups())
-    assert flower.FLOWER_VERSIONS == f">={major}.{minor},<{newest_major}.{newest_minor + 1}"
+    assert f">={major}.{minor},<{newest_major}.{newest_minor + 1}" == flower.FLOWER_VERSIONS
 
 
 @pytest.mark.parametrize("found", ["1.40.3", "1.43.0", "2.0.0", "1.43.0.dev20260101", "0.9", "nonsense"])
