@@ -162,6 +162,7 @@ def _measure(runs: Sequence[RecordedRun], measure: str) -> Plot | None:
                 **_line(number),
             )
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "test loss")
         if measure == "accuracy":
             axes.set_ylim(0, 100)
@@ -227,6 +228,7 @@ def _epsilon(run: RecordedRun) -> Plot | None:
         )
         axes.set_ylim(0, guaranteed * 1.12)
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(f"ε at δ = {run.document['delta']:g}")
         figure.legend(loc="outside lower center", ncols=4)
     note = f"{run.document['guarantee']} {BOOKKEEPING}"
@@ -277,6 +279,7 @@ def _participation(run: RecordedRun) -> Plot | None:
             caption = "Empty: not asked. Nothing aggregated: the reply was lost, refused, late or malformed."
         axes.invert_yaxis()
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("machine")
     return Plot("participation", "Who took part", caption, figure)
 
@@ -303,6 +306,7 @@ def _replies(run: RecordedRun) -> Plot:
             axes.bar(rounds, heights, widths, bottom=bottom, color=colour, label=label, linewidth=0)
             bottom += heights
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("requests" + (", mean of neighbouring rounds" if len(groups) < len(history) else ""))
         axes.grid(visible=False, axis="x")
         figure.legend(loc="outside lower center", ncols=5)
