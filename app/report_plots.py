@@ -139,6 +139,13 @@ def _figure(height: float = _SIZE[1]) -> tuple[Figure, Axes]:
         return figure, figure.add_subplot()
 
 
+def _rounds_along(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def _line(number: int) -> dict[str, Any]:
     return {"color": _PALETTE[number % len(_PALETTE)], "linestyle": _DASHES[number // len(_PALETTE) % len(_DASHES)]}
 
@@ -161,8 +168,7 @@ def _measure(runs: Sequence[RecordedRun], measure: str) -> Plot | None:
                 markersize=3.5,
                 **_line(number),
             )
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _rounds_along(axes)
         axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "test loss")
         if measure == "accuracy":
             axes.set_ylim(0, 100)
@@ -227,8 +233,7 @@ def _epsilon(run: RecordedRun) -> Plot | None:
             guaranteed, color=RED, linestyle="--", linewidth=1.8, label=f"guaranteed: ε = {rounded_up(guaranteed)}"
         )
         axes.set_ylim(0, guaranteed * 1.12)
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _rounds_along(axes)
         axes.set_ylabel(f"ε at δ = {run.document['delta']:g}")
         figure.legend(loc="outside lower center", ncols=4)
     note = f"{run.document['guarantee']} {BOOKKEEPING}"
@@ -278,8 +283,7 @@ def _participation(run: RecordedRun) -> Plot | None:
                 axes.set_yticks(range(rows), run.names, fontsize=8)
             caption = "Empty: not asked. Nothing aggregated: the reply was lost, refused, late or malformed."
         axes.invert_yaxis()
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _rounds_along(axes)
         axes.set_ylabel("machine")
     return Plot("participation", "Who took part", caption, figure)
 
@@ -305,8 +309,7 @@ def _replies(run: RecordedRun) -> Plot:
             heights = np.array([np.mean([counts[i] for i in group]) for group in groups])
             axes.bar(rounds, heights, widths, bottom=bottom, color=colour, label=label, linewidth=0)
             bottom += heights
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        _rounds_along(axes)
         axes.set_ylabel("requests" + (", mean of neighbouring rounds" if len(groups) < len(history) else ""))
         axes.grid(visible=False, axis="x")
         figure.legend(loc="outside lower center", ncols=5)
