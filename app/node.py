@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
-from ..clients.update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file, operators_values
+from ..clients.operators_file import (
+    NODE_CONFIG_KEY,
+    NODE_CONFIG_VARIABLE,
+    covering_budget,
+    named_values,
+    operators_file,
+    operators_values,
+)
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
 from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
 from .models import Model, make_model
@@ -175,16 +182,8 @@ class NodeConfig:
         ConfigurationError
             One line that names the key, what was expected and what came.
         """
-        known = {f.name.replace("_", "-"): f for f in fields(cls)}
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise ConfigurationError(
-                f"Expected known node-config keys, got {', '.join(unknown)}; known: {', '.join(known)}."
-            )
-        missing = [key for key, f in known.items() if f.default is MISSING and key not in values]
-        if missing:
-            raise ConfigurationError(f"Expected the keys {', '.join(missing)}, got none of that name.")
-        return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
+        named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
+        return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
     def policy(self, num_samples: int, ledger: SQLiteLedger) -> PrivacyPolicy:
         """The machine's policy for so many samples and what its ledger allows.
@@ -194,12 +193,8 @@ class NodeConfig:
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
         run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server.
         """
-        separation, budget = num_samples // self.batch_size, self.budget_mu or float(ledger.budget_mu or 0.0)
-        if self.mu > budget:
-            raise ConfigurationError(
-                f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {self.mu:g}: not "
-                "one run would be answered."
-            )
+        separation = num_samples // self.batch_size
+        budget = covering_budget(self.mu, ledger, self.budget_mu)
         independent = self.strategy == "noisy-sgd"
         return PrivacyPolicy(
             clip_norm=self.clip_norm,

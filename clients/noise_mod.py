@@ -35,9 +35,10 @@ from .answers import answer
 from .base import statement_entries
 from .context_ledger import LEDGER_RECORDS, ContextLedger
 from .gradients import unflatten
+from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, simulated_machine
-from .update_policy import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, UpdateNode, UpdatePolicy, operators_file
+from .update_policy import UpdateNode, UpdatePolicy
 
 _MOST_PARAMETERS = 2**40
 

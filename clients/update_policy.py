@@ -1,21 +1,12 @@
-"""What a machine decides about noise on model updates, and the operator's file it is read from on a real node."""
+"""What a machine decides about noise on model updates: in simulation, and in its operator's file on a real node."""
 
 from __future__ import annotations
 
-import os
-import stat
-import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Unit, protocol
-
-NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
-"""The environment variable with the path of the operator's file."""
-NODE_CONFIG_KEY = "murmurfl-config"
-"""The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
+from .operators_file import covering_budget, named_values, operators_values
 
 
 @dataclass(frozen=True)
@@ -163,15 +154,8 @@ class UpdateNode:
         """
         path = path.expanduser().resolve()
         values = operators_values(path)
-        known = {f.name.replace("_", "-"): f for f in fields(cls)}
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise ConfigurationError(f"{path}: expected keys among {', '.join(known)}, got {', '.join(unknown)}.")
-        missing = [key for key, f in known.items() if f.default is MISSING and key not in values]
-        if missing:
-            raise ConfigurationError(f"{path}: expected the keys {', '.join(missing)}, got none of that name.")
         try:
-            node = cls(**{known[key].name: value for key, value in values.items()})
+            node = cls(**named_values(cls, values))
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error}") from error
         return cls(**{**vars(node), "ledger": str(path.parent / Path(node.ledger).expanduser())})
@@ -184,12 +168,7 @@ class UpdateNode:
         ConfigurationError
             If the ledger's budget does not cover one session.
         """
-        budget = float(ledger.budget_mu or 0.0)
-        if self.mu > budget:
-            raise ConfigurationError(
-                f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {self.mu:g}: not "
-                "one run would be answered."
-            )
+        budget = covering_budget(self.mu, ledger)
         return self._policy(budget_mu=budget, delta=float(ledger.delta or 0.0))
 
     def _policy(self, **of_the_ledger: float) -> UpdatePolicy:
@@ -202,39 +181,3 @@ class UpdateNode:
             allow_evaluation=self.allow_evaluation,
             **of_the_ledger,  # type: ignore[arg-type]
         )
-
-
-def operators_file(node_config: Mapping[str, Any]) -> Path | None:
-    """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
-
-    Parameters
-    ----------
-    node_config : mapping
-        Flower's, which comes from ``flower-supernode --node-config``, so from the operator.
-    """
-    named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
-    return Path(str(named)) if named else None
-
-
-def operators_values(path: Path) -> dict[str, Any]:
-    """The TOML document in an operator's file.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be read, is no TOML, or others may write to it.
-    """
-    try:
-        if os.name == "posix" and path.stat().st_mode & stat.S_IWOTH:
-            raise ConfigurationError(
-                f"Expected a node configuration only its operator may change, got {path}, which anybody may write to: "
-                f"run chmod o-w {path}."
-            )
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
-    except ValueError as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error

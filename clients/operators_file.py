@@ -1,0 +1,94 @@
+"""The operator's file of a real machine: where it is, what is in it, and that its ledger's budget covers it.
+
+One TOML document, read on the machine; nothing in it ever comes from a message.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from ..privacy import ConfigurationError, SQLiteLedger
+
+NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
+"""The environment variable with the path of the operator's file."""
+NODE_CONFIG_KEY = "murmurfl-config"
+"""The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
+
+
+def operators_file(node_config: Mapping[str, Any]) -> Path | None:
+    """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
+
+    Parameters
+    ----------
+    node_config : mapping
+        Flower's, which comes from ``flower-supernode --node-config``, so from the operator.
+    """
+    named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
+    return Path(str(named)) if named else None
+
+
+def operators_values(path: Path) -> dict[str, Any]:
+    """The TOML document in an operator's file.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read, is no TOML, or others may write to it.
+    """
+    try:
+        if os.name == "posix" and path.stat().st_mode & stat.S_IWOTH:
+            raise ConfigurationError(
+                f"Expected a node configuration only its operator may change, got {path}, which anybody may write to: "
+                f"run chmod o-w {path}."
+            )
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error
+
+
+def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a document with hyphenated keys, by the names of a dataclass's fields.
+
+    Raises
+    ------
+    ConfigurationError
+        If a key is unknown, or one without a default is missing.
+    """
+    known = {f.name.replace("_", "-"): f for f in fields(kind)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"Expected known node-config keys, got {', '.join(unknown)}: expected keys among {', '.join(known)}."
+        )
+    missing = [key for key, f in known.items() if f.default is MISSING and key not in values]
+    if missing:
+        raise ConfigurationError(f"Expected the keys {', '.join(missing)}, got none of that name.")
+    return {known[key].name: value for key, value in values.items()}
+
+
+def covering_budget(mu: float, ledger: SQLiteLedger, budget: float = 0.0) -> float:
+    """The budget of all runs: the file's if it is not 0, else the ledger's; it must cover one run of ``mu``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does not.
+    """
+    budget = budget or float(ledger.budget_mu or 0.0)
+    if mu > budget:
+        raise ConfigurationError(
+            f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {mu:g}: not one run "
+            "would be answered."
+        )
+    return budget
