@@ -412,7 +412,7 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             row["table"],
             f"{row['asked']} of {row['machines']}",
             row["batch"],
-            f"{row['mu asked']:g}",
+            f"{row['mu asked']:.4g}",
             row["algorithm"],
             _spread(row, "accuracy %", "± std", ".1f"),
             "" if paper is None else f"{paper:.1f}",
@@ -459,7 +459,7 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
 
     rows = list(rows)
     labels = [
-        f"{row['table']}: mu {row['mu asked']:g}, {row['asked']} of {row['machines']}, {row['algorithm']}"
+        f"{row['table']}: mu {row['mu asked']:.4g}, {row['asked']} of {row['machines']}, {row['algorithm']}"
         for row in rows
     ]
     lines = textwrap.wrap(caption, 150)
@@ -486,6 +486,7 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
         axes.text(1, position, note, va="center", fontsize=7, color="white")
     axes.set_yticks(positions, labels, fontsize=8)
     axes.set_xlim(0, 100)
+    axes.margins(y=0.01)
     axes.set_title(name)
     figure.supxlabel("\n".join(lines), fontsize=7, color="#444444")
     figure.savefig(path, dpi=130)
