@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test test-deployment test-examples test-flower deploy-demo docs lint format types bench clean
+.PHONY: help install run test test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-deployment  the long tests with real nodes"
+	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
 	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff and the type checker"
@@ -40,6 +41,10 @@ test: $(STAMP)
 # Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, half an hour on two cores.
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
+
+# The commands of docs/ as a reader types them: minutes.
+test-docs: $(STAMP)
+	$(BIN)/python -m pytest -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py $(ARGS)
 
 # What speaks with Flower, under the oldest and the newest supported version; the installed one is what `make test` has.
 FLOWERS ?= 1.41.0 1.42.0

@@ -1,0 +1,126 @@
+"""Every command of docs/ is run, in the page's order, as a reader would type it.
+
+Here: what one machine does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
+tests/deployment/test_walkthrough.py; ``make`` targets by CI and by themselves. ``PARSED_ONLY`` are left: no network and
+no systemd in a test, and whole reproductions take from minutes to hours (their results are in docs/results). These are
+parsed by test_docs.py.
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from murmurfl.app.cli import cli
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[1]
+# In the order of reading; the later ones begin with what the first has left.
+HERE = ("start.md", "how-to.md", "ledger.md", "running.md", "errors.md")
+WALKED = ("deployment.md", "swap-in.md", "own.md")
+PARSED_ONLY = ("pip install", "murmurfl reproduce", "systemctl", "journalctl")
+# What runs the rest, and how to tell that it does.
+BY_OTHERS = {
+    "make run": (".ci/run", "make run"),
+    "make deploy-demo": ("Makefile", "murmurfl deploy-demo"),
+    "flwr run . ours": ("tests/deployment/test_walkthrough.py", '"flwr run . ours" in block'),
+    "flwr run . --stream": ("tests/test_readme.py", "FLWR_RUN"),
+}
+
+
+def commands(page):
+    """The commands of a page as words, comments and continuations resolved."""
+    found = []
+    text = (ROOT / "docs" / page).read_text()
+    for language, block in re.findall(r"^ *```(sh|console)\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            prompt, _, typed = line.partition("$ ") if language == "console" else ("", "", line)
+            words = [] if prompt else shlex.split(typed, comments=True)
+            if words:
+                found.append([words[0].removeprefix(".venv/bin/"), *words[1:]])
+    return found
+
+
+def starts(words, beginnings):
+    return any(shlex.join(words).replace("'", "").startswith(beginning) for beginning in beginnings)
+
+
+def run(words, folder):
+    """One command in a reader's folder, with the system's folders in it."""
+    words = [re.sub(r"(^|=)/(var/lib|etc|data)\b", rf"\1{folder}/\2", word) for word in words]
+    result = CliRunner().invoke(cli, words[1:])
+    assert result.exit_code == 0, f"{shlex.join(words)}: {result.output[-2000:]}"
+    return result.stdout
+
+
+# Each takes seconds, some of them many: `make test-docs`.
+long = pytest.mark.docs
+
+
+@pytest.fixture(scope="module")
+def read_before(tmp_path_factory):
+    """A folder in which start.md was followed, and the part of deployment.md that is a machine's own."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "var/lib/murmurfl").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        said = "".join(run(words, folder) for words in commands("start.md") if words[0] == "murmurfl")
+        (created,) = (words for words in commands("deployment.md") if words[:3] == ["murmurfl", "ledger", "create"])
+        run(created, folder)
+    return folder, said
+
+
+def test_every_page_with_commands_is_followed_somewhere():
+    with_commands = {page.name for page in (ROOT / "docs").glob("*.md") if commands(page.name)}
+    only_parsed = {name for name in with_commands if all(starts(words, PARSED_ONLY) for words in commands(name))}
+    assert with_commands - only_parsed == {*HERE, "deployment.md"}
+
+
+@pytest.mark.parametrize("page", HERE)
+def test_what_is_not_run_here_is_run_elsewhere(page):
+    for words in commands(page):
+        if words[0] != "murmurfl" and not starts(words, PARSED_ONLY):
+            assert starts(words, BY_OTHERS), f"nobody runs {shlex.join(words)}"
+
+
+@pytest.mark.parametrize(("file", "told_by"), BY_OTHERS.values(), ids=BY_OTHERS)
+def test_the_others_run_what_they_are_said_to(file, told_by):
+    assert told_by in (ROOT / file).read_text()
+
+
+@long
+def test_the_first_page(read_before):
+    folder, said = read_before
+    for what in ("accuracy", "Least noise on prefix sums", "The claim stands"):
+        assert what in said
+    assert "<svg" in (folder / "runs" / "compared" / "index.html").read_text()
+
+
+@long
+@pytest.mark.parametrize("page", HERE[1:])
+def test_its_commands_run(page, read_before, tmp_path, monkeypatch):
+    shutil.copytree(read_before[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    if os.environ.get("MURMURFL_DATA"):
+        (tmp_path / "data").symlink_to(os.environ["MURMURFL_DATA"])
+    ran = 0
+    for words in commands(page):
+        if words[0] != "murmurfl" or starts(words, PARSED_ONLY):
+            continue
+        if any("data-root" in word for word in words) and not os.environ.get("MURMURFL_DATA"):
+            continue  # it would fetch MNIST
+        if any("track=" in word for word in words) and not importlib.util.find_spec("tensorboard"):
+            words = [word for word in words if word not in ("--set", "track=tensorboard")]  # test_trackers.py has it
+        run(words, tmp_path)
+        ran += 1
+    assert ran
+
+
+@long
+def test_a_command_that_fails_would_be_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="num-cliemts"):
+        run(["murmurfl", "run", "--engine", "cohort", "--set", "num-cliemts=3"], tmp_path)
