@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 # A query point beyond this could overflow a margin, and NaN is where monotone maps end.
 _LARGEST_POINT = 1e100
 
+# Machines go together as long as their iterates stay in a processor's cache.
+_VALUES_TOGETHER = 1 << 16
+
 
 @runtime_checkable
 class ConvexSmoothGradients(PerSampleGradients, Protocol):
@@ -91,15 +94,23 @@ def local_updates(
         g, accumulated as a sum of gradients and not as a difference of iterates.
     """
     machines, steps = learning_rates.shape
-    iterates = np.tile(np.asarray(start, dtype=np.float64), (machines, 1))
-    total, step = np.zeros_like(iterates), np.empty_like(iterates)
-    for t in range(steps):
-        rows = gradients_at(gradients, iterates, pick(samples, slice(t, None, steps)))
-        if clip_norm is not None:
-            rows = clip_per_sample(rows, clip_norm)
-        total += rows
-        iterates -= np.multiply(learning_rates[:, t, None], rows, out=step)
-    return total / steps
+    start = np.asarray(start, dtype=np.float64)
+    means = np.zeros((machines, start.size))
+    together = max(_VALUES_TOGETHER // max(start.size, 1), 1)
+    for first in range(0, machines, together):
+        total, rates = means[first : first + together], learning_rates[first : first + together]
+        iterates = np.tile(start, (len(total), 1))
+        step = np.empty_like(iterates)
+        for t in range(steps):
+            chosen = slice(first * steps + t, (first + len(total)) * steps, steps)
+            rows = gradients_at(gradients, iterates, pick(samples, chosen))
+            if clip_norm is not None:
+                rows = clip_per_sample(rows, clip_norm)
+            total += rows
+            if t + 1 < steps:
+                iterates -= np.multiply(rates[:, t, None], rows, out=step)
+        total /= steps
+    return means
 
 
 class OnlineClient(PrivateClient):

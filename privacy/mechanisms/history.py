@@ -3,8 +3,8 @@
 Row k of C^{-1} Z is a sum over all k rows of Z. Nothing but their nonces is remembered, 16 bytes a release. To draw
 every row again for every release would take K^2 / 2 rows, so releases go in blocks: when a block begins, all earlier
 rows are drawn once and what they add to each release of the block is kept in memory. That is K^2 / 64 rows drawn, and
-32 rows of memory that may be lost at any time, a restart included: they are made again to the last bit, because they
-are always computed in the same order.
+32 rows of memory (64 while they are made) that may be lost at any time, a restart included: they are made again to the
+last bit, because they are always computed in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..noise import NONCE_BYTES
 from .base import Draw, Increment, Mechanism, Memory, State
 
 _BLOCK = 32
-_DRAWN_AT_A_TIME = 8
+# Values of a row handled at a time: what is made of them stays in the second-level cache.
+_VALUES = 1 << 12
 
 
 class HistoryMechanism(Mechanism):
@@ -47,12 +48,15 @@ class HistoryMechanism(Mechanism):
         if not rows:
             return ()
         ahead: NDArray[np.floating] | None = None
-        for first in range(1, start + 1, _DRAWN_AT_A_TIME):
-            columns = range(first, first + _DRAWN_AT_A_TIME)
+        for first in range(1, start + 1, _BLOCK):
+            columns = range(first, first + _BLOCK)
             normals = draw(columns)
             normals *= normals.dtype.type(scale)
-            part = self.entries(rows, columns).astype(normals.dtype) @ normals
-            ahead = part if ahead is None else np.add(ahead, part, out=ahead)
+            entries = self.entries(rows, columns).astype(normals.dtype)
+            if ahead is None:
+                ahead = np.zeros((len(rows), normals.shape[1]), normals.dtype)
+            for values in _slices(normals.shape[1]):
+                ahead[:, values] += entries @ normals[:, values]
         for column in range(start + 1, release + 1):
             normals = draw(range(column, column + 1))[0]
             if ahead is None:
@@ -65,5 +69,13 @@ class HistoryMechanism(Mechanism):
 
     def _with(self, ahead: NDArray[np.floating], release: int, row: NDArray[np.floating]) -> NDArray[np.floating]:
         """What the coming releases have to add, once row ``release`` of Z is known; the first of them is final."""
-        column = self.entries(range(release, release + len(ahead)), range(release, release + 1))
-        return ahead + column.astype(row.dtype) * row
+        column = self.entries(range(release, release + len(ahead)), range(release, release + 1)).astype(row.dtype)
+        known = np.empty(ahead.shape, np.result_type(ahead, row))
+        for values in _slices(row.size):
+            np.multiply(column, row[values], out=known[:, values])
+            known[:, values] += ahead[:, values]
+        return known
+
+
+def _slices(size: int) -> list[slice]:
+    return [slice(start, start + _VALUES) for start in range(0, size, _VALUES)]

@@ -82,6 +82,17 @@ def test_the_papers_cnn_has_the_papers_layers():
 
 
 @pytest.mark.parametrize("side", [10, 13, 28])
+def test_the_cnns_scores_are_its_modules(side):
+    model = make_model("cnn", side * side, 10)
+    parameters = [values * 3 for values in model.initial_parameters(5)]
+    images = np.random.Generator(np.random.Philox(key=44)).standard_normal((230, side * side), dtype=np.float32)
+    named = dict(zip(model.names, map(torch.as_tensor, parameters), strict=True))
+    expected = torch.func.functional_call(model.module, named, (torch.as_tensor(images),)).detach().numpy()
+    assert np.ptp(expected) > 1
+    assert model.logits(parameters, images) == pytest.approx(expected, rel=1e-5, abs=1e-4)  # of values around 50
+
+
+@pytest.mark.parametrize("side", [10, 13, 28])
 def test_the_cnns_closed_form_is_what_pytorch_derives(side):
     model = make_model("cnn", side * side, 10)
     reference = TorchGradients(model.module, torch.nn.functional.cross_entropy)
