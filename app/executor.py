@@ -1,4 +1,4 @@
-"""Answers a SuperNode's messages with one local ClientApp, and never with the code of a bundle.
+"""Answers a SuperNode's messages with one local app, and never with the code of a bundle.
 
 A SuperNode with ``--isolation process`` hands its messages to whoever asks for them at its Runtime API and knows a
 shared secret. Flower's own executor installs the run's bundle and runs its ClientApp; this one does neither: the bundle
@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import httpx
 from flwr.app import Context, Error, Message
-from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto
 from flwr.proto.node_pb2 import Node
@@ -55,8 +54,8 @@ class LocalExecutor:
 
     Parameters
     ----------
-    app : ClientApp
-        Answers every message, whatever run it belongs to.
+    app : callable
+        A ClientApp, or something around one: answers every message, whatever run it belongs to.
     address : str
         Host and port of the SuperNode's Runtime API, on the loopback interface.
     secret : bytes
@@ -68,7 +67,7 @@ class LocalExecutor:
     byte of a bundle is executed, imported, unpacked or written to disk, and no run configuration reaches the app.
     """
 
-    def __init__(self, app: ClientApp, address: str, secret: bytes) -> None:
+    def __init__(self, app: Callable[[Message, Context], Message], address: str, secret: bytes) -> None:
         self._app = app
         self._address = address
         self._answering = threading.Lock()

@@ -23,20 +23,21 @@ def node(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
 ) -> None:
-    """Take part with this machine's own data, policy and ledger; only the installed murmurfl client runs."""
+    """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from .cli import _failing_clearly
-    from .node import NodeConfig, describe
+    from .own_app import read_node
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     with _failing_clearly():
-        settings = NodeConfig.read(config)
-        if check:
-            typer.echo(f"{describe(settings.client())}\nConfiguration, data and ledger are in order.")
-        else:
-            from .supernode import Connection, run_node
+        from .supernode import Connection, machine_of, run_node
 
+        settings = read_node(config)
+        if check:
+            _, description = machine_of(settings)
+            typer.echo(f"{description}\nConfiguration, data and ledger are in order.")
+        else:
             run_node(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
 
 

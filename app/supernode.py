@@ -1,8 +1,9 @@
-"""``murmurfl node``: a real SuperNode on which only the installed murmurfl client runs.
+"""``murmurfl node``: a real SuperNode on which only code runs that its operator installed.
 
 Flower ships an app's code with the run, so a plain ``flower-supernode`` executes whatever the server sends. Here
 Flower's SuperNode does the networking and nothing else (``--isolation process``), and this process answers its messages
-with the machine the operator's file describes (:class:`~murmurfl.app.executor.LocalExecutor`).
+with the machine the operator's file describes (:class:`~murmurfl.app.executor.LocalExecutor`): a client of murmurfl, or
+the operator's own ClientApp behind the noise mod.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ..clients import numpy_client_app
+from ..clients import UpdateNode, numpy_client_app
 from ..privacy import ConfigurationError
 from .executor import LocalExecutor
 from .launch import free_port, without_proxy
 from .node import NodeConfig, describe
+from .own_app import Answers, describe_own, own_app
 from .processes import interrupts_as_keyboard_interrupt
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Connection:
         return arguments
 
 
-def run_node(config: NodeConfig, connection: Connection) -> None:
+def run_node(config: NodeConfig | UpdateNode, connection: Connection) -> None:
     """Take part in whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperNode that ends (the SuperLink was restarted, the node's old session is not yet given up) is started again,
@@ -88,7 +89,7 @@ def run_node(config: NodeConfig, connection: Connection) -> None:
 
     Parameters
     ----------
-    config : NodeConfig
+    config : NodeConfig or UpdateNode
         The operator's.
     connection : Connection
 
@@ -99,14 +100,18 @@ def run_node(config: NodeConfig, connection: Connection) -> None:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` for everything that leaves this machine
-    through the SuperNode, against a server that chooses runs, bundles, run configurations and messages: no code of a
-    bundle runs and every message is answered by the one client made from ``config``. Timing is not protected.
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`, or with an ``app`` of
+    :class:`~murmurfl.clients.UpdatePolicy`, for everything that leaves this machine through the SuperNode, against a
+    server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and every message is
+    answered by the one machine made from ``config``. Timing is not protected.
     """
-    client = config.client()
-    logger.info(describe(client))
-    # Whatever the context says, the machine is the operator's.
-    app = numpy_client_app(lambda context: client, mods=[repeating_the_last_answer()])  # noqa: ARG005
+    answers, description = machine_of(config)
+    logger.info(description)
+    repeat = repeating_the_last_answer()
+
+    def app(message: Message, context: Context) -> Message:
+        return repeat(message, context, answers)
+
     os.environ.update(without_proxy(os.environ))
     pause = _FIRST_PAUSE_S
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
@@ -123,6 +128,25 @@ def run_node(config: NodeConfig, connection: Connection) -> None:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
             logger.info("Stopped.")
+
+
+def machine_of(config: NodeConfig | UpdateNode) -> tuple[Answers, str]:
+    """What answers the messages to a machine, and the machine in one sentence.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the machine cannot be made from its configuration.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`run_node`.
+    """
+    if isinstance(config, UpdateNode):
+        return own_app(config), describe_own(config)
+    client = config.client()
+    # Whatever the context says, the machine is the operator's.
+    return numpy_client_app(lambda context: client), describe(client)  # noqa: ARG005
 
 
 def repeating_the_last_answer() -> Mod:
@@ -153,7 +177,7 @@ def repeating_the_last_answer() -> Mod:
     return repeat
 
 
-def _serve(app: ClientApp, connection: Connection, secret: bytes, secret_file: Path) -> None:
+def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", f"{__package__}.flower_supernode", str(os.getpid()), *connection.arguments()]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]

@@ -8,6 +8,7 @@ update (trained minus received model), clipped, on the grid, with noise, recorde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from logging import DEBUG, INFO, WARNING
 from typing import Any
@@ -19,7 +20,6 @@ from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from ..privacy import (
-    SIMULATED,
     ConfigurationError,
     Ledger,
     MurmurflError,
@@ -27,7 +27,6 @@ from ..privacy import (
     PrivateMachine,
     RefusedError,
     SQLiteLedger,
-    policy_guarantee,
     protocol,
 )
 from ..privacy.arrays import read_array
@@ -38,9 +37,11 @@ from .gradients import unflatten
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, simulated_machine
-from .update_policy import UpdateNode, UpdatePolicy
+from .update_policy import UpdateNode, UpdatePolicy, update_guarantee
 
 _MOST_PARAMETERS = 2**40
+
+_in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", default=None)
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,23 @@ class CorrelatedNoiseMod:
     ----------
     simulation : UpdatePolicy, optional
         What every *simulated* machine decides. On a real node it is not looked at: the operator's file decides
-        (:class:`~murmurfl.clients.UpdateNode`), named by the environment variable ``MURMURFL_NODE_CONFIG`` or by
-        ``flower-supernode --node-config 'murmurfl-config="..."'``, and without one the machine refuses.
+        (:class:`~murmurfl.clients.UpdateNode`), that of ``murmurfl node``, or one named by the environment variable
+        ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without one the machine
+        refuses.
     seed : int
         Of the simulated machines' keys: the same run gives the same model.
+    node : UpdateNode, optional
+        The real machine, for whoever has read its operator's file already (``murmurfl node``); no other is looked for.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If ``node`` is no machine: its ledger is missing, or does not cover a session.
 
     Notes
     -----
+    A mod inside of another one's training lets that message pass: the one around it releases the update, once.
+
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
     the machine's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
     examples) stays. Results of ``evaluate`` are refused unless the machine's own configuration allows them, and are
@@ -83,13 +94,16 @@ class CorrelatedNoiseMod:
 
     **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: by default client-level, for replacement of
     all data of the machine. They rest on the machine running this code and on ``ClientApp(mods=[...])``: functions
-    registered with another app, and Flower's ``lifespan``, are not covered. On a real node a training that fails, or
+    registered with another app, and Flower's ``lifespan``, are not covered. (``murmurfl node`` runs what its operator
+    installed, and puts a mod around all of it.) On a real node a training that fails, or
     answers with something else than the model, counts as an update of zero, because whether it fails may depend on the
     data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
     protected. Simulated keys protect nobody's data.
     """
 
-    def __init__(self, simulation: UpdatePolicy | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, simulation: UpdatePolicy | None = None, *, seed: int = 0, node: UpdateNode | None = None
+    ) -> None:
         if simulation is not None and not isinstance(simulation, UpdatePolicy):
             raise ConfigurationError(
                 f"Expected simulation to be an UpdatePolicy, got {type(simulation).__name__}: write "
@@ -97,6 +111,7 @@ class CorrelatedNoiseMod:
             )
         self.simulation = simulation
         self.seed = seed
+        self._own = None if node is None else _real(node)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message; Flower calls this.
@@ -105,6 +120,8 @@ class CorrelatedNoiseMod:
         -----
         **Formal guarantees.** Those of the class.
         """
+        if _in_training.get() is message:
+            return call_next(message, context)
         return answer(message, lambda: self._content(message, context, call_next))
 
     def _content(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
@@ -120,6 +137,8 @@ class CorrelatedNoiseMod:
         raise malformed("the query is not one this machine answers")
 
     def _machine(self, context: Context) -> _Machine:
+        if self._own is not None:
+            return self._own
         if in_simulation():
             if self.simulation is None:
                 raise ConfigurationError(
@@ -134,9 +153,12 @@ class CorrelatedNoiseMod:
                 f"{NODE_CONFIG_VARIABLE} or --node-config '{NODE_CONFIG_KEY}=\"...\"'. The policy in the ClientApp is "
                 "for simulation only."
             )
-        node = UpdateNode.read(path)
-        ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
-        return _Machine(node.policy(ledger), node.machine, ledger, ledger.keys())
+        return _real(UpdateNode.read(path))
+
+
+def _real(node: UpdateNode) -> _Machine:
+    ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
+    return _Machine(node.policy(ledger), node.machine, ledger, ledger.keys())
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
@@ -219,14 +241,8 @@ def _train(
 
 
 def _sentence(machine: _Machine, private: PrivateMachine, release: int) -> str:
-    policy, notes = machine.policy, []
-    if policy.unit == "sample":
-        notes.append("Which sample is in which release is as the machine's operator declared.")
-    if policy.allow_evaluation:
-        notes.append("Results of evaluations leave without noise and are NOT covered.")
-    if private.simulated:
-        notes.append(SIMULATED)
-    guarantee = policy_guarantee(private.policy, private.plan.mu, unit=policy.unit, notes=notes)
+    policy = machine.policy
+    guarantee = update_guarantee(policy, private.plan.mu, simulated=private.simulated)
     return f"Machine {machine.name}: release {release} of at most {policy.max_participations}. {guarantee.sentence}"
 
 
@@ -256,10 +272,13 @@ class _ClientAppError(MurmurflError):
 
 
 def _called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
+    outside = _in_training.set(message)
     try:
         reply = call_next(message, context)
     except (Exception, SystemExit) as error:  # whatever it is called: one of our own refusals' texts would leave
         raise _ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error
+    finally:
+        _in_training.reset(outside)
     if reply.has_error():
         raise _ClientAppError(f"Expected the ClientApp to answer, got its error {reply.error.code}; see above.")
     return reply

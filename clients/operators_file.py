@@ -71,7 +71,8 @@ def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             f"Expected known node-config keys, got {', '.join(unknown)}: expected keys among {', '.join(known)}."
         )
-    missing = [key for key, f in known.items() if f.default is MISSING and key not in values]
+    needed = [key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+    missing = [key for key in needed if key not in values]
     if missing:
         raise ConfigurationError(f"Expected the keys {', '.join(missing)}, got none of that name.")
     return {known[key].name: value for key, value in values.items()}

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Unit, protocol
+from ..privacy import (
+    SIMULATED,
+    ConfigurationError,
+    Guarantee,
+    PrivacyPolicy,
+    SQLiteLedger,
+    Unit,
+    policy_guarantee,
+    protocol,
+)
 from .operators_file import covering_budget, named_values, operators_values
 
 
@@ -100,6 +110,32 @@ class UpdatePolicy:
         )
 
 
+def update_guarantee(policy: UpdatePolicy, mu: float, *, simulated: bool = False) -> Guarantee:
+    """What is true of all updates of one session of a machine with this policy.
+
+    Parameters
+    ----------
+    policy : UpdatePolicy
+    mu : float
+        Of all releases of the session.
+    simulated : bool
+        Whether the keys are a simulation's.
+
+    Notes
+    -----
+    **Formal guarantees.** Says what :class:`UpdatePolicy` guarantees, and names what rests on the operator's word or is
+    not covered.
+    """
+    notes = []
+    if policy.unit == "sample":
+        notes.append("Which sample is in which release is as the machine's operator declared.")
+    if policy.allow_evaluation:
+        notes.append("Results of evaluations leave without noise and are NOT covered.")
+    if simulated:
+        notes.append(SIMULATED)
+    return policy_guarantee(policy.privacy_policy(), mu, unit=policy.unit, notes=notes)
+
+
 @dataclass(frozen=True)
 class UpdateNode:
     """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
@@ -112,6 +148,12 @@ class UpdateNode:
         Path of its ledger, made once with ``murmurfl ledger create``; budget and delta are in it.
     clip_norm, mu, max_participations, mechanism, releases_per_pass, allow_evaluation
         See :class:`UpdatePolicy`.
+    app : str
+        ``MODULE:NAME`` of the ClientApp, as it is installed on this machine, that ``murmurfl node`` answers with. Empty
+        under a plain ``flower-supernode``, which runs what the server sends.
+    run_config, node_config : mapping
+        What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
+        the server says in a run configuration does not reach it.
 
     Raises
     ------
@@ -120,8 +162,9 @@ class UpdateNode:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`UpdatePolicy`, as long as the node runs client code its operator chose: a
-    plain ``flower-supernode`` runs the code of whoever submits the run, and that may leave the mod out.
+    **Formal guarantees.** Those of :class:`UpdatePolicy`, as long as the node runs client code its operator chose:
+    ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the run, and that may
+    leave the mod out.
     """
 
     machine: str
@@ -132,6 +175,9 @@ class UpdateNode:
     mechanism: str = ""
     releases_per_pass: int = 1
     allow_evaluation: bool = False
+    app: str = ""
+    run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         longest = protocol.LONGEST_MACHINE_NAME
@@ -141,6 +187,20 @@ class UpdateNode:
             )
         if not (isinstance(self.ledger, str) and self.ledger):
             raise ConfigurationError(f"Expected ledger to be the path of a ledger, got {self.ledger!r}.")
+        if not isinstance(self.app, str) or (self.app and not all(self.app.partition(":"))):
+            raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {self.app!r}.")
+        for name in ("run_config", "node_config"):
+            values, key = getattr(self, name), name.replace("_", "-")
+            if not isinstance(values, Mapping) or not all(
+                isinstance(v, bool | int | float | str) for v in values.values()
+            ):
+                raise ConfigurationError(
+                    f"Expected {key} to be a table of numbers, texts and booleans, got {values!r}."
+                )
+            if values and not self.app:
+                raise ConfigurationError(
+                    f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
+                )
         self._policy()
 
     @classmethod

@@ -1,0 +1,207 @@
+"""``murmurfl node`` with its operator's own ClientApp: whose settings it has, and that nothing goes around the mod."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from murmurfl.app.cli import cli
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.node import NodeConfig
+from murmurfl.app.own_app import describe_own, own_app, read_node
+from murmurfl.clients import UpdateNode
+from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, protocol, read_ledger
+from typer.testing import CliRunner
+
+SECRET = "patient 4711"
+
+PROJECT = """
+import json
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+
+HERE = Path(__file__).parent
+nothing = 3
+
+
+def made(mods):
+    app = ClientApp(mods=mods)
+
+    @app.lifespan()
+    def life(context):
+        if (HERE / "broken").exists():
+            raise ValueError("SECRET")
+        yield
+
+    @app.train()
+    def train(message, context):
+        (HERE / "seen.json").write_text(json.dumps([dict(context.run_config), dict(context.node_config)]))
+        arrays = {name: Array(np.asarray(array.numpy() + 100.0)) for name, array in message.content["arrays"].items()}
+        content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"loss": 0.5, "num-examples": 3})}
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.query()
+    def query(message, context):
+        return Message(RecordDict({"arrays": ArrayRecord([np.full(3, 42.0)])}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=message)
+
+    return app
+
+
+# The policy in the app is a simulation's and no protection at all.
+app = made([CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1e3, mu=1e3, max_participations=9))])
+bare = made([])
+""".replace("SECRET", SECRET)
+
+FILE = """
+machine = "clinic-0"
+ledger = "ledger.sqlite"
+clip-norm = 0.5
+mu = 100.0
+max-participations = 3
+app = "{app}"
+
+[run-config]
+local-epochs = 2
+
+[node-config]
+partition-id = 4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    name = f"project_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PROJECT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=100.0, delta=1e-5)
+    return tmp_path, name
+
+
+def write(folder, text=FILE, app="app"):
+    path, name = folder
+    (path / "node.toml").write_text(text.format(app=f"{name}:{app}"))
+    return path / "node.toml"
+
+
+class Asking:
+    """A server and one node that answers with ``app``, whose messages come with settings of the server's."""
+
+    def __init__(self, app):
+        self.grid = InProcessGrid(app, 1, {"local-epochs": 99})
+
+    def __call__(self, kind="train", ack=0, session="s"):
+        entries = {"protocol-version": protocol.PROTOCOL_VERSION, "server-round": 1, "session": session, "ack": ack}
+        arrays = ArrayRecord({"w": Array(np.zeros(3)), "b": Array(np.zeros(()))})
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord(entries)})
+        (node,) = self.grid.get_node_ids()
+        (reply,) = self.grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
+        return reply
+
+
+def sent(reply):
+    return np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+
+
+@pytest.mark.parametrize("app", ["app", "bare"])
+def test_the_update_leaves_once_with_the_operators_noise_and_settings(folder, app):
+    ask = Asking(own_app(read_node(write(folder, app=app))))
+    reply = ask()
+    # An update of 100 in every value, clipped to 0.5, with noise of 0.03: a mod in the app does not release too.
+    assert sent(reply) == pytest.approx(np.full(4, 0.25), abs=0.2)
+    assert (sent(reply) != 0.25).all()
+    assert reply.content["metrics"]["num-examples"] == 1
+    assert "loss" not in reply.content["metrics"]
+    (session,) = read_ledger(folder[0] / "ledger.sqlite").sessions
+    assert session.releases == 1
+    run, node = json.loads((folder[0] / "seen.json").read_text())
+    assert run == {"local-epochs": 2}, "the server's run configuration stays outside"
+    assert node == {"partition-id": 4, "num-partitions": 1}
+    for ack in (1, 2):
+        assert not ask(ack=ack).has_error()
+    assert ask(ack=3).error.code == protocol.CAP_REACHED
+    assert ask(session="t").error.code == protocol.BUDGET_EXHAUSTED
+
+
+@pytest.mark.parametrize("app", ["app", "bare"])
+def test_nothing_goes_around_the_mod(folder, app):
+    ask = Asking(own_app(read_node(write(folder, app=app))))
+    assert ask("query").error.code == protocol.MALFORMED_REQUEST
+    assert ask("evaluate").error.code == protocol.EVALUATION_BLOCKED
+    assert ask("train.other").content["metrics"]["release"] == 1
+    # Flower's lifespan is outside of a ClientApp's mods, and inside of this one.
+    (folder[0] / "broken").touch()
+    reply = ask(ack=1)
+    assert not reply.has_error(), "whether it fails may depend on data"
+    assert np.abs(sent(reply)).max() < 0.2, "it counts as an update of zero"
+    assert SECRET not in str(reply.content)
+
+
+def test_a_mod_is_passed_only_inside_of_another(folder):
+    """Else a message would find the way to the training that the mod is for."""
+    ask = Asking(own_app(read_node(write(folder))))
+    inner = Asking(importlib.import_module(folder[1]).app)
+    for _ in range(2):
+        reply = inner()
+        assert reply.content["metrics"]["num-examples"] == 1
+        assert np.abs(sent(reply)).max() != 100.0
+        assert not ask(session="s").has_error()
+
+
+def test_check_says_what_the_machine_guarantees(folder):
+    said = CliRunner().invoke(cli, ["node", str(write(folder)), "--check"])
+    assert said.exit_code == 0, said.output
+    words = " ".join(said.stdout.split())
+    mechanism = "independent noise on each machine, update sensitivity, every sample in up to 3 releases"
+    stated = Guarantee(100.0, 1e-5, mechanism, unit="machine").sentence
+    assert f"clinic-0: up to 3 releases of the updates of {folder[1]}:app a run, {stated}" in words
+    assert "Budget of all runs: mu = 100." in words
+    assert stated in describe_own(UpdateNode.read(folder[0] / "node.toml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("{app}", "no.such.module:app"), "Expected a ClientApp at no.such.module:app, got: No module named 'no'"),
+        (('"{app}"', '"{app}s"'), "Expected a ClientApp at .*has no attribute 'apps'"),
+        (("{app}", "json:dumps"), "Expected a ClientApp at json:dumps, got function"),
+        (('"{app}"', '"app"'), "Expected app as MODULE:NAME of an installed ClientApp, got 'app'"),
+        (('"{app}"', "3"), "Expected app as MODULE:NAME"),
+        (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table of numbers"),
+        (("[run-config]", "[run-settings]"), "Expected known node-config keys, got run-settings"),
+        (("mu = 100.0", "mu = 200.0"), "Expected mu <= 100, the budget of all runs"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):
+    path = write(folder, FILE.replace(*change))
+    with pytest.raises(ConfigurationError, match=complaint):
+        own_app(read_node(path))
+    ended = CliRunner().invoke(cli, ["node", str(path), "--check"])
+    assert ended.exit_code == 1
+
+
+def test_a_machine_without_its_ledger_does_not_start(folder):
+    path = write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))
+    with pytest.raises(LedgerError, match="murmurfl ledger create"):
+        own_app(read_node(path))
+
+
+def test_which_kind_of_machine_a_file_is_of(folder):
+    path = write(folder, FILE.replace('app = "{app}"', "").partition("[run")[0])
+    with pytest.raises(ConfigurationError, match="or app = 'MODULE:NAME'"):
+        read_node(path)
+    assert UpdateNode.read(path).app == "", "for a plain flower-supernode it is enough"
+    path = write(folder, FILE.replace('app = "{app}"', ""))
+    with pytest.raises(ConfigurationError, match="Expected run-config only beside app"):
+        UpdateNode.read(path)
+    text = 'machine = "a"\nledger = "l"\nclip-norm = 1\nbatch-size = 2\nmu = 1\ntask = "digits"\nnum-partitions = 2\n'
+    path.write_text(f"{text}partition-id = 0\n")
+    assert isinstance(read_node(path), NodeConfig)
