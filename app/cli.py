@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -48,22 +47,21 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:
     """Run one private federated training and leave its result in a folder."""
-    from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines
+    from .record import CHECKPOINT_NAME, RESULT_NAME, folder_for, summary_lines
 
     with _failing_clearly():
         overrides = parse_assignments(assignments or [])
         config = RunConfig.from_mapping(overrides)
-        folder_name = name or f"{config.strategy}-{config.task}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = out.resolve() / folder_name
-        if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
-            _fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
-        overrides |= {"out-dir": str(out.resolve()), "run-name": folder_name}
-        if engine == "ray":
-            _run_on_ray(RunConfig.from_mapping(overrides), folder, timeout, verbose)
-        elif engine in ("cohort", "inprocess"):
-            _run_here(RunConfig.from_mapping(overrides), engine, folder)
-        else:
+        if engine not in ("ray", "cohort", "inprocess"):
             _fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
+        with folder_for(out.resolve(), name, f"{config.strategy}-{config.task}-seed{config.seed}") as folder:
+            if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
+                _fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
+            overrides |= {"out-dir": str(out.resolve()), "run-name": name or folder.name}
+            if engine == "ray":
+                _run_on_ray(RunConfig.from_mapping(overrides), folder, timeout, verbose)
+            else:
+                _run_here(RunConfig.from_mapping(overrides), engine, folder)
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
         for line in summary_lines(document, folder):

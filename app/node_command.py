@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -55,26 +54,23 @@ def deploy_demo(
     from .deploy import demo_config, ledger_line, run_demo
     from .guarantees import expected_guarantee
     from .progress import RunDisplay
-    from .record import summary_lines
+    from .record import folder_for, summary_lines
+
+    def show(line: str) -> None:
+        words = line.removeprefix("INFO :").strip()
+        if verbose or words.startswith("Waiting for machines"):
+            display.message(line if verbose else words)
+        elif not display.read(words) and is_worrying(line):
+            display.message(line, error=True)
 
     with _failing_clearly():
-        folder_name = name or f"deploy-demo-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = out.resolve() / folder_name
-        if folder.exists():
-            _fail(f"Expected a new run folder, got {folder}; choose another --name.")
-        config = demo_config(parse_assignments(assignments or []), out.resolve(), folder_name)
-
-        typer.echo(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
-        with RunDisplay(expected_guarantee(config, deployed=True)) as display:
-
-            def show(line: str) -> None:
-                words = line.removeprefix("INFO :").strip()
-                if verbose or words.startswith("Waiting for machines"):
-                    display.message(line if verbose else words)
-                elif not display.read(words) and is_worrying(line):
-                    display.message(line, error=True)
-
-            document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
+        with folder_for(out.resolve(), name, "deploy-demo") as folder:
+            if name and folder.exists():
+                _fail(f"Expected a new run folder, got {folder}; choose another --name.")
+            config = demo_config(parse_assignments(assignments or []), out.resolve(), name or folder.name)
+            typer.echo(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
+            with RunDisplay(expected_guarantee(config, deployed=True)) as display:
+                document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
         lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
         for line in [*summary_lines(document, folder), "", *lines]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,35 @@ CHECKPOINT_NAME = "checkpoint.npz"
 FAILURE_NAME = "failure.json"
 
 _MOST_POINTS = 200
+
+
+@contextmanager
+def folder_for(out: Path, name: str, beginning: str) -> Iterator[Path]:
+    """The folder of a run: ``out / name``, or without a name a new one called after the time.
+
+    The latter is this run's own, also beside others that start in the same second; if nothing is put into it, it goes.
+    """
+    if name:
+        yield out / name
+        return
+    folder = _new_folder(out, f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+
+
+def _new_folder(out: Path, name: str) -> Path:
+    number = 1
+    while True:
+        folder = out / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 def result_document(result: RunResult) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.app import client_app
+from murmurfl.app import client_app, record
+from murmurfl.app.cli import cli
 from murmurfl.app.cohort import CohortMachines
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
@@ -21,6 +22,7 @@ from murmurfl.app.presets import hyperparameters
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import result_document, summary_lines, write_record
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
+from typer.testing import CliRunner
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 
@@ -291,3 +293,17 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
         run_folder(config, 8)
     unnamed = RunConfig(out_dir=str(tmp_path))
     assert run_folder(unnamed, 7) != run_folder(unnamed, 8)
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(record.time, "strftime", lambda *_: "20260102-030405")
+    quick = ["run", "--engine", "cohort", "--out", str(tmp_path), "--set", "num-rounds=2"]
+    for _ in range(3):
+        assert CliRunner().invoke(cli, quick).exit_code == 0
+    name = "mu2-digits-seed1-20260102-030405"
+    assert {path.name for path in tmp_path.iterdir()} == {name, f"{name}-2", f"{name}-3"}
+    assert all((path / "result.json").exists() for path in tmp_path.iterdir())
+    # What fails leaves none, and a name that was asked for is not changed.
+    assert CliRunner().invoke(cli, [*quick, "--set", "task=mnist", "--set", f"data-root={tmp_path}"]).exit_code == 1
+    assert CliRunner().invoke(cli, [*quick, "--name", name]).exit_code == 1
+    assert len(list(tmp_path.iterdir())) == 3
