@@ -25,6 +25,9 @@ _SLOTS = [(i, j) for i in range(_POOL) for j in range(_POOL)]
 class PooledConvolution:
     """A 3 x 3 convolution of one image, then 2 x 2 max-pooling and ReLU; keeps what its gradient needs.
 
+    Position (i, j) of the convolution is at i x side + j, as in the image. What that puts between the rows is computed
+    and looked at by nobody: a few more products, and long runs in memory instead of many short ones.
+
     Parameters
     ----------
     channels : int
@@ -37,55 +40,55 @@ class PooledConvolution:
     def __init__(self, channels: int, side: int, filters: int) -> None:
         self.pooled = (side - _KERNEL + 1) // _POOL
         width = _POOL * self.pooled
-        self._shape = (channels, side, side)
-        self._patches = np.empty((channels, _KERNEL, _KERNEL, width, width), np.float32)
-        self._matrix = self._patches.reshape(channels * _KERNEL**2, width * width)
-        self._flat = np.empty((filters, width * width), np.float32)
+        self._side, self._length = side, (width - 1) * side + width
+        self._image = np.empty((channels, side * side), np.float32)
+        channel, value = self._image.strides
+        self._moved = as_strided(
+            self._image, (channels, _KERNEL, _KERNEL, self._length), (channel, side * value, value, value)
+        )
+        self._patches = np.empty(self._moved.shape, np.float32)
+        self._matrix = self._patches.reshape(channels * _KERNEL**2, self._length)
+        self._flat = np.empty((filters, self._length), np.float32)
+        self._spread = np.zeros_like(self._flat)
+        self._windows, self._targets = self._in_windows(self._flat), self._in_windows(self._spread)
         self._largest = np.empty((filters, self.pooled, self.pooled), np.float32)
 
-    @property
-    def _windows(self) -> list[Values]:
+    def _in_windows(self, values: Values) -> list[Values]:
         """The four values behind each pooled one, every one of shape (filters, pooled, pooled); views."""
-        width = _POOL * self.pooled
-        image = self._flat.reshape(-1, width, width)
-        return [image[:, i::_POOL, j::_POOL] for i, j in _SLOTS]
+        channel, value = values.strides
+        shape = (len(values), self.pooled, self.pooled)
+        strides = (channel, _POOL * self._side * value, _POOL * value)
+        return [as_strided(values[:, i * self._side + j :], shape, strides) for i, j in _SLOTS]
 
     def forward(self, image: Values, weight: Values, bias: Values) -> Values:
         """Shape (filters, pooled, pooled), from an image of shape (channels, side, side) and contiguous weights."""
-        channel, row, column = image.strides
-        np.copyto(self._patches, as_strided(image, self._patches.shape, (channel, row, column, row, column)))
+        self._image[:] = image.reshape(self._image.shape)
+        np.copyto(self._patches, self._moved)
         np.matmul(weight.reshape(len(weight), -1), self._matrix, out=self._flat)
         first, second, third, fourth = self._windows
         self._largest = np.maximum(np.maximum(first, second), np.maximum(third, fourth))
         return np.maximum(self._largest + bias[:, None, None], 0.0)
 
-    def backward(self, slopes: Values, output: Values, to_weight: Values, to_bias: Values) -> Values:
-        """From the loss's derivative by the output: writes those by weight and bias, returns that by what was pooled.
-
-        The last is of shape (filters, windows), as :meth:`to_image` takes it.
-        """
+    def backward(self, slopes: Values, output: Values, to_weight: Values, to_bias: Values) -> None:
+        """From the loss's derivative by the output: writes those by weight and bias."""
         slopes = np.where(output > 0.0, slopes, 0.0)
         to_bias[:] = slopes.sum(axis=(1, 2))
-        spread = np.empty_like(self._flat)
-        width = _POOL * self.pooled
-        targets = spread.reshape(-1, width, width)
         untaken = np.ones(slopes.shape, bool)
-        for (i, j), values in zip(_SLOTS, self._windows, strict=True):
+        for target, values in zip(self._targets, self._windows, strict=True):
             chosen = (values == self._largest) & untaken
-            np.multiply(slopes, chosen, out=targets[:, i::_POOL, j::_POOL])
+            np.multiply(slopes, chosen, out=target)
             untaken ^= chosen
-        np.matmul(spread, self._matrix.T, out=to_weight.reshape(len(to_weight), -1))
-        return spread
+        np.matmul(self._spread, self._matrix.T, out=to_weight.reshape(len(to_weight), -1))
 
-    def to_image(self, spread: Values, weight: Values) -> Values:
-        """The loss's derivative by the image, shape (channels, side, side)."""
-        moved = (weight.reshape(len(weight), -1).T @ spread).reshape(self._patches.shape)
-        width = _POOL * self.pooled
-        total = np.zeros(self._shape, np.float32)
+    def to_image(self, weight: Values) -> Values:
+        """The loss's derivative by the image, shape (channels, side, side), after :meth:`backward`."""
+        moved = (weight.reshape(len(weight), -1).T @ self._spread).reshape(self._patches.shape)
+        total = np.zeros_like(self._image)
         for i in range(_KERNEL):
             for j in range(_KERNEL):
-                total[:, i : i + width, j : j + width] += moved[:, i, j]
-        return total
+                start = i * self._side + j
+                total[:, start : start + self._length] += moved[:, i, j]
+        return total.reshape(-1, self._side, self._side)
 
 
 class ConvolutionalGradients:
@@ -101,7 +104,7 @@ class ConvolutionalGradients:
     Notes
     -----
     In float32. Where several values of a pooling window are largest, the first one's derivative is taken, as PyTorch
-    does.
+    does. Its work space is its own: not for two threads at once.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], side: int) -> None:
@@ -132,8 +135,8 @@ class ConvolutionalGradients:
             slopes = slopes @ parameters[i]
             if i > 4:
                 slopes = np.where(values > 0.0, slopes, 0.0)
-        spread = self._second.backward(slopes.reshape(second.shape), second, slots[2], slots[3])
-        self._first.backward(self._second.to_image(spread, parameters[2]), first, slots[0], slots[1])
+        self._second.backward(slopes.reshape(second.shape), second, slots[2], slots[3])
+        self._first.backward(self._second.to_image(parameters[2]), first, slots[0], slots[1])
         out[:] = gradient
 
     def _arrays(self, values: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -435,6 +436,7 @@ class ConvolutionalNetwork(Model):
             torch.nn.Linear(32, num_classes),
         )
         self._side = side
+        self._threads = threading.local()
         self.shapes = [tuple(parameter.shape) for parameter in self.module.parameters()]
         self.names = [name for name, _ in self.module.named_parameters()]
 
@@ -448,12 +450,17 @@ class ConvolutionalNetwork(Model):
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""
         features, labels = np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
-        gradient = ConvolutionalGradients(self.shapes, self._side)
+        gradient = self._gradients_of_this_thread()
         rows = np.empty(points.shape)
         with np.errstate(all="ignore"):
             for i, row in enumerate(rows):
                 gradient(np.asarray(points[i], dtype=np.float32), features[i], int(labels[i]), row)
         return rows
+
+    def _gradients_of_this_thread(self) -> ConvolutionalGradients:
+        if not hasattr(self._threads, "gradients"):
+            self._threads.gradients = ConvolutionalGradients(self.shapes, self._side)
+        return self._threads.gradients
 
     def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         import torch
