@@ -74,6 +74,10 @@ def plot_curves(document: Mapping[str, Any], title: str, path: Path, caption: st
             axes.grid(alpha=0.3)
             if name != "accuracy":
                 axes.set_yscale("symlog", linthresh=10.0)
+            if name == "cumulative-loss":  # a mean of positive numbers minus their deviation need not be one
+                axes.set_ylim(
+                    bottom=min(min(entry["curves"][name]["mean"]) for entry in cell["algorithms"].values()) / 2
+                )
         row[0].set_ylim(top=100)
     for axes in grid[-1]:
         axes.set_xlabel("round")
