@@ -23,7 +23,7 @@ from ..clients.operators_file import (
     covering_budget,
     named_values,
     operators_file,
-    operators_values,
+    read_operators_file,
 )
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
 from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
@@ -160,18 +160,7 @@ class NodeConfig:
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        path = path.expanduser().resolve()
-        values = operators_values(path)
-        try:
-            config = cls.from_mapping(values)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from error
-        located = {
-            name: str(path.parent / Path(getattr(config, name)).expanduser())
-            for name in ("ledger", "samples", "data_root")
-            if getattr(config, name)
-        }
-        return cls(**{**{f.name: getattr(config, f.name) for f in fields(cls)}, **located})
+        return read_operators_file(path, cls.from_mapping, ["ledger", "samples", "data_root"])
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..privacy import ConfigurationError, SQLiteLedger
+
+ConfigT = TypeVar("ConfigT")
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file."""
@@ -55,6 +57,32 @@ def operators_values(path: Path) -> dict[str, Any]:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error
+
+
+def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT], files: Sequence[str]) -> ConfigT:
+    """What an operator's file describes; relative paths in it are taken from its folder.
+
+    Parameters
+    ----------
+    path : Path
+    make : callable
+        A dataclass's instance from the document's values.
+    files : sequence of str
+        Its fields that are paths, where they are not empty.
+
+    Raises
+    ------
+    ConfigurationError
+        As for :func:`operators_values`, or of ``make``, with the path before it.
+    """
+    path = path.expanduser().resolve()
+    values = operators_values(path)
+    try:
+        config: Any = make(values)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    named = {name: Path(getattr(config, name)).expanduser() for name in files if getattr(config, name)}
+    return replace(config, **{name: str(path.parent / file) for name, file in named.items()})
 
 
 def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..privacy import (
     policy_guarantee,
     protocol,
 )
-from .operators_file import covering_budget, named_values, operators_values
+from .operators_file import covering_budget, named_values, read_operators_file
 
 
 @dataclass(frozen=True)
@@ -212,13 +212,7 @@ class UpdateNode:
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        path = path.expanduser().resolve()
-        values = operators_values(path)
-        try:
-            node = cls(**named_values(cls, values))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from error
-        return cls(**{**vars(node), "ledger": str(path.parent / Path(node.ledger).expanduser())})
+        return read_operators_file(path, lambda values: cls(**named_values(cls, values)), ["ledger"])
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
         """What this file and its ledger say together.

@@ -23,7 +23,7 @@ HERE = ("start.md", "how-to.md", "ledger.md", "running.md", "errors.md", "tuning
 # What runs the rest, and how to tell that it does.
 BY_OTHERS = {
     "make run": (".ci/run", "make run"),
-    "make deploy-demo": ("Makefile", "murmurfl deploy-demo"),
+    "make deploy-demo": ("tests/deployment/test_walkthrough.py", '"deploy-demo", "--out"'),
     "flwr run . ours": ("tests/deployment/test_walkthrough.py", '"flwr run . ours" in block'),
     "flwr run . --stream": ("tests/test_readme.py", "FLWR_RUN"),
 }

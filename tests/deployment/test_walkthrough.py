@@ -168,3 +168,14 @@ def test_then_nothing_is_left(machines):
         spent = len(ledger.sessions)
         assert spent <= 4
         assert ledger.reserved_mu == pytest.approx(2.0 * spent**0.5)
+
+
+def test_the_demonstration(tmp_path):
+    """The command line `make deploy-demo` would run."""
+    assert "$(BIN)/murmurfl deploy-demo $(ARGS)" in (ROOT / "Makefile").read_text()
+    command = [launch.executable("murmurfl"), "deploy-demo", "--out", str(tmp_path), "--name", "demo"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "44 made, 44 aggregated" in ended.stdout
+    for i in range(NODES):
+        assert f"ledger of node-{i}: 11 releases" in ended.stdout
