@@ -130,12 +130,18 @@ class SoftmaxRegression(Model):
         gradients[:, split:] = residuals
         return gradients
 
-    def stacked(self, points: Sequence[Parameters], weights: Sequence[float], samples: Batch) -> OuterProducts:
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> OuterProducts:
         """Weighted sums of a sample's gradients at several points: all of them outer products with its features."""
         features = np.asarray(samples[0], dtype=np.float64)
         residuals = np.zeros((len(features), self.num_classes))
         for point, weight in zip(points, weights, strict=True):
-            if weight:
+            if isinstance(weight, np.ndarray):
+                chosen = np.flatnonzero(weight)
+                there = self._residuals(point, features[chosen], samples[1][chosen])
+                residuals[chosen] += weight[chosen, None] * there
+            elif weight:
                 residuals += weight * self._residuals(point, features, samples[1])
         return OuterProducts(residuals, features)
 

@@ -28,6 +28,7 @@ from ..privacy import (
     protocol,
 )
 from ..privacy.cohort import DenseContributions, StackedContributions
+from ..privacy.mechanisms import State
 from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten
 from .requests import check_version, integer_entry, malformed, session_entry
 
@@ -52,6 +53,23 @@ class Request:
     session: str
     ack: int
     query_points: tuple[list[NDArray[Any]], ...]
+
+
+@dataclass(frozen=True)
+class Together:
+    """How several simulated machines of one kind and one model are computed at once.
+
+    Parameters
+    ----------
+    contributions : callable
+        Given positions of machines and one batch of their samples, machine after machine, what
+        :meth:`PrivateClient.contribution` gives for each, one after the other and up to rounding; unclipped.
+    note : tuple of floating-point arrays, optional
+        Public values each of them remembers with its release (:meth:`~murmurfl.privacy.PrivateMachine.noted`).
+    """
+
+    contributions: Callable[[Sequence[int], Any], StackedContributions]
+    note: State | None = None
 
 
 class PrivateClient(NumPyClient):
@@ -141,38 +159,36 @@ class PrivateClient(NumPyClient):
 
     @classmethod
     def together(
-        cls, server_round: int, points: Sequence[Sequence[NDArray[Any]]]
-    ) -> Callable[[Sequence[PrivateClient], Any], StackedContributions] | None:
+        cls,
+        clients: Sequence[PrivateClient],
+        server_round: int,
+        session: str,  # noqa: ARG003 - for kinds that remember something of it
+        points: Sequence[Sequence[NDArray[Any]]],
+    ) -> Together | None:
         """How several simulated machines of this class and one model are computed at once; None: one by one.
 
         Parameters
         ----------
+        clients : sequence of PrivateClient
+            The machines; they have not been asked yet.
         server_round : int
             t.
+        session : str
         points : sequence of sequences of ndarray
             Query points.
 
         Returns
         -------
-        callable or None
-            Given machines and one batch of their samples, machine after machine, what :meth:`contribution` gives for
-            each, one after the other and up to rounding.
+        Together or None
         """
         # Whoever overrides the contribution means something else than the weights.
         if cls.contribution is not PrivateClient.contribution:
             return None
-
-        def contributions(clients: Sequence[PrivateClient], samples: Any) -> StackedContributions:
-            gradients, weights = clients[0].gradients, clients[0].point_weights(server_round)
-            if weights is None:
-                raise NotImplementedError(f"{cls.__name__} must define point_weights or contribution.")
-            stacked = getattr(gradients, "stacked", None)
-            if stacked is not None:
-                return stacked(points, weights, samples)
-            with np.errstate(all="ignore"):
-                return DenseContributions(combined_gradients(gradients, points, weights, samples))
-
-        return contributions
+        weights = clients[0].point_weights(server_round)
+        if weights is None:
+            raise NotImplementedError(f"{cls.__name__} must define point_weights or contribution.")
+        gradients = clients[0].gradients
+        return Together(lambda _, samples: stacked_gradients(gradients, points, weights, samples))
 
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
@@ -271,6 +287,20 @@ class PrivateClient(NumPyClient):
                     raise malformed("expected finite floating-point arrays of the model's shapes")
             points.append(point)
         return Request(server_round, session, ack, tuple(points))
+
+
+def stacked_gradients(
+    gradients: PerSampleGradients,
+    points: Sequence[Sequence[NDArray[Any]]],
+    weights: Sequence[float | NDArray[np.float64]],
+    samples: Any,
+) -> StackedContributions:
+    """:func:`~murmurfl.clients.gradients.combined_gradients`, not written out where the model knows how."""
+    stacked = getattr(gradients, "stacked", None)
+    if stacked is not None:
+        return stacked(points, weights, samples)
+    with np.errstate(all="ignore"):
+        return DenseContributions(combined_gradients(gradients, points, weights, samples))
 
 
 def statement_entries(machine: PrivateMachine, session: str) -> dict[str, Any]:

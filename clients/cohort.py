@@ -29,7 +29,10 @@ class StackableGradients(PerSampleGradients, Protocol):
     """Gradients with a closed form of their combinations, which then need not be written out. Offered, not required."""
 
     def stacked(
-        self, points: Sequence[Sequence[NDArray[Any]]], weights: Sequence[float], samples: Any
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
     ) -> StackedContributions:
         """As :func:`~murmurfl.clients.gradients.combined_gradients`, not written out."""
         ...
@@ -125,9 +128,10 @@ class Cohort:
         acks: Mapping[str, int],
         points: Sequence[Sequence[NDArray[Any]]],
     ) -> Iterator[tuple[str, Release | RefusedError]]:
-        together = type(block[0][1]).together(server_round, points)
+        clients = [client for _, client in block]
+        together = type(clients[0]).together(clients, server_round, session, points)
         if together is None:
-            self._say_alone(block[0][1])
+            self._say_alone(clients[0])
             for name, client in block:
                 try:
                     yield name, client.release(Request(server_round, session, acks[name], tuple(map(list, points))))
@@ -136,12 +140,15 @@ class Cohort:
             return
 
         def contributions(positions: list[int], slices: list[slice]) -> StackedContributions:
-            clients = [block[i][1] for i in positions]
-            parts = [(client.samples, chosen) for client, chosen in zip(clients, slices, strict=True)]
-            return together(clients, stacked_samples(parts))
+            parts = [(clients[i].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
+            return together.contributions(positions, stacked_samples(parts))
 
         outcomes = release_together(
-            [client.machine for _, client in block], session, [acks[name] for name, _ in block], contributions
+            [client.machine for client in clients],
+            session,
+            [acks[name] for name, _ in block],
+            contributions,
+            note=together.note,
         )
         yield from zip((name for name, _ in block), outcomes, strict=True)
 

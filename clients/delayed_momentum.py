@@ -11,7 +11,7 @@ acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,9 @@ from ..privacy import (
     RowCache,
 )
 from ..privacy.cohort import StackedContributions
-from .base import PrivateClient, Request
-from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten
+from ..privacy.mechanisms import State
+from .base import PrivateClient, Request, Together, stacked_gradients
+from .gradients import PerSampleGradients, Samples, combined_gradients, flat_point, unflatten
 
 
 class DelayedMomentumClient(PrivateClient):
@@ -70,27 +71,50 @@ class DelayedMomentumClient(PrivateClient):
         """
         point, t = request.query_points[0], request.server_round
         points, weights = [point], [float(t)]
-        releases, noted = self.machine.noted(request.session)
-        if releases and len(noted) != 2:
-            raise LedgerError(
-                "Expected the last query point in the ledger, got none: the session was opened by another kind of "
-                "client or the ledger is damaged; start a new session. Nothing was released."
-            )
-        if releases:
-            points.append(unflatten(noted[1], self._shapes))
-            weights.append(-float(noted[0][0]))
+        last = self._last_participation(request.session)
+        if last is not None:
+            points.append(unflatten(last[1], self._shapes))
+            weights.append(-last[0])
 
         def contribution(samples: slice) -> NDArray[np.floating]:
             with np.errstate(all="ignore"):
                 return combined_gradients(self.gradients, points, weights, self.samples[samples])
 
-        flat = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
-        return self.machine.release(request.session, request.ack, contribution, note=(np.array([float(t)]), flat))
+        return self.machine.release(request.session, request.ack, contribution, note=_note(t, point))
 
     @classmethod
     def together(
-        cls,
-        server_round: int,  # noqa: ARG003 - every machine has a last query point of its own
-        points: Sequence[Sequence[NDArray[Any]]],  # noqa: ARG003
-    ) -> Callable[[Sequence[PrivateClient], Any], StackedContributions] | None:
-        return None
+        cls, clients: Sequence[PrivateClient], server_round: int, session: str, points: Sequence[Sequence[NDArray[Any]]]
+    ) -> Together | None:
+        if cls.release is not DelayedMomentumClient.release:
+            return None
+        # Machines that took part in the same round last have the same point: it is evaluated once for all of them.
+        last = [client._last_participation(session) for client in clients if isinstance(client, DelayedMomentumClient)]
+        gradients, batch = clients[0].gradients, clients[0].machine.policy.batch_size
+
+        def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
+            their, evaluated = [last[i] for i in positions], [points[0]]
+            weights: list[float | NDArray[np.float64]] = [float(server_round)]
+            for t, point in {id(entry[1]): entry for entry in their if entry is not None}.values():
+                evaluated.append(unflatten(point, gradients.shapes))
+                there = [entry is not None and entry[1] is point for entry in their]
+                weights.append(-t * np.repeat(np.asarray(there, dtype=np.float64), batch))
+            return stacked_gradients(gradients, evaluated, weights, samples)
+
+        return Together(contributions, _note(server_round, points[0]))
+
+    def _last_participation(self, session: str) -> tuple[float, NDArray[np.floating]] | None:
+        """The round of this machine's last release and its query point, None before the first."""
+        releases, noted = self.machine.noted(session)
+        if not releases:
+            return None
+        if len(noted) != 2:
+            raise LedgerError(
+                "Expected the last query point in the ledger, got none: the session was opened by another kind of "
+                "client or the ledger is damaged; start a new session. Nothing was released."
+            )
+        return float(noted[0][0]), noted[1]
+
+
+def _note(server_round: int, point: Sequence[NDArray[Any]]) -> State:
+    return np.array([float(server_round)]), flat_point(point)

@@ -57,7 +57,7 @@ class Samples(Protocol):
 def combined_gradients(
     gradients: PerSampleGradients,
     points: Sequence[Sequence[NDArray[Any]]],
-    weights: Sequence[float],
+    weights: Sequence[float | NDArray[np.float64]],
     samples: Any,
 ) -> NDArray[np.float64]:
     """Per-sample sums over the query points of weight times gradient.
@@ -67,10 +67,10 @@ def combined_gradients(
     gradients : PerSampleGradients
     points : sequence of sequences of ndarray
         Query points, each a list of the model's arrays.
-    weights : sequence of float
-        One a point; a point of weight 0 is not evaluated.
+    weights : sequence of float, or of ndarray of shape (b,)
+        One a point, or one a point and sample; where it is 0 nothing is evaluated.
     samples : Any
-        A batch of b samples.
+        A batch of b samples; for weights a sample, an array or a tuple of arrays.
 
     Returns
     -------
@@ -79,7 +79,15 @@ def combined_gradients(
     """
     total: NDArray[np.float64] | None = None
     for point, weight in zip(points, weights, strict=True):
-        if weight:
+        if isinstance(weight, np.ndarray):
+            chosen = np.flatnonzero(weight)
+            if not len(chosen):
+                continue
+            rows = weight[chosen, None] * np.asarray(gradients(point, pick(samples, chosen)), dtype=np.float64)
+            if total is None:
+                total = np.zeros((len(weight), rows.shape[1]))
+            total[chosen] += rows
+        elif weight:
             rows = weight * np.asarray(gradients(point, samples), dtype=np.float64)
             total = rows if total is None else total.__iadd__(rows)
     if total is None:
@@ -123,7 +131,12 @@ def unflatten(values: NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[N
     return arrays
 
 
-def pick(samples: Any, chosen: slice) -> Any:
+def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """A list of the model's arrays as one float64 vector, shape (d,)."""
+    return np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
+
+
+def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
     """Some samples of a batch.
 
     Raises

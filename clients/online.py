@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RefusedError, RowCache, protocol
 from ..privacy.clipping import clip_per_sample
 from ..privacy.cohort import DenseContributions, StackedContributions
-from .base import PrivateClient, Request
-from .gradients import PerSampleGradients, Samples, gradients_at, pick
+from .base import PrivateClient, Request, Together
+from .gradients import PerSampleGradients, Samples, flat_point, gradients_at, pick
 
 logger = logging.getLogger(__name__)
 
@@ -169,19 +169,23 @@ class OnlineClient(PrivateClient):
     @classmethod
     def together(
         cls,
+        clients: Sequence[PrivateClient],
         server_round: int,  # noqa: ARG003 - local steps are the same in every round
+        session: str,  # noqa: ARG003
         points: Sequence[Sequence[NDArray[Any]]],
-    ) -> Callable[[Sequence[PrivateClient], Any], StackedContributions] | None:
+    ) -> Together | None:
         if cls.contribution is not OnlineClient.contribution:
             return None
         start = flat_point(points[0])
+        learners = [client for client in clients if isinstance(client, OnlineClient)]
 
-        def contributions(clients: Sequence[PrivateClient], samples: Any) -> StackedContributions:
-            learners = [client for client in clients if isinstance(client, OnlineClient)]
+        def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             with np.errstate(all="ignore"):
-                return DenseContributions(_updates(learners, learners[0].gradients, start, samples))
+                return DenseContributions(
+                    _updates([learners[i] for i in positions], learners[0].gradients, start, samples)
+                )
 
-        return contributions
+        return Together(contributions)
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Any) -> Request:
         request = super()._read(parameters, config)
@@ -196,11 +200,6 @@ def _updates(
     rates = np.repeat([[learner.learning_rate] for learner in learners], policy.batch_size, axis=1)
     clip_norm = policy.clip_norm if policy.clip_unit == "contractive" else None
     return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
-
-
-def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """A point as one float64 vector."""
-    return np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
 
 
 def _checked_start(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:

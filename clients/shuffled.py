@@ -33,8 +33,8 @@ from ..privacy import (
 )
 from ..privacy.shuffled import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
 from .base import PrivateClient, Request
-from .gradients import PerSampleGradients, Samples, gradients_at
-from .online import CarefulGradients, ConvexSmoothGradients, flat_point
+from .gradients import PerSampleGradients, Samples, flat_point, gradients_at
+from .online import CarefulGradients, ConvexSmoothGradients
 
 
 class ShuffledClient(PrivateClient):
@@ -148,7 +148,9 @@ class ShuffledClient(PrivateClient):
         return self.machine.release_epoch(request.session, request.ack, epoch)
 
     @classmethod
-    def together(cls, server_round: int, points: Sequence[Sequence[NDArray[Any]]]) -> None:
+    def together(
+        cls, clients: Sequence[PrivateClient], server_round: int, session: str, points: Sequence[Sequence[NDArray[Any]]]
+    ) -> None:
         """None: silos are few and their steps many, so they are asked one by one."""
 
     def statement(self, session: str) -> dict[str, Any]:

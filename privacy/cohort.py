@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .clipping import bounded_scales, clip_per_sample
 from .errors import ConfigurationError, RefusedError
 from .ledger import LedgerPage
+from .mechanisms import State
 from .noise import NoiseQuality, each_normal_row
 from .release import Admission, PrivateMachine, Release
 
@@ -63,6 +64,8 @@ def release_together(
     session: str,
     acks: Sequence[int],
     contributions: Contributions,
+    *,
+    note: State | None = None,
 ) -> Iterator[Release | RefusedError]:
     """The next release of each of several simulated machines.
 
@@ -76,6 +79,8 @@ def release_together(
     contributions : callable
         Given the positions of the machines that may release and the slice of fresh samples of each, their per-sample
         contributions, machine after machine; unclipped.
+    note : tuple of floating-point arrays, optional
+        As for :meth:`PrivateMachine.release`; the same for all.
 
     Yields
     ------
@@ -115,7 +120,7 @@ def release_together(
             outcome = (
                 entry
                 if isinstance(entry, RefusedError)
-                else machine._finish(entry[0], session, entry[1], next(rows), next(noise))
+                else machine._finish(entry[0], session, entry[1], next(rows), next(noise), note)
             )
             open_transactions.pop(i).__exit__(None, None, None)
             yield outcome

@@ -11,6 +11,7 @@ from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient, cohort
 from murmurfl.clients.cohort import stacked_samples
+from murmurfl.clients.gradients import combined_gradients
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -192,6 +193,39 @@ def test_a_client_that_cannot_be_asked_together_is_asked_alone_and_that_is_said(
     assert "one by one" in caplog.text
     alone = make("0").machine.release("s", 0, lambda s: 2 * experiment.model(points[0], experiment.shards[0][s]))
     assert (outcomes["0"].values == alone.values).all()
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp"])
+def test_delayed_momentum_is_asked_together_whenever_its_machines_took_part_last(model, caplog):
+    config = replace(BASE, strategy="delayed-momentum", model=model, batch_size=2, lost_replies=0.2, num_rounds=8)
+    with caplog.at_level(logging.WARNING):
+        together = run_cohort(config)
+    assert "one by one" not in caplog.text
+    tolerance = ABSOLUTE if model == "softmax" else FLOAT32
+    for one, other in zip(together.parameters, run_in_process(config).parameters, strict=True):
+        np.testing.assert_allclose(one, other, rtol=RELATIVE if model == "softmax" else FLOAT32, atol=tolerance)
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_weights_may_differ_from_sample_to_sample(written_out):
+    experiment = prepare(BASE)
+    model, samples = experiment.model, experiment.shards[0][slice(0, 4)]
+    generator = np.random.Generator(np.random.Philox(key=6))
+    points = [[generator.standard_normal(shape) for shape in model.shapes] for _ in range(4)]
+    weights = [3.0, np.array([-1.0, 0.0, -1.0, 0.0]), np.array([0.0, -2.0, 0.0, 0.0]), np.zeros(4)]
+    expected = 3.0 * model(points[0], samples)
+    expected[[0, 2]] -= model(points[1], samples)[[0, 2]]
+    expected[1] -= 2.0 * model(points[2], samples)[1]
+    if written_out:
+        rows = combined_gradients(model, points, weights, samples)
+        # Also where the first point is not everybody's.
+        shifted = combined_gradients(model, points[1:], weights[1:], samples)
+        np.testing.assert_allclose(shifted, expected - 3.0 * model(points[0], samples), rtol=1e-12, atol=1e-14)
+    else:
+        stack, rows = model.stacked(points, weights, samples), np.empty(expected.shape)
+        for i, row in enumerate(rows):
+            stack.write(i, 1.0, row)
+    np.testing.assert_allclose(rows, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_large_rounds_go_in_blocks_and_give_the_same(monkeypatch):

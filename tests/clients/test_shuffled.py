@@ -282,4 +282,4 @@ def test_noise_left_off_the_public_steps_is_caught():
 
 def test_a_shuffled_client_is_a_private_client_that_is_asked_alone():
     assert issubclass(ShuffledClient, PrivateClient)
-    assert ShuffledClient.together(1, []) is None
+    assert ShuffledClient.together([], 1, "s", []) is None
