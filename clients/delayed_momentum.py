@@ -11,7 +11,7 @@ acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,18 +69,22 @@ class DelayedMomentumClient(PrivateClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        point, t = request.query_points[0], request.server_round
-        points, weights = [point], [float(t)]
-        last = self._last_participation(request.session)
-        if last is not None:
-            points.append(unflatten(last[1], self._shapes))
-            weights.append(-last[0])
+        point, t = request.query_points[0], float(request.server_round)
 
-        def contribution(samples: slice) -> NDArray[np.floating]:
-            with np.errstate(all="ignore"):
-                return combined_gradients(self.gradients, points, weights, self.samples[samples])
+        def corrected(releases: int, noted: State) -> Callable[[slice], NDArray[np.floating]]:
+            points, weights = [point], [t]
+            last = _last_participation(releases, noted)
+            if last is not None:
+                points.append(unflatten(last[1], self._shapes))
+                weights.append(-last[0])
 
-        return self.machine.release(request.session, request.ack, contribution, note=_note(t, point))
+            def contribution(samples: slice) -> NDArray[np.floating]:
+                with np.errstate(all="ignore"):
+                    return combined_gradients(self.gradients, points, weights, self.samples[samples])
+
+            return contribution
+
+        return self.machine.release_noting(request.session, request.ack, corrected, _note(t, point))
 
     @classmethod
     def together(
@@ -89,7 +93,7 @@ class DelayedMomentumClient(PrivateClient):
         if cls.release is not DelayedMomentumClient.release:
             return None
         # Machines that took part in the same round last have the same point: it is evaluated once for all of them.
-        last = [client._last_participation(session) for client in clients if isinstance(client, DelayedMomentumClient)]
+        last = [_last_participation(*client.machine.noted(session)) for client in clients]
         gradients, batch = clients[0].gradients, clients[0].machine.policy.batch_size
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
@@ -103,18 +107,18 @@ class DelayedMomentumClient(PrivateClient):
 
         return Together(contributions, _note(server_round, points[0]))
 
-    def _last_participation(self, session: str) -> tuple[float, NDArray[np.floating]] | None:
-        """The round of this machine's last release and its query point, None before the first."""
-        releases, noted = self.machine.noted(session)
-        if not releases:
-            return None
-        if len(noted) != 2:
-            raise LedgerError(
-                "Expected the last query point in the ledger, got none: the session was opened by another kind of "
-                "client or the ledger is damaged; start a new session. Nothing was released."
-            )
-        return float(noted[0][0]), noted[1]
+
+def _last_participation(releases: int, noted: State) -> tuple[float, NDArray[np.floating]] | None:
+    """The round of a machine's last release and its query point, None before the first."""
+    if not releases:
+        return None
+    if len(noted) != 2:
+        raise LedgerError(
+            "Expected the last query point in the ledger, got none: the session was opened by another kind of "
+            "client or the ledger is damaged; start a new session. Nothing was released."
+        )
+    return float(noted[0][0]), noted[1]
 
 
-def _note(server_round: int, point: Sequence[NDArray[Any]]) -> State:
+def _note(server_round: float, point: Sequence[NDArray[Any]]) -> State:
     return np.array([float(server_round)]), flat_point(point)

@@ -80,7 +80,7 @@ def release_together(
         Given the positions of the machines that may release and the slice of fresh samples of each, their per-sample
         contributions, machine after machine; unclipped.
     note : tuple of floating-point arrays, optional
-        As for :meth:`PrivateMachine.release`; the same for all.
+        As for :meth:`PrivateMachine.release_noting`; the same for all.
 
     Yields
     ------

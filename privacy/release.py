@@ -49,6 +49,9 @@ PerSampleContribution = Callable[[slice], NDArray[np.floating]]
 """Contributions of the samples in a slice of the machine's data: shape (samples, parameters), or (1, parameters) for an
 update made from all of them."""
 
+NotedContribution = Callable[[int, State], PerSampleContribution]
+"""Given how many releases a session has made and what was noted with the last one, the contributions to the next."""
+
 
 @dataclass(frozen=True)
 class Release:
@@ -246,9 +249,7 @@ class PrivateMachine:
         """Whether the keys are a simulation's."""
         return self._keys.simulated
 
-    def release(
-        self, session: str, ack: int, contribution: PerSampleContribution, *, note: State | None = None
-    ) -> Release:
+    def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
         """Make the next release of a session, recorded before it is returned.
 
         Parameters
@@ -262,8 +263,6 @@ class PrivateMachine:
             here; a non-finite row becomes zero and still counts. With real keys it is called for every row by itself,
             a row it fails on counts as zero, and it may be called again for the next samples, if another request took
             these while it was computing.
-        note : tuple of floating-point arrays, optional
-            Public values to remember with this release (:meth:`noted`); they must not depend on data.
 
         Returns
         -------
@@ -278,18 +277,49 @@ class PrivateMachine:
         LedgerError
             If the ledger cannot be believed.
         """
-        counts, samples = None, slice(0)
+        return self._release(session, ack, lambda *_: contribution, None)
+
+    def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State) -> Release:
+        """:meth:`release`, with public values that the session remembers from one release to the next.
+
+        Parameters
+        ----------
+        session, ack
+            See :meth:`release`.
+        contribution : callable
+            Given the number of this session's releases so far and what was noted with the last of them, the per-sample
+            contributions as for :meth:`release`. Called again if another request made a release in between.
+        note : tuple of floating-point arrays
+            What to remember with this release; it must not depend on data.
+
+        Raises
+        ------
+        RefusedError, ConfigurationError, LedgerError
+            See :meth:`release`.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :meth:`release`.
+        """
+        return self._release(session, ack, contribution, note)
+
+    def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
+        counts: NDArray[np.int64] | None = None
+        made_for: tuple[int, slice] | None = None
         while True:
             with self._ledger.exclusive() as page:
                 admission = self._admit(page, session, ack)
+                stream, wanted = admission.stream, (admission.stream.release, admission.samples)
                 if self._keys.simulated:  # whose ledger nobody else waits for
-                    counts, samples = self._contribution_counts(contribution, admission.samples), admission.samples
-                if counts is not None and admission.samples == samples:
+                    rows = contribution(stream.release, stream.noted)
+                    counts, made_for = self._contribution_counts(rows, admission.samples), wanted
+                if counts is not None and made_for == wanted:
                     return self._finish(page, session, admission, counts, note=note)
             # A gradient may take long, so it is computed while others may use the ledger. Nothing is spent by that: it
             # counts only if the same samples are still fresh when the request is admitted again, inside the transaction
             # that records it; otherwise somebody else took them, and the next ones are computed.
-            counts, samples = self._contribution_counts(contribution, admission.samples), admission.samples
+            rows = contribution(stream.release, stream.noted)
+            counts, made_for = self._contribution_counts(rows, admission.samples), wanted
 
     def admits(self, session: str, ack: int) -> slice:
         """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.

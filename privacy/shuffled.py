@@ -273,6 +273,15 @@ class ShuffledPolicy(PrivacyPolicy):
         return replace(plan, largest_value=2 * self.steps * (self.clip_norm + LARGEST_NORMAL * plan.noise_std))
 
 
+@dataclass(frozen=True)
+class _Epoch:
+    """The end of an epoch that is not recorded yet."""
+
+    release: int
+    nonce: bytes
+    counts: NDArray[np.int64]
+
+
 class ShuffledMachine(PrivateMachine):
     """The private half of a silo: the noise is inside the epoch, and the end of it all that leaves.
 
@@ -303,20 +312,32 @@ class ShuffledMachine(PrivateMachine):
         LedgerError
             If the ledger cannot be believed.
         """
-        with self._ledger.exclusive() as page:
-            admission = self._admit(page, session, ack)
-            release = admission.stream.release + 1
-            nonce = self._keys.nonce(session, release)
-            noise = None
-            if self.plan.noise_std > 0.0:
-                key = row_key(self._keys.secret_key, nonce)
-                quality = self.policy.noise_quality
-                noise = step_noise(key, self.policy.steps, self.num_parameters, self.plan.noise_std, quality)
-            counts = self.plan.grid.counts(epoch(release, noise), bound=self.plan.largest_value)
-            stream = replace(admission.stream, release=release, nonces=nonce, pending={}, noise_state=())
-            used = max(admission.account.samples_used, admission.samples.stop)
-            page.commit(session, stream, Account(used, admission.account.reserved))
-            return Release(counts, self.plan.grid.spacing, release, stream.ack)
+        made: _Epoch | None = None
+        while True:
+            with self._ledger.exclusive() as page:
+                admission = self._admit(page, session, ack)
+                if self._keys.simulated:  # whose ledger nobody else waits for
+                    made = self._epoch(session, admission.stream.release + 1, epoch)
+                if made is not None and made.release == admission.stream.release + 1:
+                    stream = replace(
+                        admission.stream, release=made.release, nonces=made.nonce, pending={}, noise_state=()
+                    )
+                    used = max(admission.account.samples_used, admission.samples.stop)
+                    page.commit(session, stream, Account(used, admission.account.reserved))
+                    return Release(made.counts, self.plan.grid.spacing, made.release, stream.ack)
+            # An epoch takes long, so it is computed while others may use the ledger. Nothing is spent by that: what it
+            # gives is thrown away, noise and nonce with it, if another request made this release in between.
+            made = self._epoch(session, admission.stream.release + 1, epoch)
+
+    def _epoch(self, session: str, release: int, epoch: Epoch) -> _Epoch:
+        nonce = self._keys.nonce(session, release)
+        noise = None
+        if self.plan.noise_std > 0.0:
+            key = row_key(self._keys.secret_key, nonce)
+            quality = self.policy.noise_quality
+            noise = step_noise(key, self.policy.steps, self.num_parameters, self.plan.noise_std, quality)
+        counts = self.plan.grid.counts(epoch(release, noise), bound=self.plan.largest_value)
+        return _Epoch(release, nonce, counts)
 
     def _finish(self, *_: Any, **__: Any) -> Release:
         raise ConfigurationError(

@@ -207,6 +207,59 @@ def test_a_real_silos_ledger_says_how_private_and_public_steps_were_mixed(tmp_pa
         subject.fit(request(np.ones(D))[0], {**request(np.ones(D))[1], protocol.SESSION: "u"})
 
 
+class Overtaken:
+    """Gradients of a model; before the first, something else happens."""
+
+    def __init__(self, model, then):
+        self.model, self.then, self.calls = model, then, 0
+        self.shapes, self.smoothness = model.shapes, model.smoothness
+
+    def __call__(self, parameters, chosen):
+        self.calls += 1
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return self.model(parameters, chosen)
+
+
+def real_silo(ledger, model):
+    policy = ShuffledPolicy(
+        clip_norm=10.0, batch_size=N, max_participations=3, budget_mu=1.5, delta=1e-5, mu=1.0, public_steps=0
+    )
+    return ShuffledClient(model, samples(), policy, ledger, ledger.keys(), name="7", learning_rate=0.01)
+
+
+def test_a_real_silo_that_is_overtaken_throws_its_epoch_away_and_makes_the_next(tmp_path):
+    """Nobody waits for an epoch: while one is computed the ledger is free, and no release is made twice."""
+    ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
+    model, numbers = make_model("ridge", D, 1, 5.0), []
+    fast = real_silo(ledger, model)
+    slow_model = Overtaken(model, lambda: numbers.append(fast.fit(*request(np.ones(D)))[2][protocol.RELEASE]))
+    slow = real_silo(SQLiteLedger(tmp_path / "ledger"), slow_model)
+    arrays, config = request(np.ones(D))
+    numbers.append(slow.fit(arrays, config)[2][protocol.RELEASE])
+    assert numbers == [1, 2]
+    assert slow_model.calls == 2 * N, "the overtaken epoch, and another with noise of its own"
+    (session,) = read_ledger(tmp_path / "ledger").sessions
+    assert session.releases == 2
+
+
+def test_a_real_silo_that_is_overtaken_to_its_cap_releases_nothing(tmp_path):
+    ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
+    model = make_model("ridge", D, 1, 5.0)
+    fast = real_silo(ledger, model)
+
+    def all_of_them():
+        for release in (1, 2, 3):
+            fast.fit(*request(np.ones(D), release))
+
+    slow = real_silo(SQLiteLedger(tmp_path / "ledger"), Overtaken(model, all_of_them))
+    with pytest.raises(RefusedError, match="cap"):
+        slow.fit(*request(np.ones(D)))
+    (session,) = read_ledger(tmp_path / "ledger").sessions
+    assert session.releases == 3
+
+
 PUBLIC = 15
 DIRECTION = np.array([0.6, 0.8])
 

@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid, reply_is_lost
 from murmurfl.clients import ContextLedger, DelayedMomentumClient, Mu2Client, numpy_client_app
-from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, row_key, standard_normals
+from murmurfl.clients.base import Request
+from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, SQLiteLedger, row_key, standard_normals
 from murmurfl.strategies import DelayedMomentum, Mu2, base, sample_machines
 
 D = 10
@@ -157,3 +158,42 @@ def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(samp
     assert ours == pytest.approx(1000 / 3, rel=0.1), "lemma 4.3 with equality: t sigma^2 / m"
     assert delayed / ours == pytest.approx(expected, rel=0.15)
     assert math.sqrt(delayed / ours) > 0.9 * math.sqrt(12 / 3)
+
+
+def test_a_machine_that_is_overtaken_corrects_against_its_last_point_and_not_an_earlier_one(tmp_path):
+    """Between its reading of the last query point and its release another request is answered."""
+    ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=3e6, delta=1e-5)
+    policy = PrivacyPolicy(1e3, 1, 3, 1e6, budget_mu=3e6)
+    evaluated = []
+
+    class Watching(Quadratic):
+        meanwhile = None
+
+        def __call__(self, parameters, samples):
+            evaluated.append(float(parameters[0][0]))
+            then, self.meanwhile = self.meanwhile, None
+            if then is not None:
+                then()
+            return super().__call__(parameters, samples)
+
+    watching = Watching()
+    keys = ledger.keys()
+    fast = DelayedMomentumClient(Quadratic(), normal("1"), policy, ledger, keys, name="1")
+    slow = DelayedMomentumClient(watching, normal("1"), policy, SQLiteLedger(tmp_path / "ledger"), keys, name="1")
+
+    def asked(subject, t):
+        return subject.release(Request(t, "s", 0, ([np.full(D, float(t))],)))
+
+    asked(fast, 1)
+    watching.meanwhile = lambda: asked(fast, 2)
+    release = asked(slow, 3)
+    assert evaluated == [3.0, 1.0, 3.0, 2.0], "made again, and against round 2"
+    data, gradient = normal("1"), Quadratic()
+
+    def at(t, i):
+        return gradient([np.full(D, float(t))], data[i : i + 1])[0]
+
+    expected = at(1, 0) + (2 * at(2, 1) - at(1, 1)) + (3 * at(3, 2) - 2 * at(2, 2))
+    # mu = 1e6: noise of 2 S sqrt(3) / mu = 0.0035, beside gradients of 1 and more.
+    np.testing.assert_allclose(release.values, expected, atol=0.05)
+    assert release.release == 3
