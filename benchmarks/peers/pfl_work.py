@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import time
 import warnings
 from importlib.metadata import version
@@ -32,8 +31,6 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
-
-_KIB_PER_MIB = 1024
 
 
 class SoftmaxRegression(torch.nn.Module):
@@ -139,11 +136,9 @@ def train(arguments: argparse.Namespace) -> dict[str, float | int | str]:
     seconds = time.perf_counter() - started
     with torch.no_grad():
         final_loss = module.loss(test_features, test_labels).item()
-    peak_kib = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
         "seconds": seconds,
         "client_updates": counter.updates,
-        "peak_rss_mib": peak_kib / _KIB_PER_MIB,
         "final_loss": final_loss,
         "version": version("pfl"),
     }
