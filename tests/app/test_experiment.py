@@ -109,13 +109,14 @@ def test_losses_are_carried_over_and_the_papers_rule_collapses():
 
 @needs_mnist
 def test_on_mnist_losing_a_fifth_of_the_replies_costs_little_and_the_papers_rule_collapses():
+    """On the cohort engine, whose models are the in-process engine's, losses included, and which takes a tenth."""
     config = RunConfig(
         task="mnist", mu=1.0, num_clients=100, clients_per_round=100, batch_size=6, noise_quality="fast",
         evaluate_every=1000, checkpoint=False,
     )  # fmt: skip
-    without = run_in_process(config).accuracy
-    carried = run_in_process(replace(config, lost_replies=0.2)).accuracy
-    papers = run_in_process(replace(config, lost_replies=0.2, release_rule="paper")).accuracy
+    without = run_cohort(config).accuracy
+    carried = run_cohort(replace(config, lost_replies=0.2)).accuracy
+    papers = run_cohort(replace(config, lost_replies=0.2, release_rule="paper")).accuracy
     assert without - carried <= 0.02
     assert papers < without - 0.3
 
