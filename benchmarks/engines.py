@@ -80,7 +80,7 @@ def measure_apart(engine: str, rounds: int, strategy: str = "mu2") -> dict[str, 
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Every engine, taking turns; then ours and noisy SGD on the cohort engine, taking turns."""
+    """Every engine, taking turns; then ours, noisy SGD and the bare arithmetic, taking turns."""
     runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
     passes: dict[str, list[dict[str, float]]] = {"mu2": [], BARE: [], "noisy-sgd": []}
     for _ in range(repeats):
