@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from murmurfl.privacy import MECHANISMS, make_mechanism, row_key, standard_normals
+from numpy.typing import NDArray
 
 SIZES = (7_850, 100_000, 1_000_000)
 STREAM_SIZE = 1_000_000
 RELEASES = 16
 REFERENCE = "NumPy PCG64 float32"
+VERSION_1 = "exact, version 1"
 
 
 def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -33,6 +36,45 @@ def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
             call()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def version_1(key: bytes, size: int) -> NDArray[np.float64]:
+    """Normals as murmurfl 0.1 made them, with 53 bits in the radius: what today's cost is measured against.
+
+    An observer of both halves of a pair could refute a data set under them (tests/privacy/test_normals.py).
+    """
+    pairs = (size + 1) // 2
+    normals, block = np.empty(2 * pairs), 1 << 14
+    encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    for start in range(0, pairs, block):
+        count = min(block, pairs - start)
+        keystream = np.empty(16 * count + 16, np.uint8)
+        encryptor.update_into(memoryview(bytes(16 * count)), keystream.data)
+        words = keystream[:-16].view("<u8")
+        halves = normals[2 * start : 2 * start + count], normals[2 * start + count : 2 * (start + count)]
+        version_1_pairs(words[:count], words[count:], *halves)
+    return normals[:size]
+
+
+def version_1_pairs(
+    radius_words: NDArray[np.uint64],
+    angle_words: NDArray[np.uint64],
+    cosines: NDArray[np.float64],
+    sines: NDArray[np.float64],
+) -> None:
+    """The pairs of :func:`version_1`, from two words each."""
+    radius = (radius_words >> np.uint64(11)).astype(np.float64)
+    radius += 0.5
+    radius *= 2.0**-53
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    angle = (angle_words >> np.uint64(11)).astype(np.float64)
+    angle *= 2 * np.pi * 2.0**-53
+    np.cos(angle, out=cosines)
+    np.sin(angle, out=sines)
+    cosines *= radius
+    sines *= radius
 
 
 def _normals(release: int, draws: int = 1) -> Any:
@@ -63,6 +105,7 @@ def measure(repeats: int = 30) -> dict[str, Any]:
         calls: dict[str, Callable[[], object]] = {
             "fast": lambda size=size: standard_normals(row_key(bytes(32), bytes(16)), size, "fast"),
             "exact": lambda size=size: standard_normals(row_key(bytes(32), bytes(16)), size, "exact"),
+            VERSION_1: lambda size=size: version_1(row_key(bytes(32), bytes(16)), size),
             REFERENCE: lambda size=size, g=generator: g.standard_normal(size, dtype=np.float32),
             "NumPy PCG64 float64": lambda size=size, g=generator: g.standard_normal(size),
             "NumPy Philox float64": lambda size=size, g=philox: g.standard_normal(size),
@@ -82,11 +125,15 @@ def measure(repeats: int = 30) -> dict[str, Any]:
 def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
     names = list(document["rows"][0]["seconds"])
-    lines = ["| values | " + " | ".join(names) + " | fast / float64 |", "|---" * (len(names) + 2) + "|"]
+    lines = [
+        "| values | " + " | ".join(names) + " | fast / float64 | exact / version 1 |",
+        "|---" * (len(names) + 3) + "|",
+    ]
     for row in document["rows"]:
         seconds = row["seconds"]
         times = " | ".join(f"{1e6 * value:,.0f} µs" for value in seconds.values())
-        lines.append(f"| {row['size']:,} | {times} | {seconds['fast'] / seconds['NumPy PCG64 float64']:.2f} |")
+        ratios = seconds["fast"] / seconds["NumPy PCG64 float64"], seconds["exact"] / seconds[VERSION_1]
+        lines.append(f"| {row['size']:,} | {times} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
     reference = document["streams"][REFERENCE]
     lines += ["", f"| stream, {document['stream size']:,} values a row | ms | times NumPy's float32 |", "|---|---|---|"]
     lines += [

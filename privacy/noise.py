@@ -4,11 +4,11 @@ Nothing here keeps a position in a stream. A row's cipher key is HMAC-SHA-256(se
 nonces come from different keystreams and cannot overlap (a bare counter as the cipher's IV would give rows shifted by
 a block), and a row is regenerated bit for bit whenever it is needed instead of being stored.
 
-Two qualities:
+Two qualities (:mod:`.normals`):
 
 ``exact``
-    Box-Muller in float64 from 53-bit uniforms, meant to be rounded to a :class:`~murmurfl.privacy.grid.Grid`. The only
-    quality a real node accepts.
+    Box-Muller in float64 from at least 75 random bits, 53 of them significant wherever the radius lies, meant to be
+    rounded to a :class:`~murmurfl.privacy.grid.Grid`. The only quality a real node accepts.
 ``fast``
     Box-Muller in float32 from 32-bit uniforms: simulation only. Its values have gaps an observer could use, about one
     pair in 2^25 is exactly zero, and none exceeds 6.8; statistically it is indistinguishable at the sizes we simulate.
@@ -16,17 +16,17 @@ Two qualities:
 Formal guarantees
 -----------------
 To anybody without the secret key, rows are indistinguishable from independent draws as far as AES-256 in counter mode
-and HMAC-SHA-256 are pseudorandom. The normals themselves are Gaussian up to the resolution of the quality: for
-``exact``, 2^-53 in probability and a cut at 8.6 standard deviations, which rounding to a grid of about 2^-20 standard
-deviations hides; for ``fast`` no privacy guarantee is claimed.
+and HMAC-SHA-256 are pseudorandom. That ``exact`` normals are not ideal ones is charged by every policy, to delta for
+their range and to mu for their resolution: :mod:`murmurfl.privacy.normals` derives both. For ``fast`` no privacy
+guarantee is claimed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 from .errors import ConfigurationError
+from .normals import TAIL_WORDS, exact_pairs, fast_pairs
 
 NoiseQuality = Literal["exact", "fast"]
 NOISE_QUALITIES: tuple[NoiseQuality, ...] = get_args(NoiseQuality)
@@ -41,13 +42,13 @@ NOISE_QUALITIES: tuple[NoiseQuality, ...] = get_args(NoiseQuality)
 KEY_BYTES = 32
 NONCE_BYTES = 16
 
-LARGEST_NORMAL = 9.0
-"""No normal of either quality is larger in magnitude."""
-
 # Pairs of a row computed at a time, and normals of short rows: the work arrays stay in the second-level cache.
 _BLOCK_PAIRS = 1 << 14
 _NORMALS_TOGETHER = 1 << 15
 _CIPHER_BLOCK_BYTES = 16
+# Where the words of the tail begin, in blocks of the row's keystream, and how many blocks a pair has there.
+_TAIL_BLOCKS = 1 << 127
+_BLOCKS_PER_TAIL = -(-8 * TAIL_WORDS // _CIPHER_BLOCK_BYTES)
 _COUNTER_MODE = modes.CTR(bytes(16))
 _ZEROS = memoryview(bytes(2 * _BLOCK_PAIRS * 8))
 
@@ -131,7 +132,7 @@ def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality
     -----
     **Formal guarantees.** Those of :func:`standard_normals`.
     """
-    return _normals(_encryptors(keys), size, quality)
+    return _normals(keys, size, quality)
 
 
 def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> Iterator[NDArray[np.floating]]:
@@ -156,52 +157,47 @@ def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> 
     -----
     **Formal guarantees.** Those of :func:`standard_normals`.
     """
-    encryptors, together = _encryptors(keys), max(_NORMALS_TOGETHER // max(size, 1), 1)
-    for start in range(0, len(encryptors), together):
-        yield from _normals(encryptors[start : start + together], size, quality)
+    together = max(_NORMALS_TOGETHER // max(size, 1), 1)
+    for start in range(0, len(keys), together):
+        yield from _normals(keys[start : start + together], size, quality)
 
 
-def _encryptors(keys: Sequence[bytes]) -> list[CipherContext]:
-    return [Cipher(algorithms.AES256(key), _COUNTER_MODE).encryptor() for key in keys]
+def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
+    return Cipher(algorithms.AES256(key), mode).encryptor()
 
 
-def _normals(encryptors: Sequence[CipherContext], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
+def _tail_words(key: bytes, pair: int) -> NDArray[np.uint64]:
+    """The words that a pair far in the tail draws besides: blocks of the same cipher no row is long enough to reach."""
+    counter = _TAIL_BLOCKS + _BLOCKS_PER_TAIL * pair
+    stream = _encryptor(key, modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")))
+    return np.frombuffer(stream.update(bytes(8 * TAIL_WORDS)), "<u8")
+
+
+def _normals(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
     if size < 0:
         raise ConfigurationError(f"Expected size >= 0, got {size}.")
-    if quality == "exact":
-        dtype, word, shift, scale = np.dtype(np.float64), np.dtype("<u8"), 11, 2.0**-53
-    elif quality == "fast":
-        dtype, word, shift, scale = np.dtype(np.float32), np.dtype("<u4"), 0, 2.0**-32
-    else:
+    if quality not in NOISE_QUALITIES:
         raise ConfigurationError(f"Expected noise quality one of {NOISE_QUALITIES}, got {quality!r}.")
+    exact = quality == "exact"
+    dtype, word = (np.dtype(np.float64), np.dtype("<u8")) if exact else (np.dtype(np.float32), np.dtype("<u4"))
+    make: Callable[..., None] = exact_pairs if exact else fast_pairs
+    encryptors = [_encryptor(key) for key in keys]
     pairs = (size + 1) // 2
-    normals = np.empty((len(encryptors), 2 * pairs), dtype)
-    half, unit, minus_two = dtype.type(0.5), dtype.type(scale), dtype.type(-2.0)
-    full_turn = dtype.type(2 * math.pi * scale)
+    normals = np.empty((len(keys), 2 * pairs), dtype)
     for start in range(0, pairs, _BLOCK_PAIRS):
         count = min(_BLOCK_PAIRS, pairs - start)
         zeros = _ZEROS[: 2 * count * word.itemsize]
         # The library wants room for a block more than it writes: the next row's, and a block at the end.
-        keystream = np.empty(len(encryptors) * len(zeros) + _CIPHER_BLOCK_BYTES, np.uint8)
+        keystream = np.empty(len(keys) * len(zeros) + _CIPHER_BLOCK_BYTES, np.uint8)
         room = keystream.data
         for i, encryptor in enumerate(encryptors):
             encryptor.update_into(zeros, room[i * len(zeros) :])
-        words = keystream[:-_CIPHER_BLOCK_BYTES].view(word)
-        if shift:
-            words = words >> np.uint64(shift)
-        words = words.reshape(len(encryptors), 2 * count)
-        radius = words[:, :count].astype(dtype)
-        radius += half
-        radius *= unit
-        np.log(radius, out=radius)
-        radius *= minus_two
-        np.sqrt(radius, out=radius)
-        angle = words[:, count:].astype(dtype)
-        angle *= full_turn
+        words = keystream[:-_CIPHER_BLOCK_BYTES].view(word).reshape(len(keys), 2 * count)
         cosines = normals[:, 2 * start : 2 * start + count]
         sines = normals[:, 2 * start + count : 2 * (start + count)]
-        np.cos(angle, out=cosines)
-        np.sin(angle, out=sines)
-        cosines *= radius
-        sines *= radius
+        make(words[:, :count], words[:, count:], partial(_tail_of, keys, start), cosines, sines)
     return normals[:, :size]
+
+
+def _tail_of(keys: Sequence[bytes], first_pair: int, row: int, pair: int) -> NDArray[np.uint64]:
+    return _tail_words(keys[row], first_pair + pair)

@@ -19,7 +19,8 @@ from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .grid import Grid, power_of_two_at_most
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism
-from .noise import LARGEST_NORMAL, NOISE_QUALITIES, NoiseQuality
+from .noise import NOISE_QUALITIES, NoiseQuality
+from .normals import FINEST_GRID, LARGEST_NORMAL, NOISE_VERSION, check_range, ideal_mu, resolution_mu
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
@@ -28,14 +29,16 @@ TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
 
-# The grid: fine against the noise it hides in, fine against the sensitivity it is charged to, and never so fine that
-# float64 normals times their scale could not be rounded to it.
+# The grid: fine against the noise it hides in, fine against the sensitivity it is charged to, and never finer than
+# normals can be rounded to without showing (FINEST_GRID).
 _GRID_PER_SIGMA = 2.0**-20
 _GRID_PER_SENSITIVITY = 2.0**-10
-_FINEST_GRID_PER_SIGMA = 2.0**-36
 _TRUSTED_GRID_PER_SENSITIVITY = 2.0**-24
 _LARGEST_COUNT = 2.0**52
-_NORMALS_RESOLUTION = 2.0**-53
+# A coarser grid is charged more, which makes the noise larger and the grid finer against it: where so many doublings do
+# not settle it, nothing does.
+_MOST_DOUBLINGS = 16
+_MOST_MORE_NOISE = 4.0
 # Float64 rounding in a contractive update's local iterates, with room for millions of steps.
 _CONTRACTIVE_ROUNDING = 1e-6
 
@@ -169,6 +172,11 @@ class PrivacyPolicy:
         return self.batch_size if self.clip_unit == "sample" else 1
 
     @property
+    def normals_per_parameter(self) -> int:
+        """Normals drawn for each parameter in all releases of a session, for what the noise's range costs."""
+        return self.max_participations
+
+    @property
     def pattern(self) -> dict[str, Any]:
         """A sample's participations, as arguments of :meth:`~murmurfl.privacy.mechanisms.Mechanism.sensitivity`."""
         if self.sample_participations == 1:
@@ -246,44 +254,109 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
         raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")
     mechanism = policy.make_mechanism()
     releases = policy.max_participations
-    fingerprint = hashlib.sha256(repr((sorted(asdict(policy).items()), num_parameters)).encode())
     if policy.trust == "trusted-server":
-        grid = Grid(
-            power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
-        )
-        sensitivity = policy.sensitivity + grid.charge(num_parameters)
-        largest = releases * (policy.clip_norm + grid.charge(num_parameters))
-        return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint.hexdigest(), largest, policy.pattern)
-    fingerprint.update(mechanism.identity())
+        return _plan_without_noise(policy, mechanism, num_parameters)
+    grid, sensitivity, noise_std = _grid_and_noise(policy, mechanism, num_parameters)
     least_std, largest_std = mechanism.row_std_range()
-    smallest = mechanism.noise_std(policy.sensitivity, policy.mu, **policy.pattern) * least_std
-    spacing = min(smallest * _GRID_PER_SIGMA, policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters))
-    grid = Grid(power_of_two_at_most(max(spacing, smallest * _FINEST_GRID_PER_SIGMA)))
-    sensitivity = policy.sensitivity + grid.charge(num_parameters)
-    noise_std = mechanism.noise_std(sensitivity, policy.mu, **policy.pattern)
     if not math.isfinite(noise_std * largest_std):
         raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
-    if policy.delta < num_parameters * releases * _NORMALS_RESOLUTION:
-        raise ConfigurationError(
-            f"Expected delta >= {num_parameters * releases * _NORMALS_RESOLUTION:.1g} for {releases} releases of "
-            f"{num_parameters} values, got {policy.delta:g}: the noise is Gaussian up to 2^-53 in probability a value."
-        )
+    mu = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std
+    if policy.noise_quality == "exact":
+        shift = min(mu, policy.sample_participations * sensitivity * mechanism.largest_entry() / noise_std)
+        check_range(shift, num_parameters * policy.normals_per_parameter, policy.delta, policy.mu)
+        mu = math.hypot(mu, resolution_mu(num_parameters * releases, grid.spacing / (noise_std * least_std)))
     largest = releases * (policy.clip_norm + grid.charge(num_parameters)) + 2 * LARGEST_NORMAL * noise_std * largest_std
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
             "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
         )
-    mu = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std
     # Calibration and this line are inverse up to rounding; the configured mu is what was asked for, never less noise.
     mu = min(mu, policy.mu) if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
-    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint.hexdigest(), largest, policy.pattern)
+    fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
+    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern)
+
+
+def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
+    """The plan of a machine whose trusted server adds the noise, on the machine's grid."""
+    finest = policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
+    # What the server adds to a sum is no less than Delta sqrt(K) / mu for the K releases it may publish the sum of.
+    noise = policy.sensitivity * math.sqrt(policy.max_participations) / policy.mu
+    grid = Grid(power_of_two_at_most(max(finest, 2 * FINEST_GRID * noise)))
+    sensitivity = policy.sensitivity + grid.charge(num_parameters)
+    largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
+    fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)
+    return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest, policy.pattern)
+
+
+def _fingerprint(
+    policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
+) -> str:
+    """What names a policy, d and all that its noise depends on, the version of the normals included."""
+    settled = (sorted(asdict(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
+    return hashlib.sha256(repr(settled).encode() + identity).hexdigest()
+
+
+def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
+    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows.
+
+    Raises
+    ------
+    ConfigurationError
+        With the smallest mu that can be served, if no grid is fine against the sensitivity and coarse against the
+        normals' resolution.
+    """
+    found = _served(policy, mechanism, num_parameters, policy.mu)
+    if found is not None:
+        return found
+    low = high = policy.mu
+    while _served(policy, mechanism, num_parameters, high) is None:
+        low, high = high, 2.0 * high
+        if math.isinf(high):
+            raise ConfigurationError(f"Expected a finite noise level, got {policy.mu:g} for mu.")
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        served = _served(policy, mechanism, num_parameters, middle) is not None
+        low, high = (low, middle) if served else (middle, high)
+    raise ConfigurationError(
+        f"Expected mu >= {high * 1.002:.4g} for {policy.max_participations} releases of {num_parameters:,} values, got "
+        f"{policy.mu:g}: a grid fine enough for the clip would be finer than 2^{math.log2(FINEST_GRID):.0f} of the "
+        "noise, where the normals' resolution shows. Raise mu, or lower max_participations or the model's size."
+    )
+
+
+def _served(
+    policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int, mu: float
+) -> tuple[Grid, float, float] | None:
+    """Grid, charged sensitivity and noise for mu; None if the normals cannot serve it."""
+    least_std, _ = mechanism.row_std_range()
+    smallest = mechanism.noise_std(policy.sensitivity, mu, **policy.pattern) * least_std
+    finest = policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
+    grid = Grid(power_of_two_at_most(max(min(smallest * _GRID_PER_SIGMA, finest), smallest * FINEST_GRID)))
+    for _ in range(_MOST_DOUBLINGS):
+        sensitivity = policy.sensitivity + grid.charge(num_parameters)
+        noise_std = mechanism.noise_std(sensitivity, mu, **policy.pattern)
+        if policy.noise_quality != "exact":
+            return grid, sensitivity, noise_std
+        grid_per_std = grid.spacing / (noise_std * least_std)
+        ideal = ideal_mu(mu, num_parameters * policy.max_participations, grid_per_std)
+        if grid_per_std >= FINEST_GRID and not math.isnan(ideal):
+            noise_std = mechanism.noise_std(sensitivity, ideal, **policy.pattern)
+            return (grid, sensitivity, noise_std) if noise_std * least_std <= _MOST_MORE_NOISE * smallest else None
+        grid = Grid(2.0 * grid.spacing)
+    return None
 
 
 @lru_cache(maxsize=1024)
 def _terms(policy: PrivacyPolicy, num_parameters: int) -> str:
     plan = policy.plan(num_parameters)
-    noise = {"num_parameters": num_parameters, "sensitivity": plan.sensitivity, "noise_std": plan.noise_std}
+    noise = {
+        "num_parameters": num_parameters,
+        "sensitivity": plan.sensitivity,
+        "noise_std": plan.noise_std,
+        "spacing": plan.grid.spacing,
+        "noise_version": NOISE_VERSION,
+    }
     return json.dumps({**asdict(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
 
 

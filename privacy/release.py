@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -31,7 +32,8 @@ from .grid import MARK, Grid
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .mechanisms import Draw, State
-from .noise import LARGEST_NORMAL, NONCE_BYTES, row_key, standard_normal_rows, standard_normals
+from .noise import NONCE_BYTES, row_key, standard_normal_rows, standard_normals
+from .normals import LARGEST_NORMAL, NOISE_VERSION
 from .policy import NoisePlan, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,11 @@ class PrivacyStatement:
     mu_budget: float
     samples_used: int
     max_participations: int
+
+
+def _noise_version(stream: StreamRecord) -> int:
+    """The version of the normals a session was begun with; ledgers that nobody reads do not say."""
+    return json.loads(stream.terms).get("noise_version", 1) if stream.terms else NOISE_VERSION
 
 
 class PrivateMachine:
@@ -402,6 +409,12 @@ class PrivateMachine:
             account = self._reserve(account, session)
             stream = StreamRecord(self._fingerprint, terms=self.policy.terms(self.num_parameters))
         if stream.fingerprint != self._fingerprint:
+            if _noise_version(stream) != NOISE_VERSION:
+                raise RefusedError(
+                    protocol.POLICY_CHANGED,
+                    "this session was begun with the noise of another version of murmurfl, which this version cannot "
+                    "take out again; start a new session",
+                )
             raise RefusedError(
                 protocol.POLICY_CHANGED,
                 "this session was opened under another privacy policy or key, or was closed; start a new session",

@@ -34,7 +34,8 @@ from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .keys import derived_seed
 from .ledger import Account
-from .noise import LARGEST_NORMAL, NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
+from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
+from .normals import LARGEST_NORMAL
 from .policy import NoisePlan, PrivacyPolicy
 from .release import PrivateMachine, Release
 
@@ -48,7 +49,6 @@ ITERATION_ROUNDING = 1e-4
 
 # Normals drawn at a time: few enough to stay in a processor's second-level cache.
 _NORMALS_TOGETHER = 1 << 15
-_NORMALS_RESOLUTION = 2.0**-53
 
 Vector = NDArray[np.float64]
 Epoch = Callable[[int, Iterator[Vector] | None], Vector]
@@ -257,6 +257,11 @@ class ShuffledPolicy(PrivacyPolicy):
         return self.accounting if self.public_steps else "composed"
 
     @property
+    def normals_per_parameter(self) -> int:
+        """One for every step of every epoch."""
+        return self.steps * self.max_participations
+
+    @property
     def sensitivity(self) -> float:
         """What one epoch counts for beside the noise of one step: its mu times sigma."""
         return epoch_mu(self.clip_norm, 1.0, self.public_steps, self.accounting) * (1.0 + ITERATION_ROUNDING)
@@ -264,12 +269,6 @@ class ShuffledPolicy(PrivacyPolicy):
     def plan(self, num_parameters: int) -> NoisePlan:
         """The noise of every step, for a model of ``num_parameters`` parameters."""
         plan = super().plan(num_parameters)
-        resolution = self.steps * self.max_participations * num_parameters * _NORMALS_RESOLUTION
-        if plan.noise_std and self.delta < resolution:
-            raise ConfigurationError(
-                f"Expected delta >= {resolution:.1g} for {self.steps} steps in {self.max_participations} epochs, got "
-                f"{self.delta:g}: the noise is Gaussian up to 2^-53 in probability a value."
-            )
         return replace(plan, largest_value=2 * self.steps * (self.clip_norm + LARGEST_NORMAL * plan.noise_std))
 
 

@@ -60,6 +60,10 @@ Draw = Callable[[range], NDArray[np.floating]]
 """The normals of earlier releases, one row a release: shape (releases, draws x size)."""
 
 
+# Releases of which C is written out where a bound would do as well.
+_SMALL = 1024
+
+
 class Increment(NamedTuple):
     """Noise of one release: ``added`` minus ``removed``.
 
@@ -165,6 +169,11 @@ class Mechanism(ABC):
         """The smallest and the largest :meth:`row_std`."""
         stds = [self.row_std(release) for release in range(1, self.num_releases + 1)]
         return min(stds), max(stds)
+
+    def largest_entry(self) -> float:
+        """No entry of C is larger in magnitude: how far one contribution may move one row of C G."""
+        column = self.sensitivity()
+        return min(column, float(np.abs(self.materialize()).max())) if self.num_releases <= _SMALL else column
 
     def increment_bound(self, release: int) -> float | None:
         """No value added or removed is larger in magnitude, in units of the largest normal; None if not known."""

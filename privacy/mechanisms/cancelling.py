@@ -104,6 +104,9 @@ class CancellingNoise(Mechanism):
         row *= self._sigmas[self._check_release(release) - 1] * scale
         return row
 
+    def largest_entry(self) -> float:
+        return 1.0 / min(self._sigmas)
+
     def increment_bound(self, release: int) -> float:
         return max(self._sigmas[max(release - 2, 0) : release])
 

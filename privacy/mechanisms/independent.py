@@ -47,6 +47,9 @@ class IndependentNoise(Mechanism):
     def memory_bytes(self, size: int) -> int:
         return 0
 
+    def largest_entry(self) -> float:
+        return 1.0
+
     def increment_bound(self, release: int) -> float:
         return 1.0
 

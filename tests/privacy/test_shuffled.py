@@ -111,7 +111,7 @@ def test_a_policys_noise_is_what_its_mu_needs_over_all_epochs():
         with pytest.raises(ConfigurationError, match="Expected"):
             policy(**bad)
     with pytest.raises(ConfigurationError, match="delta"):
-        policy(delta=1e-14).plan(5)
+        policy(delta=1e-80).plan(5)
     for bad in ((0.0, 1.0, 1, "amplified"), (1.0, 1.0, -1, "amplified"), (1.0, 1.0, 1, "hoped")):
         with pytest.raises(ConfigurationError, match="Expected"):
             epoch_mu(*bad)

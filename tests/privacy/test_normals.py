@@ -1,0 +1,362 @@
+"""Normals for the grid: what an observer of both halves of a pair can refute, the tail, the bits, and what is charged.
+
+The observer knows everything but the key: the algorithm, the grid, and what it suspects was added to. Under a wrong
+suspicion it takes the wrong thing away, and what is left of a pair may be no pair the algorithm can make.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, row_key, standard_normals
+from murmurfl.privacy.noise import _tail_words
+from murmurfl.privacy.normals import (
+    FINEST_GRID,
+    LARGEST_NORMAL,
+    LARGEST_RADIUS,
+    check_range,
+    exact_pairs,
+    ideal_mu,
+    largest_shift,
+    resolution_mu,
+)
+from scipy import stats
+
+from benchmarks.noise import version_1_pairs
+
+KEY = row_key(bytes(range(32)), bytes(16))
+FALSE_ALARM = 1e-6
+
+# What murmurfl 0.1 chose: TrustedMu2 with d = 7850, T = 100, mu = 1, and a machine with d = 1e6, K = 100, mu = 0.001.
+OLD_GRIDS = [2.0**-33.8, 2.0**-30.8]
+
+
+def random_words(shape, key=1):
+    return np.random.Generator(np.random.Philox(key=key)).integers(0, 2**64, shape, dtype=np.uint64)
+
+
+def no_tail(row, pair):
+    raise AssertionError("these words do not reach into the tail")
+
+
+def random_tail(key=2):
+    generator = np.random.Generator(np.random.Philox(key=key))
+    return lambda row, pair: generator.integers(0, 2**64, 3, dtype=np.uint64)
+
+
+def pairs_of(radius_words, angle_words, tail=None):
+    """Both halves, shape (2, pairs)."""
+    halves = np.empty((2, len(radius_words)))
+    exact_pairs(radius_words[None], angle_words[None], tail or random_tail(), halves[:1], halves[1:])
+    return halves
+
+
+def old_pairs_of(radius_words, angle_words):
+    halves = np.empty((2, len(radius_words)))
+    version_1_pairs(radius_words, angle_words, halves[0], halves[1])
+    return halves
+
+
+# The observer.
+
+
+def circles_in_a_cell(halves, grid, version):
+    """How many radii the algorithm could have drawn for each pair, as the observer sees it: rounded to the grid.
+
+    Below 1 the number is whether there is one: 0 refutes.
+    """
+    near = np.abs(np.rint(halves / grid)) * grid
+    slack = near * 2.0**-49  # of the algorithm's own rounding
+    inner = np.maximum(near - grid / 2 - slack, 0.0)
+    outer = near + grid / 2 + slack
+    low, high = (0.5 * (side**2).sum(axis=0) for side in (inner, outer))  # -ln U at the cell's corners
+    # U near 1 is counted from 1, where float64 is fine enough to say which multiples lie in between.
+    from_one = high < 0.5
+    with np.errstate(under="ignore"):
+        first = np.where(from_one, -np.expm1(-low), np.exp(-high))
+        last = np.where(from_one, -np.expm1(-high), np.exp(-low))
+    spacing = np.full(first.shape, 2.0**-53)
+    if version == 2:
+        # 53 bits of U in the tail, and of 1 - U next to one.
+        spacing = np.where(first < 2.0**-11, np.maximum(first, 2.0**-267) * 2.0**-52, 2.0**-53)
+    width = (last - first) / spacing
+    numbers = np.floor(last / spacing - 0.5) - np.ceil(first / spacing - 0.5) + 1
+    return np.where(width < 2.0**20, numbers if version == 1 else np.floor(width), width)
+
+
+def chosen_grids():
+    """In standard deviations of a row's noise: what policies with these sizes really choose."""
+    grids = set()
+    for size in (7850, 10**6, 10**7):
+        for mu in (0.001, 0.01, 0.1, 0.25, 1.0, 4.0):
+            for mechanism, cap in (("cancelling", 1), ("cancelling", 10), ("cancelling", 100), ("independent", 100)):
+                policy = PrivacyPolicy(clip_norm=1.0, batch_size=8, max_participations=cap, mu=mu, mechanism=mechanism)
+                try:
+                    plan = policy.plan(size)
+                except ConfigurationError:
+                    assert (size, mu, cap) == (10**7, 0.001, 100)
+                    continue
+                grids.add(plan.grid.spacing / (plan.noise_std * plan.mechanism.row_std_range()[0]))
+    return sorted(grids)
+
+
+def edge_words(values):
+    """The pairs of so many values whose circles may show, as two words each and their tails: those near U = 0 or 1.
+
+    Of all other pairs a cell holds thousands of circles (test_between_tail_and_centre_a_cell_is_full_of_circles).
+    """
+    block, found = 1 << 20, []
+    zeros, stream = memoryview(bytes(16 * block)), np.empty(16 * block + 16, np.uint8)
+    for start in range(0, values // 2, block):
+        key = row_key(KEY, start.to_bytes(16, "big"))
+        Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update_into(zeros, stream.data)
+        words = stream[:-16].view("<u8").reshape(2, block)
+        chosen = np.flatnonzero(words[0] + np.uint64(1 << 48) < np.uint64(1 << 49))
+        found.append((words[:, chosen].copy(), [(key, int(pair)) for pair in chosen]))
+    return np.concatenate([words for words, _ in found], axis=1), [name for _, names in found for name in names]
+
+
+@pytest.fixture(scope="module")
+def a_billion_values():
+    return edge_words(10**9)
+
+
+def test_the_observer_learns_nothing_from_a_billion_values_at_any_grid_a_policy_chooses(a_billion_values):
+    words, names = a_billion_values
+    halves = pairs_of(*words, lambda row, pair: _tail_words(*names[pair]))
+    assert len(chosen_grids()) > 20
+    for grid in chosen_grids():
+        assert grid >= FINEST_GRID / 2
+        for shift in (0.0, 1e-3, 0.25, 4.0):
+            assert circles_in_a_cell(halves + np.array([[shift], [0.0]]), grid, 2).min() >= 2
+
+
+@pytest.mark.parametrize("grid", OLD_GRIDS)
+def test_the_observer_refutes_the_wrong_data_set_under_53_bit_noise(a_billion_values, grid):
+    """The planted bug: murmurfl 0.1's noise at the grids it chose. No false world survives a billion values."""
+    words, _ = a_billion_values
+    halves = old_pairs_of(*words)
+    true, false = (circles_in_a_cell(halves + np.array([[shift], [0.0]]), grid, 1) for shift in (0.0, 1e-3))
+    assert true.min() >= 1
+    assert (false == 0).sum() >= 1
+
+
+def test_the_observer_refutes_53_bit_noise_in_the_tail_even_at_the_coarsest_grid():
+    """By forcing the uniforms: what happens once in 2^45 pairs happens in every one."""
+    words = random_words((2, 10_000)) >> np.array([[45], [0]], np.uint64)
+    shifted = np.array([[0.5], [0.0]])
+    assert (circles_in_a_cell(old_pairs_of(*words) + shifted, 2.0**-20, 1) == 0).mean() > 0.5
+    assert circles_in_a_cell(pairs_of(*words) + shifted, 2.0**-20, 2).min() >= 2.0**20
+
+
+@pytest.mark.parametrize("depth", [*range(1, 64, 3), 64])
+def test_between_tail_and_centre_a_cell_is_full_of_circles(depth):
+    """Every stratum of U, forced: 2^-depth and 1 - 2^-depth, at the finest grid a policy chooses."""
+    words = random_words((2, 2000), depth)
+    radius = words[0] >> np.uint64(depth) if depth < 64 else np.zeros(2000, np.uint64)
+    for forced in (radius, ~radius):
+        for shift in (0.0, 0.01, 1.0):
+            halves = pairs_of(forced, words[1]) + np.array([[shift], [0.0]])
+            assert circles_in_a_cell(halves, FINEST_GRID, 2).min() >= 2
+
+
+# The tail, by forcing the uniforms, against exact probabilities: P[R > r] = exp(-r^2 / 2).
+
+
+def forced_tail(depth, size=20_000, make=pairs_of):
+    """Pairs with U < 2^-depth."""
+    words = random_words((2, size), 100 + depth)
+    if depth < 64:
+        return make(words[0] >> np.uint64(depth), words[1])
+    below = random_words((size, 3), 200 + depth)
+    below[:, 0] >>= np.uint64(depth - 64 - 11)
+    halves = np.empty((2, size))
+    left_over = words[1] & ~np.uint64(2047)
+    exact_pairs(np.zeros((1, size), np.uint64), left_over[None], lambda row, pair: below[pair], halves[:1], halves[1:])
+    return halves
+
+
+@pytest.mark.parametrize("depth", [1, 11, 30, 47, 53, 60, 75, 100, 130])
+def test_the_tail_has_the_exact_distribution(depth):
+    """Given U < 2^-depth, R^2 / 2 - depth ln 2 is exponential; depth 47 is beyond 8 standard deviations.
+
+    False alarm of a fresh seed: 2e-6 a depth.
+    """
+    halves = forced_tail(depth)
+    beyond = 0.5 * (halves**2).sum(axis=0) - depth * math.log(2.0)
+    assert beyond.min() >= -1e-9
+    assert stats.kstest(beyond, "expon").pvalue > FALSE_ALARM
+    angle = np.arctan2(halves[1], halves[0]) / (2 * math.pi) % 1.0
+    assert stats.kstest(angle, "uniform").pvalue > FALSE_ALARM
+
+
+def test_one_half_beyond_eight_standard_deviations_has_the_exact_probability():
+    """P[X > x] for x = 8, 9, 10 from pairs with U < 2^-46, R > 7.98. False alarm: 3 x 6e-7 (5 standard errors)."""
+    halves = forced_tail(46, 400_000)
+    for x in (8.0, 9.0, 10.0):
+        expected = 2 * stats.norm.sf(x) / 2.0**-46 * halves.shape[1]
+        found = (np.abs(halves) > x).sum() / 2
+        assert abs(found - expected) < 5 * math.sqrt(expected) + 1
+
+
+def test_the_tail_test_catches_53_bit_noise():
+    halves = forced_tail(50, make=old_pairs_of)
+    beyond = 0.5 * (halves**2).sum(axis=0) - 50 * math.log(2.0)
+    assert stats.kstest(beyond, "expon").pvalue < FALSE_ALARM
+
+
+def test_the_largest_normal_is_the_one_of_all_zero_bits():
+    zeros = np.zeros((1, 1), np.uint64)
+    halves = np.empty((2, 1))
+    exact_pairs(zeros, zeros, lambda row, pair: np.zeros(3, np.uint64), halves[:1], halves[1:])
+    assert math.hypot(*halves[:, 0]) == pytest.approx(LARGEST_RADIUS, rel=1e-15)
+    assert LARGEST_RADIUS * (1 + 1e-12) < LARGEST_NORMAL
+    exact_pairs(~zeros, zeros, no_tail, halves[:1], halves[1:])
+    assert 0 < math.hypot(*halves[:, 0]) < 2.0**-31  # U = 1 - 2^-76 or so: not zero
+
+
+def test_a_row_takes_its_tail_words_from_where_no_row_reaches():
+    """The same whatever block they are drawn in, other ones for other pairs and keys."""
+    words = [_tail_words(key, pair).tobytes() for key in (KEY, bytes(32)) for pair in (0, 1, 2, 10**7)]
+    assert len(set(words)) == len(words)
+    overlapping = [words[0][16:], words[1][:8]]
+    assert overlapping[0] != overlapping[1]
+    whole = Cipher(algorithms.AES256(KEY), modes.CTR(bytes(16))).encryptor().update(bytes(1 << 16))
+    assert _tail_words(KEY, 0).tobytes() not in whole
+
+
+# The bits of the uniforms, recovered from the normals.
+
+
+def recovered(halves):
+    """The uniforms behind pairs: U of the radius, and the angle in turns."""
+    return np.exp(-0.5 * (halves**2).sum(axis=0)), np.arctan2(halves[1], halves[0]) / (2 * math.pi) % 1.0
+
+
+def share_of_a_unit(uniforms, bits):
+    """What of a uniform is below its first ``bits`` bits, as a share of the last of them: uniform, if it has more."""
+    return np.ldexp(uniforms, bits) % 1.0
+
+
+def pairs_of_rows(size=1 << 19, rows=4):
+    """As they are drawn: within a block, all cosines before all sines."""
+    blocks = [
+        standard_normals(row_key(KEY, bytes([n]) * 16), size, "exact").reshape(-1, 2, 1 << 14) for n in range(rows)
+    ]
+    return np.concatenate(blocks).transpose(1, 0, 2).reshape(2, -1)
+
+
+def test_uniforms_have_all_their_bits():
+    """Of rows as they are drawn: 50 bits of U where it is small enough for float64 to give them back, 46 of the angle.
+
+    False alarm of a fresh key: 2e-6.
+    """
+    halves = pairs_of_rows()
+    uniforms, angles = recovered(halves)
+    small = (uniforms > 2.0**-13) & (uniforms < 2.0**-8)
+    assert small.sum() > 3000
+    assert stats.kstest(share_of_a_unit(uniforms[small], 50), "uniform").pvalue > FALSE_ALARM
+    assert stats.kstest(share_of_a_unit(angles[angles < 2.0**-6], 46), "uniform").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("bits", "caught_in"), [(44, ("radius", "angle")), (48, ("radius",))])
+def test_the_bits_test_catches_uniforms_with_fewer(bits, caught_in):
+    words = random_words((2, 1 << 20), 5) >> np.uint64(64 - bits) << np.uint64(64 - bits)
+    uniforms, angles = recovered(pairs_of(*words))
+    small = (uniforms > 2.0**-13) & (uniforms < 2.0**-8)
+    assert stats.kstest(share_of_a_unit(uniforms[small], 50), "uniform").pvalue < FALSE_ALARM
+    if "angle" in caught_in:
+        assert stats.kstest(share_of_a_unit(angles[angles < 2.0**-6], 46), "uniform").pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize("depth", [11, 20, 30])
+def test_small_uniforms_have_more_than_53_bits(depth):
+    """Forced below 2^-depth, U has bits beyond the 53rd place; 53-bit uniforms have none there."""
+    words = random_words((2, 20_000), 300 + depth) >> np.array([[depth], [0]], np.uint64)
+    place = 46 + depth
+    for make, uniform in ((pairs_of, True), (old_pairs_of, place < 52)):
+        pvalue = stats.kstest(share_of_a_unit(recovered(make(*words))[0], place), "uniform").pvalue
+        assert (pvalue > FALSE_ALARM) == uniform
+
+
+# What is charged.
+
+
+def test_the_low_bit_of_a_count_is_a_fair_coin_to_what_is_charged():
+    """2^24 values at the finest grid. A hint of mu_n would move the count by less than a standard error; so it does.
+
+    False alarm: 1e-6 (4.9 standard errors).
+    """
+    values = standard_normals(KEY, 1 << 24, "exact")
+    counts = np.rint(values / FINEST_GRID).astype(np.int64)
+    odd = int((counts & 1).sum())
+    assert abs(odd - values.size / 2) < 4.9 * math.sqrt(values.size) / 2
+    assert resolution_mu(values.size, FINEST_GRID) < 1e-3
+
+
+def test_a_cell_of_the_grid_holds_the_floats_the_charge_counts():
+    """The derivation's step 2, exactly: cells of the finest grid hold 2^-25 / ulp floats, one more or less."""
+    for x in (0.26, 0.7, 1.0 - 2.0**-20, 1.7, 3.1):
+        centre = round(x / FINEST_GRID)
+        edges = [math.ldexp(centre + side, -25) for side in (-0.5, 0.5)]
+        floats = (edges[1] - edges[0]) / np.spacing(edges[0])
+        inclusive = floats + (1 if centre % 2 == 0 else -1)  # ties go to the even cell
+        assert abs(inclusive / floats - 1.0) <= 2 * 2.0**-53 * x / FINEST_GRID * (1 + 1e-9)
+
+
+def test_ideal_mu_and_the_resolution_add_up_in_squares():
+    for mu, values, grid in ((1.0, 7850 * 100, 2.0**-20), (0.01, 10**8, 2.0**-24), (0.001, 10**7, 2.0**-25)):
+        ideal = ideal_mu(mu, values, grid)
+        # Noise for the smaller ideal mu is larger, so that the same grid is finer against it.
+        assert math.hypot(ideal, resolution_mu(values, grid * ideal / mu)) == pytest.approx(mu, rel=1e-12)
+        assert ideal < mu
+    assert math.isnan(ideal_mu(1e-6, 10**9, 2.0**-25))
+
+
+def test_a_shift_within_the_range_is_charged_less_than_delta_and_one_beyond_is_refused():
+    """What the range costs, by the exact probability of the pair: exp(-(R_max - s)^2 / 2) for each value moved by s."""
+    for delta, mu in ((1e-5, 4.0), (1e-9, 9.0), (1e-5, 12.0)):
+        most = largest_shift(delta, 1.0)
+        assert math.exp(-((LARGEST_RADIUS - most) ** 2) / 2) <= delta * 2.0**-20
+        check_range(min(mu, most), 10**9, delta, min(mu, most))
+        with pytest.raises(ConfigurationError, match="Expected mu <="):
+            check_range(most + 0.1, 10**9, delta, most + 0.1)
+    with pytest.raises(ConfigurationError, match="Expected delta >="):
+        check_range(1.0, 10**9, 1e-70, 1.0)
+
+
+def served(**changes):
+    common = {"clip_norm": 1.0, "batch_size": 8, "max_participations": 10, "mu": 1.0, "mechanism": "independent"}
+    return PrivacyPolicy(**{**common, **changes})
+
+
+def number_in(error):
+    return float(str(error).split("= ")[1].split()[0].rstrip(","))
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "key"),
+    [
+        ({"mu": 40.0}, 7850, "mu"),  # one sample would move a value by 40 standard deviations
+        ({"mu": 400.0, "mechanism": "cancelling"}, 7850, "mu"),
+        ({"mu": 1e-4, "max_participations": 100, "mechanism": "cancelling"}, 10**7, "mu"),  # grid finer than the noise
+        ({"delta": 1e-80, "mu": 0.1}, 7850, "delta"),
+    ],
+)
+def test_a_policy_the_noise_cannot_serve_is_refused_with_the_number_it_could(changes, size, key):
+    with pytest.raises(ConfigurationError, match=f"Expected {key} [<>]=") as refused:
+        served(**changes).plan(size)
+    number = number_in(refused.value)
+    assert served(**{**changes, key: number}).plan(size).noise_std > 0
+    with pytest.raises(ConfigurationError, match=f"Expected {key}"):
+        served(**{**changes, key: number * (1.1 if changes[key] > number else 0.9)}).plan(size)
+
+
+def test_what_is_charged_costs_next_to_nothing_where_models_can_be_learnt():
+    """d up to a million, mu from 0.1: the noise is at most 0.4 % above that of ideal normals on no grid at all."""
+    for size in (650, 7850, 10**6):
+        for mu in (0.1, 1.0, 4.0):
+            plan = served(mu=mu).plan(size)
+            assert 1.0 <= plan.noise_std / (0.25 / mu) < 1.004
+            assert plan.mu == pytest.approx(mu, rel=1e-9)
