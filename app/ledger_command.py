@@ -25,6 +25,7 @@ from ..privacy import (
     new_mark,
     read_ledger,
     rounded_up,
+    upgrade_ledger,
 )
 
 ledger_cli = typer.Typer(help="A real node's ledger: make it, show it, mend it.", no_args_is_help=True)
@@ -98,6 +99,20 @@ def mark_again(path: LedgerPath, yes: Yes = False) -> None:
     with _one_line_errors():
         new_mark(path)
     typer.echo("Made a new high-water mark.")
+
+
+@ledger_cli.command()
+def upgrade(path: LedgerPath, yes: Yes = False) -> None:
+    """Make a ledger of murmurfl 0.1 one that knows the data it is used with."""
+    if not yes:
+        typer.confirm(
+            "Nothing can check this: are the data those this ledger was used with, every row unchanged and in its "
+            "place (new ones at the end)? If not, samples that are spent already will be spent again.",
+            abort=True,
+        )
+    with _one_line_errors():
+        upgrade_ledger(path)
+    typer.echo("Upgraded. From its next release on the ledger knows its data; sessions begun with 0.1 cannot go on.")
 
 
 def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:

@@ -300,4 +300,6 @@ def describe(client: PrivateClient) -> str:
 @lru_cache(maxsize=1)
 def configured_client(path: Path) -> PrivateClient:
     """The machine an operator's file describes, made once in this process."""
-    return NodeConfig.read(path).client()
+    client = NodeConfig.read(path).client()
+    client.machine.check_data()  # before the node says that it is ready
+    return client

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from murmurfl.app.deploy import Deployment, deployment
-from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger
+from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, row_bytes
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "footprint.json"
 CLASSES, BATCH, ROUNDS = 10, 16, 6
@@ -222,7 +222,7 @@ def ledger_growth(parameters: int, releases: int = GROWTH_RELEASES) -> float:
         path = Path(folder) / "ledger.sqlite"
         ledger = SQLiteLedger.create(path, budget_mu=1.0, delta=1e-4)
         policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=releases, mu=1.0, delta=1e-4)
-        machine = PrivateMachine(policy, parameters, releases, ledger, ledger.keys())
+        machine = PrivateMachine(policy, parameters, releases, ledger, ledger.keys(), data=row_bytes(range(releases)))
         sizes, row = [], np.zeros((1, parameters))
         for k in range(releases):
             machine.release(_SESSION, k, lambda samples: row)  # noqa: ARG005 - all samples are alike

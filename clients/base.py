@@ -26,6 +26,7 @@ from ..privacy import (
     Release,
     RowCache,
     protocol,
+    row_bytes,
 )
 from ..privacy.cohort import DenseContributions, StackedContributions
 from ..privacy.mechanisms import State
@@ -130,7 +131,8 @@ class PrivateClient(NumPyClient):
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
-        self.machine = self.machine_type(policy, sum(self._sizes), len(samples), ledger, keys, rows)
+        size = sum(self._sizes)
+        self.machine = self.machine_type(policy, size, len(samples), ledger, keys, rows, data=row_bytes(samples))
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
         """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.

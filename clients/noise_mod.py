@@ -27,6 +27,7 @@ from ..privacy import (
     PrivateMachine,
     RefusedError,
     SQLiteLedger,
+    any_data,
     protocol,
 )
 from ..privacy.arrays import read_array
@@ -50,10 +51,13 @@ class _Machine:
     name: str
     ledger: Ledger
     keys: NoiseKeys
+    known_by: bytes = b""
+    """What the data of the ClientApp are known by, whichever part of them (:meth:`UpdateNode.known_by`)."""
 
     def private(self, num_parameters: int) -> PrivateMachine:
-        policy = self.policy.privacy_policy()
-        return PrivateMachine(policy, num_parameters, self.policy.releases_per_pass, self.ledger, self.keys)
+        policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
+        data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + self.known_by
+        return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data)
 
 
 class CorrelatedNoiseMod:
@@ -111,7 +115,7 @@ class CorrelatedNoiseMod:
             )
         self.simulation = simulation
         self.seed = seed
-        self._own = None if node is None else _real(node)
+        self._own = None if node is None else _real(node, {})
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message; Flower calls this.
@@ -153,12 +157,12 @@ class CorrelatedNoiseMod:
                 f"{NODE_CONFIG_VARIABLE} or --node-config '{NODE_CONFIG_KEY}=\"...\"'. The policy in the ClientApp is "
                 "for simulation only."
             )
-        return _real(UpdateNode.read(path))
+        return _real(UpdateNode.read(path), context.node_config)
 
 
-def _real(node: UpdateNode) -> _Machine:
+def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
     ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
-    return _Machine(node.policy(ledger), node.machine, ledger, ledger.keys())
+    return _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), node.known_by(node_config))
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:

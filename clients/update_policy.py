@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..privacy import (
     SIMULATED,
@@ -151,6 +154,9 @@ class UpdateNode:
     app : str
         ``MODULE:NAME`` of the ClientApp, as it is installed on this machine, that ``murmurfl node`` answers with. Empty
         under a plain ``flower-supernode``, which runs what the server sends.
+    data_files : tuple of str
+        Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part rests on
+        their contents, so the ledger knows them, and the machine refuses once they have changed.
     run_config, node_config : mapping
         What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
         the server says in a run configuration does not reach it.
@@ -176,6 +182,7 @@ class UpdateNode:
     releases_per_pass: int = 1
     allow_evaluation: bool = False
     app: str = ""
+    data_files: tuple[str, ...] = ()
     run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
@@ -189,6 +196,14 @@ class UpdateNode:
             raise ConfigurationError(f"Expected ledger to be the path of a ledger, got {self.ledger!r}.")
         if not isinstance(self.app, str) or (self.app and not all(self.app.partition(":"))):
             raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {self.app!r}.")
+        files = self.data_files
+        if isinstance(files, str) or not all(isinstance(file, str) and file for file in files):
+            raise ConfigurationError(f"Expected data-files to be a list of paths, got {files!r}.")
+        if files and self.releases_per_pass == 1:
+            raise ConfigurationError(
+                "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
+                "whatever data the machine has."
+            )
         for name in ("run_config", "node_config"):
             values, key = getattr(self, name), name.replace("_", "-")
             if not isinstance(values, Mapping) or not all(
@@ -212,7 +227,39 @@ class UpdateNode:
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        return read_operators_file(path, lambda values: cls(**named_values(cls, values)), ["ledger"])
+        node = read_operators_file(path, lambda values: cls(**named_values(cls, values)), ["ledger"])
+        folder = path.expanduser().resolve().parent
+        return replace(node, data_files=tuple(str(folder / Path(file).expanduser()) for file in node.data_files))
+
+    def known_by(self, node_config: Mapping[str, Any]) -> bytes:
+        """What the ledger knows the ClientApp's data by: nothing for a client-level guarantee, which needs nothing.
+
+        Otherwise the app, its configuration (so a partition's number or seed) and the contents of ``data_files``.
+
+        Parameters
+        ----------
+        node_config : mapping
+            The SuperNode's own, from the operator's command line; what a ClientApp sees that is not ``app``.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of the files cannot be read.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases nothing; stays on the machine. Of data that are in no named file the ledger
+        knows the configuration only: the rest is the operator's word.
+        """
+        if self.releases_per_pass == 1:
+            return b""
+        seen = dict(self.node_config) if self.app else dict(node_config)
+        settled = [self.app, self.releases_per_pass, sorted(self.run_config.items()), sorted(seen.items())]
+        try:
+            digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in self.data_files]
+        except OSError as error:
+            raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
+        return json.dumps([settled, digests]).encode()
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
         """What this file and its ledger say together.

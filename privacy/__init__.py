@@ -1,6 +1,7 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
 from .clipping import clip_per_sample
+from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
 from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
@@ -25,7 +26,7 @@ from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy, Trust
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
-from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark
+from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark, upgrade_ledger
 
 __all__ = [
     "ACCOUNTINGS",
@@ -60,6 +61,7 @@ __all__ = [
     "RefusedError",
     "Relation",
     "Release",
+    "RowBytes",
     "RowCache",
     "SQLiteLedger",
     "SessionSummary",
@@ -72,6 +74,7 @@ __all__ = [
     "Unit",
     "UnsupportedFlowerError",
     "accept_rollback",
+    "any_data",
     "caption",
     "check_mechanism",
     "clip_per_sample",
@@ -90,6 +93,8 @@ __all__ = [
     "read_ledger",
     "register_mechanism",
     "rounded_up",
+    "row_bytes",
     "row_key",
     "standard_normals",
+    "upgrade_ledger",
 ]

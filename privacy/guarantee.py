@@ -192,8 +192,15 @@ def policy_guarantee(
         return Guarantee(
             math.inf, policy.delta, "no noise on the machine", unit=unit, covers=covers, notes=tuple(notes)
         )
-    notes = (*(() if policy.noise_quality == "exact" else (FAST_NOISE,)), *notes)
+    notes = (*(() if policy.noise_quality == "exact" else (FAST_NOISE,)), *beyond_range(policy, mu), *notes)
     return Guarantee(mu, policy.delta, mechanism_words(policy), unit=unit, covers=covers, notes=notes)
+
+
+def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
+    """Why a policy with noise guarantees nothing, if it does not."""
+    if not (math.isinf(mu) and policy.trust == "untrusted-server"):
+        return ()
+    return (f"mu = {policy.mu:g} at delta = {policy.delta:g} is more than this noise can be vouched for.",)
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:

@@ -54,6 +54,8 @@ class LedgerState:
         Commits so far.
     samples_used : int
     sessions : mapping of str to SessionState
+    data : str
+        Digest of the samples used up; empty in a ledger that never had one.
     """
 
     ledger: str
@@ -62,11 +64,15 @@ class LedgerState:
     counter: int = 0
     samples_used: int = 0
     sessions: Mapping[str, SessionState] = field(default_factory=dict)
+    data: str = ""
 
     @cached_property
     def seal(self) -> str:
         """A digest of all of it: a part that was lost, or that comes from another time, does not match."""
-        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
+        document = asdict(self)
+        if not self.data:
+            del document["data"]  # as ledgers and marks were sealed before there was one
+        return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def write_mark(self, path: Path) -> None:
         """Make this the mark, durably."""

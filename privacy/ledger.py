@@ -87,10 +87,13 @@ class Account:
     reserved : mapping of str to float
         mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
         adaptive server may choose when to stop.
+    data : str
+        Digest of the samples used up (:class:`~murmurfl.privacy.data_digest.DataDigest`); empty where none is kept.
     """
 
     samples_used: int = 0
     reserved: Mapping[str, float] = field(default_factory=dict)
+    data: str = ""
 
     @property
     def reserved_mu(self) -> float:

@@ -20,9 +20,9 @@ on one value, and s the most standard deviations by which one sample moves one v
 1. *Range.* No pair is further from zero than R_max = 19.27, so values that lie further from what the other data set
    would have given refute it. It takes a pair beyond R_max - s, which has probability exp(-(R_max - s)^2 / 2); one
    sample can move at most (mu / s)^2 values by s, for these moves add up to mu in squares (a chord bounds what smaller
-   moves add, but for the N e exp(-R_max^2 / 2) of those that hardly move). :func:`check_range` holds all of it, and the
-   missing tail N 2^-267, below 2^-20 delta: a policy that needs more is refused, with the largest mu that can be
-   served. It is what is charged to delta.
+   moves add, but for the N e exp(-R_max^2 / 2) of those that hardly move). What has no :func:`range_problem` holds all
+   of it, and the missing tail N 2^-267, below 2^-20 delta. It is what is charged to delta. A policy that needs more is
+   refused by a real machine, with the largest mu that can be served; in simulation its mu is infinite.
 2. *Resolution.* A normal is a float64, so of the 2^52 / |x| or more floats that fall into a cell of the grid at x, one
    at either end may fall on the wrong side: in units of a cell, 2 x 2^-53 |x| / g of its probability. The circles and
    angles are no coarser than that (they are points of a plane, closer in each direction). The observer knows which
@@ -46,8 +46,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-
-from .errors import ConfigurationError
 
 NOISE_VERSION = 2
 """Of the map from key and nonce to normals: a stream begun under another one cannot go on. 1 had 53-bit radii."""
@@ -247,8 +245,8 @@ def largest_shift(delta: float, spread: float = 1.0) -> float:
     return LARGEST_RADIUS - math.sqrt(2.0 * math.log(2.0 * max(spread, 1.0) / (delta * _MISSED)))
 
 
-def check_range(shift: float, num_values: int, delta: float, mu: float) -> None:
-    """Refuse noise whose range would show, or a delta too small for what is missing beyond it.
+def range_problem(shift: float, num_values: int, delta: float, mu: float) -> str:
+    """Why noise cannot serve a policy because of its range: what was expected, with the number that could be; or "".
 
     Parameters
     ----------
@@ -261,26 +259,22 @@ def check_range(shift: float, num_values: int, delta: float, mu: float) -> None:
     mu : float
         What is to be guaranteed.
 
-    Raises
-    ------
-    ConfigurationError
-        With the largest mu, or the smallest delta, that can be served.
-
     Notes
     -----
-    **Formal guarantees.** Step 1 of the module: what passes costs less than 2^-20 delta.
+    **Formal guarantees.** Step 1 of the module: what has no problem costs less than 2^-20 delta.
     """
     missing = num_values * (2.0**-_RADIUS_BITS + math.exp(1.0 - LARGEST_RADIUS**2 / 2.0))
     if missing > delta * _MISSED / 2.0:
-        raise ConfigurationError(
+        return (
             f"Expected delta >= {2.02 * missing / _MISSED:.3g} for {num_values:,} values of noise, got {delta:g}: the "
             "noise cannot be vouched for beyond that."
         )
     most = largest_shift(delta, (mu / shift) ** 2)
     if shift > most:
-        raise ConfigurationError(
+        return (
             f"Expected mu <= {mu * most / shift * (1 - 1e-3):.3g} at delta = {delta:g} with this clip, cap and "
             f"mechanism, got {mu:g}: exact noise ends at {LARGEST_RADIUS:.1f} standard deviations, and one sample may "
-            f"move a value by {shift:.3g} of them. Lower mu; to see what noise costs use mechanism 'none', or "
-            "noise_quality 'fast', both in simulation only."
+            f"move a value by {shift:.3g} of them. Lower mu; to see what noise costs use mechanism 'none', in "
+            "simulation only."
         )
+    return ""

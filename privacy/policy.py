@@ -20,7 +20,7 @@ from .gdp import gdp_epsilon
 from .grid import Grid, power_of_two_at_most
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, NoiseQuality
-from .normals import FINEST_GRID, LARGEST_NORMAL, NOISE_VERSION, check_range, ideal_mu, resolution_mu
+from .normals import FINEST_GRID, LARGEST_NORMAL, NOISE_VERSION, ideal_mu, range_problem, resolution_mu
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
@@ -218,6 +218,9 @@ class NoisePlan:
         No value of a release is larger in magnitude.
     pattern : mapping
         A sample's participations (:attr:`PrivacyPolicy.pattern`).
+    problem : str
+        Why this noise guarantees nothing, or empty: a mu so large, or a delta so small, that the range of the normals
+        shows (:func:`~murmurfl.privacy.normals.range_problem`). Then mu is infinite, and a real machine refuses.
     """
 
     mechanism: Mechanism
@@ -228,6 +231,7 @@ class NoisePlan:
     fingerprint: str
     largest_value: float
     pattern: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
 
     def spent_mu(self, releases: int) -> float:
         """Bookkeeping: the mu of the first ``releases`` releases.
@@ -239,7 +243,7 @@ class NoisePlan:
         """
         if releases == 0:
             return 0.0
-        if self.noise_std == 0.0:
+        if math.isinf(self.mu):
             return math.inf
         return self.sensitivity * self.mechanism.sensitivity(n=releases, **self.pattern) / self.noise_std
 
@@ -260,11 +264,16 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     least_std, largest_std = mechanism.row_std_range()
     if not math.isfinite(noise_std * largest_std):
         raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
-    mu = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std
+    mu, problem = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std, ""
     if policy.noise_quality == "exact":
         shift = min(mu, policy.sample_participations * sensitivity * mechanism.largest_entry() / noise_std)
-        check_range(shift, num_parameters * policy.normals_per_parameter, policy.delta, policy.mu)
-        mu = math.hypot(mu, resolution_mu(num_parameters * releases, grid.spacing / (noise_std * least_std)))
+        normals = num_parameters * policy.normals_per_parameter
+        problem = range_problem(shift, normals, policy.delta, policy.mu)
+        mu = (
+            math.inf
+            if problem
+            else math.hypot(mu, resolution_mu(num_parameters * releases, grid.spacing / (noise_std * least_std)))
+        )
     largest = releases * (policy.clip_norm + grid.charge(num_parameters)) + 2 * LARGEST_NORMAL * noise_std * largest_std
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
@@ -274,7 +283,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     # Calibration and this line are inverse up to rounding; the configured mu is what was asked for, never less noise.
     mu = min(mu, policy.mu) if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
     fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
-    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern)
+    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern, problem)
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from . import protocol
 from .clipping import clip_per_sample
+from .data_digest import DataDigest, RowBytes, any_data
 from .errors import ConfigurationError, LedgerError, RefusedError
 from .grid import MARK, Grid
 from .keys import NoiseKeys
@@ -183,6 +184,10 @@ class PrivateMachine:
         Where releases are recorded before they leave.
     keys : NoiseKeys
         The secret key and the source of nonces.
+    data : callable, optional
+        What each row of the machine's data is known by (:func:`~murmurfl.privacy.row_bytes`), so that the ledger knows
+        the data it was used with; required with real keys, not looked at with simulated ones, whose ledger ends with
+        the run.
     rows : RowCache, optional
         For simulations; default every row is regenerated when it is taken back out, and where a state would have to be
         made again from all noise before, 256 MiB are set aside for it.
@@ -190,8 +195,8 @@ class PrivateMachine:
     Raises
     ------
     ConfigurationError
-        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or the ledger not
-        durable.
+        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or cannot serve the
+        policy, the ledger is not durable, or ``data`` is missing.
 
     Notes
     -----
@@ -212,7 +217,14 @@ class PrivateMachine:
         ledger: Ledger,
         keys: NoiseKeys,
         rows: RowCache | None = None,
+        *,
+        data: RowBytes | None = None,
     ) -> None:
+        if not keys.simulated and data is None:
+            raise ConfigurationError(
+                "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
+                "data=row_bytes(samples)."
+            )
         if not keys.simulated and not ledger.durable:
             raise ConfigurationError(
                 f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
@@ -240,6 +252,8 @@ class PrivateMachine:
             )
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
+        if self.plan.problem and not keys.simulated:
+            raise ConfigurationError(self.plan.problem)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
         self._ledger = ledger
@@ -247,6 +261,8 @@ class PrivateMachine:
         if rows is None and self.plan.mechanism.memory == "all":
             rows = RowCache(_OWN_CACHE_BYTES)  # without it every release would draw all noise before it again
         self._rows = rows
+        known = None if keys.simulated or data is any_data else data
+        self._data = None if known is None else DataDigest(keys.secret_key, known)
         # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
         mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
         self._fingerprint = mark.hex()
@@ -313,6 +329,7 @@ class PrivateMachine:
     def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
         counts: NDArray[np.int64] | None = None
         made_for: tuple[int, slice] | None = None
+        self.check_data()
         while True:
             with self._ledger.exclusive() as page:
                 admission = self._admit(page, session, ack)
@@ -327,6 +344,33 @@ class PrivateMachine:
             # that records it; otherwise somebody else took them, and the next ones are computed.
             rows = contribution(stream.release, stream.noted)
             counts, made_for = self._contribution_counts(rows, admission.samples), wanted
+            self._digest_of(max(admission.account.samples_used, admission.samples.stop))
+
+    def check_data(self) -> None:
+        """Refuse data that are not those this machine's ledger was used with.
+
+        Raises
+        ------
+        LedgerError
+            With the way out.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing; every release checks it too. The rows used so far are read
+        and hashed here, once in the life of this object, while others may use the ledger.
+        """
+        if self._data is None:
+            return
+        with self._ledger.exclusive() as page:
+            account = page.account()
+        self._check_data(account)
+
+    def _check_data(self, account: Account) -> None:
+        if self._data is not None and account.samples_used:
+            self._data.check(account.samples_used, account.data, self.num_samples)
+
+    def _digest_of(self, rows: int, otherwise: str = "") -> str:
+        return otherwise if self._data is None else self._data.of(rows)
 
     def admits(self, session: str, ack: int) -> slice:
         """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.
@@ -405,6 +449,7 @@ class PrivateMachine:
                 f"{account.samples_used}: the ledger is damaged. Restore it from a backup or retire this machine's "
                 "data; nothing was released."
             )
+        self._check_data(account)
         if stream is None:
             account = self._reserve(account, session)
             stream = StreamRecord(self._fingerprint, terms=self.policy.terms(self.num_parameters))
@@ -447,13 +492,14 @@ class PrivateMachine:
         stream, counts = self._advance(admission.stream, session, counts, normals)
         if note is not None:
             stream = replace(stream, noted=note)
-        used = max(admission.account.samples_used, admission.samples.stop)
-        page.commit(session, stream, Account(used, admission.account.reserved))
+        before = admission.account
+        used = max(before.samples_used, admission.samples.stop)
+        page.commit(session, stream, Account(used, before.reserved, self._digest_of(used, before.data)))
         counts.setflags(write=False)  # the ledger in memory may hold the very array
         return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
-        if self.policy.trust == "trusted-server":
+        if math.isinf(self.plan.mu):
             return account.reserve(session, math.inf)  # un-noised: nothing is guaranteed against the server any more
         reserved = account.reserve(session, self.plan.mu)
         budget = float(self.policy.budget_mu or self.policy.mu)

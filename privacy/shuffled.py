@@ -312,6 +312,7 @@ class ShuffledMachine(PrivateMachine):
             If the ledger cannot be believed.
         """
         made: _Epoch | None = None
+        self.check_data()
         while True:
             with self._ledger.exclusive() as page:
                 admission = self._admit(page, session, ack)
@@ -321,12 +322,15 @@ class ShuffledMachine(PrivateMachine):
                     stream = replace(
                         admission.stream, release=made.release, nonces=made.nonce, pending={}, noise_state=()
                     )
-                    used = max(admission.account.samples_used, admission.samples.stop)
-                    page.commit(session, stream, Account(used, admission.account.reserved))
+                    before = admission.account
+                    used = max(before.samples_used, admission.samples.stop)
+                    data = self._digest_of(used, before.data)
+                    page.commit(session, stream, Account(used, before.reserved, data))
                     return Release(made.counts, self.plan.grid.spacing, made.release, stream.ack)
             # An epoch takes long, so it is computed while others may use the ledger. Nothing is spent by that: what it
             # gives is thrown away, noise and nonce with it, if another request made this release in between.
             made = self._epoch(session, admission.stream.release + 1, epoch)
+            self._digest_of(max(admission.account.samples_used, admission.samples.stop))
 
     def _epoch(self, session: str, release: int, epoch: Epoch) -> _Epoch:
         nonce = self._keys.nonce(session, release)

@@ -21,7 +21,8 @@ from .high_water_mark import LedgerState, SessionState
 from .ledger import StreamRecord
 
 APPLICATION_ID = 0x6D757266  # "murf"
-FORMAT = 1
+FORMAT = 2
+"""2 has the digest of the samples used up; `murmurfl ledger upgrade` makes it of 1."""
 
 CLOSED = "closed"
 SCHEMA = """
@@ -29,7 +30,9 @@ CREATE TABLE ledger (
     name TEXT NOT NULL, created REAL NOT NULL, data TEXT NOT NULL, budget_mu REAL NOT NULL, delta REAL NOT NULL,
     mark TEXT NOT NULL, key_file TEXT NOT NULL, key BLOB NOT NULL, key_check BLOB NOT NULL
 );
-CREATE TABLE state (counter INTEGER NOT NULL, samples_used INTEGER NOT NULL, seal TEXT NOT NULL);
+CREATE TABLE state (
+    counter INTEGER NOT NULL, samples_used INTEGER NOT NULL, seal TEXT NOT NULL, data TEXT NOT NULL DEFAULT ''
+);
 CREATE TABLE reserved (session TEXT PRIMARY KEY, mu REAL NOT NULL);
 CREATE TABLE streams (
     session TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, release INTEGER NOT NULL, ack INTEGER NOT NULL,
@@ -90,12 +93,12 @@ def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> Le
 
 def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
     """How far the ledger has come, as its tables say."""
-    counter, samples_used = connection.execute("SELECT counter, samples_used FROM state").fetchone()
+    counter, samples_used, data = connection.execute("SELECT counter, samples_used, data FROM state").fetchone()
     sessions = {name: SessionState(mu, 0) for name, mu in connection.execute("SELECT session, mu FROM reserved")}
     for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
         mu = sessions[name].mu if name in sessions else 0.0
         sessions[name] = SessionState(mu, release, digest)
-    return LedgerState(header.name, header.budget_mu, header.delta, counter, samples_used, sessions)
+    return LedgerState(header.name, header.budget_mu, header.delta, counter, samples_used, sessions, data)
 
 
 def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:
@@ -144,8 +147,8 @@ def connect(path: Path, timeout_s: float, options: str = "mode=rw") -> sqlite3.C
     return connection
 
 
-def check_format(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is no ledger, or one of another version."""
+def check_format(connection: sqlite3.Connection, path: Path, expected: int = FORMAT) -> None:
+    """Refuse a file that is no ledger, or one of another format than the expected."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application_id != APPLICATION_ID:
@@ -153,12 +156,23 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
             f"Expected a murmurfl ledger at {path}, got another file or one whose making was interrupted; it was left "
             "alone. Check the path in the node's configuration; nothing was released."
         )
-    if version != FORMAT:
-        age = "an older" if version < FORMAT else "a newer"
+    if version == expected:
+        return
+    if version == 1:
         raise LedgerError(
-            f"Expected a ledger of format {FORMAT} at {path}, got {age} one, format {version}; it was left alone. Use "
-            "the murmurfl that wrote it; nothing was released."
+            f"Expected a ledger of format {FORMAT} at {path}, got one of murmurfl 0.1, which does not know the data it "
+            f"was used with; it was left alone. `murmurfl ledger upgrade {path}` makes it one: by that you vouch that "
+            "the data are those it was used with, row by row. Nothing was released."
         )
+    if version <= FORMAT:
+        raise LedgerError(
+            f"Expected a ledger of format {expected} at {path}, got one of format {version}; it was left alone. "
+            "Nothing was released."
+        )
+    raise LedgerError(
+        f"Expected a ledger of format {expected} at {path}, got a newer one, format {version}; it was left alone. Use "
+        "the murmurfl that wrote it; nothing was released."
+    )
 
 
 def check_integrity(connection: sqlite3.Connection, path: Path) -> None:

@@ -191,7 +191,7 @@ class SQLiteLedger(Ledger):
                     ":key_check)",
                     header,
                 )
-                connection.execute("INSERT INTO state VALUES (0, 0, ?)", (state.seal,))
+                connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (state.seal,))
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
                 connection.execute("COMMIT")
@@ -278,7 +278,7 @@ class _SQLitePage(LedgerPage):
     def account(self) -> Account:
         with clear_errors(self._path, self._timeout_s):
             reserved = dict(self._connection.execute("SELECT session, mu FROM reserved ORDER BY rowid"))
-        return Account(self.state.samples_used, reserved)
+        return Account(self.state.samples_used, reserved, self.state.data)
 
     def stream(self, session: str) -> StreamRecord | None:
         with clear_errors(self._path, self._timeout_s):
@@ -309,7 +309,7 @@ class _SQLitePage(LedgerPage):
             if stream.release > before.releases:
                 line = (session, stream.release, time.time(), account.samples_used)
                 self._connection.execute("INSERT INTO releases VALUES (?, ?, ?, ?)", line)
-            self._finish(self.state.counter + 1, account.samples_used)
+            self._finish(self.state.counter + 1, account.samples_used, account.data)
 
     def accept_rollback(self, mark: LedgerState) -> int:
         """Count as spent whatever the mark knows of, and close every session; returns how many."""
@@ -321,7 +321,9 @@ class _SQLitePage(LedgerPage):
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
                 self._write_stream(name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms))
-            self._finish(max(self.state.counter, mark.counter) + 1, max(self.state.samples_used, mark.samples_used))
+            furthest = max(self.state, mark, key=lambda state: state.samples_used)
+            counter = max(self.state.counter, mark.counter) + 1
+            self._finish(counter, furthest.samples_used, furthest.data)
         return len(known)
 
     def _reserve(self, reserved: Mapping[str, float]) -> None:
@@ -363,8 +365,9 @@ class _SQLitePage(LedgerPage):
             ),
         )
 
-    def _finish(self, counter: int, samples_used: int) -> None:
-        self._connection.execute("UPDATE state SET counter = ?, samples_used = ?", (counter, samples_used))
+    def _finish(self, counter: int, samples_used: int, data: str) -> None:
+        row = counter, samples_used, data
+        self._connection.execute("UPDATE state SET counter = ?, samples_used = ?, data = ?", row)
         state = unsealed_state(self._connection, self.header)
         self._connection.execute("UPDATE state SET seal = ?", (state.seal,))
         self._connection.execute("COMMIT")
@@ -434,3 +437,35 @@ def new_mark(path: str | Path, *, timeout_s: float = 30.0) -> None:
         if page.header.mark.exists():
             raise LedgerError(f"Expected no high-water mark at {page.header.mark}, got one; it was left alone.")
         page.state.write_mark(page.header.mark)
+
+
+def upgrade_ledger(path: str | Path, *, timeout_s: float = 30.0) -> None:
+    """Make a ledger of murmurfl 0.1 one that knows its data, from its next release on.
+
+    Parameters
+    ----------
+    path : path
+        The ledger.
+    timeout_s : float
+        How long to wait for another process.
+
+    Raises
+    ------
+    LedgerError
+        If it is none of format 1, cannot be believed, or was copied back; it is left as it was.
+
+    Notes
+    -----
+    **Formal guarantees.** None: the operator vouches that the data are those the ledger was used with, row by row. The
+    rows used so far are known by a digest as soon as the node makes its next release.
+    """
+    path = Path(path).absolute()
+    check_file(path, writable=True)
+    with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
+        check_format(connection, path, expected=1)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ALTER TABLE state ADD COLUMN data TEXT NOT NULL DEFAULT ''")
+        header = read_header(connection, path)
+        check_mark(read_state(connection, header, path), read_mark(header.mark), path)
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")

@@ -134,9 +134,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def check_reply(self, reply: Reply) -> bool:
         mu, delta = reply.metrics.get(protocol.MU_GUARANTEED), reply.metrics.get(protocol.DELTA)
         unit = _UNITS.get(reply.metrics.get(protocol.CLIENT_LEVEL, -1))
-        if unit is None or not (
-            isinstance(mu, float) and 0 < mu < math.inf and isinstance(delta, float) and 0 < delta < 1
-        ):
+        if unit is None or not (isinstance(mu, float) and mu > 0 and isinstance(delta, float) and 0 < delta < 1):
             return False
         self._stated[unit, delta] = max(mu, self._stated.get((unit, delta), 0.0))
         return True

@@ -1,8 +1,12 @@
-"""The order of the test files, those that start servers first, so that no worker is left alone with one; loggers."""
+"""The order of the test files, those that start servers first, so that no worker is left alone with one; loggers; a
+disk nobody waits for.
+"""
 
 import logging
+import os
 
 import pytest
+from murmurfl.privacy import sqlite_ledger
 
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
 
@@ -18,3 +22,23 @@ def _loggers_as_they_were():
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def quick_disk(request, monkeypatch):
+    """Waiting for the disk takes long, and a killed process loses nothing it has written, waited for or not."""
+    if "real_disk" not in request.fixturenames:
+        real = sqlite_ledger.connect
+
+        def connect(*arguments):
+            connection = real(*arguments)
+            connection.execute("PRAGMA synchronous = OFF")
+            return connection
+
+        monkeypatch.setattr(sqlite_ledger, "connect", connect)
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def real_disk():
+    """Asks for the disk to be waited for all the same."""

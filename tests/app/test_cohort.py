@@ -22,6 +22,7 @@ from murmurfl.privacy import (
     SimulatedKeys,
     SystemKeys,
     clip_per_sample,
+    row_bytes,
 )
 from murmurfl.privacy.cohort import DenseContributions, release_together
 
@@ -269,7 +270,8 @@ def test_machines_with_real_keys_release_by_themselves():
     class DurableLedger(MemoryLedger):
         durable = True
 
-    real = PrivateMachine(PrivacyPolicy(1.0, 1, 3, 1.0), 2, 6, DurableLedger(), SystemKeys.generate())
+    policy, data = PrivacyPolicy(1.0, 1, 3, 1.0), row_bytes(range(6))
+    real = PrivateMachine(policy, 2, 6, DurableLedger(), SystemKeys.generate(), data=data)
     with pytest.raises(ConfigurationError, match="real keys"):
         list(release_together([real], "s", [0], lambda _, __: DenseContributions(np.ones((1, 2)))))
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.cli import cli
-from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, gdp_epsilon, rounded_up
+from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, gdp_epsilon, rounded_up, row_bytes
 from typer.testing import CliRunner
 
 BUDGET = gdp_epsilon(2.0, 1e-5)
@@ -30,7 +30,7 @@ def path(tmp_path):
 def release(path, session, count, **changes):
     ledger = SQLiteLedger(path)
     policy = PrivacyPolicy(0.5, 2, 10, 1.0, **{"budget_mu": ledger.budget_mu, **changes})
-    machine = PrivateMachine(policy, 3, 100, ledger, ledger.keys())
+    machine = PrivateMachine(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(range(100)))
     first = machine.statement(session).releases
     for k in range(first, first + count):
         machine.release(session, k, lambda samples: np.zeros((samples.stop - samples.start, 3)))

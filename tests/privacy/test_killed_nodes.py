@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     clip_per_sample,
     high_water_mark,
     read_ledger,
+    row_bytes,
     row_key,
     sqlite_ledger,
     standard_normals,
@@ -39,7 +40,7 @@ def path(tmp_path):
 
 def machine(ledger):
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=RELEASES, mu=2.0)
-    return PrivateMachine(policy, D, len(DATA), ledger, ledger.keys())
+    return PrivateMachine(policy, D, len(DATA), ledger, ledger.keys(), data=row_bytes(DATA))
 
 
 def contribution(samples):

@@ -9,16 +9,27 @@ import math
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, row_key, standard_normals
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    SimulatedKeys,
+    SystemKeys,
+    policy_guarantee,
+    row_bytes,
+    row_key,
+    standard_normals,
+)
 from murmurfl.privacy.noise import _tail_words
 from murmurfl.privacy.normals import (
     FINEST_GRID,
     LARGEST_NORMAL,
     LARGEST_RADIUS,
-    check_range,
     exact_pairs,
     ideal_mu,
     largest_shift,
+    range_problem,
     resolution_mu,
 )
 from scipy import stats
@@ -319,16 +330,18 @@ def test_a_shift_within_the_range_is_charged_less_than_delta_and_one_beyond_is_r
     for delta, mu in ((1e-5, 4.0), (1e-9, 9.0), (1e-5, 12.0)):
         most = largest_shift(delta, 1.0)
         assert math.exp(-((LARGEST_RADIUS - most) ** 2) / 2) <= delta * 2.0**-20
-        check_range(min(mu, most), 10**9, delta, min(mu, most))
-        with pytest.raises(ConfigurationError, match="Expected mu <="):
-            check_range(most + 0.1, 10**9, delta, most + 0.1)
-    with pytest.raises(ConfigurationError, match="Expected delta >="):
-        check_range(1.0, 10**9, 1e-70, 1.0)
+        assert range_problem(min(mu, most), 10**9, delta, min(mu, most)) == ""
+        assert range_problem(most + 0.1, 10**9, delta, most + 0.1).startswith("Expected mu <=")
+    assert range_problem(1.0, 10**9, 1e-70, 1.0).startswith("Expected delta >=")
 
 
 def served(**changes):
     common = {"clip_norm": 1.0, "batch_size": 8, "max_participations": 10, "mu": 1.0, "mechanism": "independent"}
     return PrivacyPolicy(**{**common, **changes})
+
+
+class DurableLedger(MemoryLedger):
+    durable = True
 
 
 def number_in(error):
@@ -345,12 +358,27 @@ def number_in(error):
     ],
 )
 def test_a_policy_the_noise_cannot_serve_is_refused_with_the_number_it_could(changes, size, key):
+    def machine(**changes):
+        return PrivateMachine(served(**changes), size, 800, DurableLedger(), SystemKeys(bytes(32)), data=row_bytes([0]))
+
     with pytest.raises(ConfigurationError, match=f"Expected {key} [<>]=") as refused:
-        served(**changes).plan(size)
+        machine(**changes)
     number = number_in(refused.value)
-    assert served(**{**changes, key: number}).plan(size).noise_std > 0
+    assert 0 < machine(**{**changes, key: number}).plan.mu <= served(**{**changes, key: number}).mu
     with pytest.raises(ConfigurationError, match=f"Expected {key}"):
-        served(**{**changes, key: number * (1.1 if changes[key] > number else 0.9)}).plan(size)
+        machine(**{**changes, key: number * (1.1 if changes[key] > number else 0.9)})
+
+
+def test_in_simulation_a_mu_beyond_the_noise_is_said_to_guarantee_nothing():
+    policy = served(mu=400.0, mechanism="cancelling")
+    subject = PrivateMachine(policy, 3, 80, MemoryLedger(), SimulatedKeys(1, "a"))
+    subject.release("s", 0, lambda samples: np.zeros((8, 3)))
+    statement = subject.statement("s")
+    assert math.isinf(subject.plan.mu)
+    assert math.isinf(statement.mu_guaranteed)
+    assert math.isinf(statement.mu_spent)
+    assert "Nothing is guaranteed" in policy_guarantee(policy, subject.plan.mu).sentence
+    assert "mu = 400" in policy_guarantee(policy, subject.plan.mu).sentence
 
 
 def test_what_is_charged_costs_next_to_nothing_where_models_can_be_learnt():

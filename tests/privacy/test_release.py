@@ -19,6 +19,7 @@ from murmurfl.privacy import (
     SystemKeys,
     make_mechanism,
     protocol,
+    row_bytes,
     row_key,
     standard_normals,
 )
@@ -52,7 +53,8 @@ def machine(ledger=None, keys=None, num_samples=200, **changes):
     changes["mechanism_options"] = {k: changes.pop(k) for k in list(changes) if k in MECHANISM_OPTIONS}
     policy = PrivacyPolicy(**{"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 2.0, **changes})
     keys = SimulatedKeys(1, "m") if keys is None else keys
-    return PrivateMachine(policy, D, num_samples, DurableLedger() if ledger is None else ledger, keys)
+    ledger = DurableLedger() if ledger is None else ledger
+    return PrivateMachine(policy, D, num_samples, ledger, keys, data=row_bytes(DATA))
 
 
 def contribution(samples):
@@ -365,7 +367,9 @@ def test_a_real_machine_holds_no_more_for_a_larger_batch():
 
     def peak(batch, parameters=20_000):
         policy = PrivacyPolicy(clip_norm=1.0, batch_size=batch, max_participations=2, mu=2.0)
-        subject = PrivateMachine(policy, parameters, 2 * batch, DurableLedger(), SystemKeys(bytes(32)))
+        subject = PrivateMachine(
+            policy, parameters, 2 * batch, DurableLedger(), SystemKeys(bytes(32)), data=row_bytes([0])
+        )
         tracemalloc.start()
         subject.release("s", 0, lambda samples: np.ones((samples.stop - samples.start, parameters)))
         try:
@@ -386,7 +390,11 @@ def test_a_real_machine_insists_on_a_ledger_that_lasts():
 def test_a_session_belongs_to_the_key_it_was_opened_with():
     ledger = DurableLedger()
     machine(ledger, SystemKeys(bytes(32))).release("s", 0, contribution)
-    refused(protocol.POLICY_CHANGED, machine(ledger, SystemKeys(bytes(31) + b"x")), "s", 1)
+    with pytest.raises(LedgerError, match="or the noise key is"):
+        machine(ledger, SystemKeys(bytes(31) + b"x")).release("s", 1, contribution)
+    simulated = MemoryLedger()
+    machine(simulated, SimulatedKeys(1, "m")).release("s", 0, contribution)
+    refused(protocol.POLICY_CHANGED, machine(simulated, SimulatedKeys(2, "m")), "s", 1)
 
 
 @pytest.mark.parametrize("lost", ["stream", "account", "samples"])
@@ -414,7 +422,8 @@ def test_a_trusted_session_leaves_no_budget_for_another():
 
 def test_a_delta_the_noise_cannot_deliver_is_refused():
     with pytest.raises(ConfigurationError, match="delta"):
-        machine(delta=1e-100)
+        machine(keys=SystemKeys(bytes(32)), delta=1e-100)
+    assert math.isinf(machine(delta=1e-100).plan.mu), "in simulation nothing is guaranteed"
 
 
 def test_whole_numbers_and_floats_are_the_same_policy():

@@ -30,6 +30,7 @@ from murmurfl.privacy import (
     new_mark,
     protocol,
     read_ledger,
+    row_bytes,
     sqlite_ledger,
 )
 
@@ -49,7 +50,8 @@ def path(tmp_path):
 
 def machine(ledger, keys=None, **changes):
     settings = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 1.0, "budget_mu": 2.0, **changes}
-    return PrivateMachine(PrivacyPolicy(**settings), D, 200, ledger, ledger.keys() if keys is None else keys)
+    keys = ledger.keys() if keys is None else keys
+    return PrivateMachine(PrivacyPolicy(**settings), D, 200, ledger, keys, data=row_bytes(range(200)))
 
 
 def contribution(samples):
@@ -216,7 +218,8 @@ def spoiled(kind, path):
         statement = {
             "foreign": "PRAGMA application_id = 7",
             "older": "PRAGMA user_version = 0",
-            "newer": "PRAGMA user_version = 2",
+            "newer": "PRAGMA user_version = 3",
+            "data": "UPDATE state SET data = '00'",
             "samples": "UPDATE state SET samples_used = 2",
             "budget": "UPDATE ledger SET budget_mu = 9",
             "reserved": "DELETE FROM reserved",
@@ -239,9 +242,10 @@ def spoiled(kind, path):
         ("empty", "got another file"),
         ("truncated", "damaged"),
         ("foreign", "got another file"),
-        ("older", "an older one, format 0"),
-        ("newer", "a newer one, format 2"),
+        ("older", "one of format 0"),
+        ("newer", "a newer one, format 3"),
         ("samples", "do not match their seal"),
+        ("data", "do not match their seal"),
         ("budget", "do not match their seal"),
         ("reserved", "do not match their seal"),
         ("stream", "do not match their seal"),

@@ -1,0 +1,178 @@
+"""Which data a ledger was used with: a keyed digest of the rows used so far, which never leaves the machine.
+
+A sample is protected because the ledger says how often it was used. That is true of a row's number only as long as it
+is the same row: a data file written anew in another order, or another partition, would have samples used twice and the
+ledger none the wiser. So the ledger keeps a digest of the rows used up, in their order,
+
+    D_0 = nothing,    D_(i+1) = BLAKE2b(key; D_i, row i)
+
+with a key that only the machine has. Before anything is released the digest of the rows now at those places must be the
+same. Rows behind them are free: new ones may be added at the end, and those not used yet may change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .errors import LedgerError
+
+logger = logging.getLogger(__name__)
+
+RowBytes = Callable[[int], bytes]
+"""What a row is known by: its contents as bytes, the same in every process as long as the row is the same."""
+
+
+def any_data(row: int) -> bytes:  # noqa: ARG001
+    """For a guarantee that holds whatever the data are, and whenever they change: nothing is kept and nothing refused.
+
+    Notes
+    -----
+    **Formal guarantees.** Client-level policies only, of which every release counts for all data of the machine.
+    """
+    return b""
+
+
+_UNREADABLE = b"murmurfl: this row could not be read"
+_DIGEST_BYTES = 16
+
+
+class Sliceable(Protocol):
+    """Rows of data: a batch for a slice."""
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
+
+
+def row_bytes(samples: Sliceable) -> RowBytes:
+    """What each row of ``samples`` is known by.
+
+    Parameters
+    ----------
+    samples : Sliceable
+        Gives a batch of one row for a slice: arrays, tensors, numbers, texts, bytes, or lists, tuples and mappings of
+        them. Anything else is pickled, and must be pickled alike in every process.
+
+    Returns
+    -------
+    callable
+        A row that cannot be read is known as just that: whether it can be must not show, and does not raise here.
+
+    Notes
+    -----
+    **Formal guarantees.** Releases nothing.
+    """
+
+    def bytes_of_row(row: int) -> bytes:
+        try:
+            return b"".join(_parts(samples[row : row + 1]))
+        except Exception:
+            logger.exception("A row could not be read to know it again; it is known as unreadable.")
+            return _UNREADABLE
+
+    return bytes_of_row
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """A value as bytes, so that different values of the kinds named above differ."""
+    if isinstance(value, Mapping):
+        yield b"mapping %d\x00" % len(value)
+        for key in sorted(value, key=repr):
+            yield from _parts(key)
+            yield from _parts(value[key])
+    elif isinstance(value, str | bytes | bytearray | int | float | complex | None):
+        text = repr(value).encode()
+        yield b"%s %d\x00" % (type(value).__name__.encode(), len(text))
+        yield text
+    elif isinstance(value, Sequence):
+        yield b"sequence %d\x00" % len(value)
+        for part in value:
+            yield from _parts(part)
+    else:
+        yield from _array_parts(value)
+
+
+def _array_parts(value: Any) -> Iterator[bytes]:
+    detach = getattr(value, "detach", None)  # a tensor that remembers how it was computed gives no array
+    array = np.asarray(detach() if callable(detach) else value)
+    if array.dtype.hasobject:
+        content = pickle.dumps(value, protocol=4)
+        yield b"pickle %d\x00" % len(content)
+        yield content
+        return
+    yield f"array {array.dtype.str} {array.shape}\x00".encode()
+    yield array.tobytes()
+
+
+class DataDigest:
+    """Digests of the first rows of a machine's data; each row is hashed once.
+
+    Parameters
+    ----------
+    secret_key : bytes
+        The machine's: without it nobody can tell from a ledger which rows were used.
+    rows : callable
+        Gives a row's bytes (:func:`row_bytes`).
+    """
+
+    def __init__(self, secret_key: bytes, rows: RowBytes) -> None:
+        self._key = hmac.digest(secret_key, b"murmurfl used rows", hashlib.sha256)
+        self._rows = rows
+        self._known: dict[int, bytes] = {0: b""}
+
+    def of(self, count: int) -> str:
+        """The digest of the first ``count`` rows, in hexadecimal; empty for none."""
+        known = self._known.get(count)
+        if known is None:
+            start = max(rows for rows in self._known if rows < count)
+            known = self._known[start]
+            for row in range(start, count):
+                digest = hashlib.blake2b(known, key=self._key, digest_size=_DIGEST_BYTES)
+                digest.update(self._rows(row))
+                known = digest.digest()
+            self._known[count] = known
+        return known.hex()
+
+    def check(self, used: int, digest: str, available: int) -> None:
+        """Refuse data that are not those a ledger was used with.
+
+        Parameters
+        ----------
+        used : int
+            Rows that are used up.
+        digest : str
+            Of those rows, as the ledger has it; empty if the ledger is older than digests, and its operator has
+            vouched for the data.
+        available : int
+            Rows there are now.
+
+        Raises
+        ------
+        LedgerError
+            With the way out. Nothing was released.
+
+        Notes
+        -----
+        **Formal guarantees.** A change of, an exchange between, or a loss of used rows is found, but for a collision of
+        BLAKE2b under a secret key.
+        """
+        if used > available:
+            raise LedgerError(
+                f"Expected the {used} rows this ledger was used with, got data of {available} rows. {_WAY_OUT}"
+            )
+        if digest and not hmac.compare_digest(self.of(used), digest):
+            raise LedgerError(
+                f"Expected the {used} rows this ledger was used with, unchanged and in their order, got other ones: "
+                f"the data were rewritten, the task, partition or seed is another, or the noise key is. {_WAY_OUT}"
+            )
+
+
+_WAY_OUT = (
+    "Nothing was released. Put the data back as they were: new rows may be added at the end, nothing before it may "
+    "change. Other data need a ledger of their own (`murmurfl ledger create`); these stay spent as far as they are."
+)

@@ -1,0 +1,280 @@
+"""The ledger knows its data: rows used up must be the same rows at every start, in the same session and the next."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    ConfigurationError,
+    LedgerError,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    SimulatedKeys,
+    SQLiteLedger,
+    SystemKeys,
+    accept_rollback,
+    read_ledger,
+    row_bytes,
+    upgrade_ledger,
+)
+from murmurfl.privacy.data_digest import DataDigest
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+D, ROWS = 3, 40
+DATA = np.arange(2.0 * ROWS).reshape(ROWS, 2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    SQLiteLedger.create(tmp_path / "ledger", budget_mu=3.0, delta=1e-5)
+    return tmp_path / "ledger"
+
+
+def start(path, data=DATA, **changes):
+    """A machine as after a start of its node."""
+    settings = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 4, "mu": 1.0, "budget_mu": 3.0, **changes}
+    ledger = SQLiteLedger(path)
+    return PrivateMachine(PrivacyPolicy(**settings), D, len(data), ledger, ledger.keys(), data=row_bytes(data))
+
+
+def release(machine, session="s", times=1):
+    for _ in range(times):
+        machine.release(session, machine.statement(session).releases, lambda samples: np.ones((1, D)))
+
+
+def changed(rows, value=-1.0):
+    data = DATA.copy()
+    data[rows] = value
+    return data
+
+
+@pytest.mark.parametrize("session", ["s", "another"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        changed(0),
+        changed(3),
+        DATA[::-1],
+        np.roll(DATA, 1, axis=0),
+        DATA[[1, 0, *range(2, ROWS)]],
+        DATA.astype(np.float32),
+        DATA[:, :1],
+        DATA + 1e-12,
+    ],
+    ids=["first", "last used", "reversed", "moved by one", "two exchanged", "narrower", "fewer columns", "a little"],
+)
+def test_used_rows_that_changed_or_moved_are_refused_with_the_way_out(path, data, session):
+    release(start(path), times=2)
+    before = read_ledger(path)
+    with pytest.raises(LedgerError, match="Put the data back") as refused:
+        release(start(path, data), session)
+    assert "4 rows" in str(refused.value)
+    assert "ledger create" in str(refused.value)
+    assert read_ledger(path) == before, "nothing was spent"
+    release(start(path), session)  # put back, it goes on
+
+
+def test_rows_that_are_not_used_yet_may_change_and_new_ones_may_come(path):
+    release(start(path), times=2)
+    release(start(path, changed(slice(4, ROWS))), times=1)
+    with pytest.raises(LedgerError, match="6 rows"):
+        release(start(path))  # rows 4 and 5 were used as they were then
+    grown = np.concatenate([changed(slice(4, ROWS)), DATA])
+    release(start(path, grown), times=1)
+
+
+def test_data_with_fewer_rows_than_were_used_are_refused(path):
+    release(start(path), times=4)
+    with pytest.raises(LedgerError, match=r"8 rows .* got data of 6 rows"):
+        release(start(path, DATA[:6], max_participations=3), "another")
+
+
+def test_a_machine_notices_what_another_process_used_from_other_data(path):
+    """Two processes on one ledger, one of them with a rewritten file: the other refuses from then on."""
+    ours, theirs = start(path), start(path, changed(slice(2, 4)))
+    release(ours)
+    release(theirs)
+    with pytest.raises(LedgerError, match="4 rows"):
+        release(ours)
+
+
+def test_samples_that_return_are_known_as_well(path):
+    passes = {"sample_participations": 2, "min_separation": 2, "max_participations": 4}
+    release(start(path, **passes), times=3)
+    with pytest.raises(LedgerError, match="Put the data back"):
+        release(start(path, changed(3), **passes))
+    release(start(path, changed(4), **passes))
+
+
+def test_a_used_row_is_hashed_once(path):
+    seen = []
+
+    def counted(data):
+        known = row_bytes(data)
+        return lambda row: seen.append(row) or known(row)
+
+    ledger = SQLiteLedger(path)
+    policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=4, mu=1.0, budget_mu=3.0)
+    machine = PrivateMachine(policy, D, ROWS, ledger, ledger.keys(), data=counted(DATA))
+    release(machine, times=4)
+    assert seen == list(range(8))
+    seen.clear()
+    again = PrivateMachine(policy, D, ROWS, ledger, ledger.keys(), data=counted(DATA))
+    again.check_data()
+    release(again, "t", times=2)
+    assert seen == list(range(12))
+
+
+def test_the_digest_is_keyed_and_nothing_of_the_data_is_in_the_ledger(path):
+    release(start(path))
+    with closing(sqlite3.connect(path)) as connection:
+        ((digest,),) = connection.execute("SELECT data FROM state").fetchall()
+    keys = SQLiteLedger(path).keys()
+    assert DataDigest(keys.secret_key, row_bytes(DATA)).of(2) == digest
+    assert DataDigest(bytes(32), row_bytes(DATA)).of(2) != digest
+    assert json.loads((path.parent / "ledger.mark").read_text())["data"] == digest
+
+
+def test_a_row_that_cannot_be_read_is_known_as_such_and_raises_nothing(path):
+    class Failing:
+        def __init__(self, bad):
+            self.bad = bad
+
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, rows):
+            if rows.start == self.bad:
+                raise OSError("bad sector with private words")
+            return DATA[rows]
+
+    release(start(path, Failing(1)), times=2)
+    release(start(path, Failing(1)))
+    with pytest.raises(LedgerError, match="Put the data back"):
+        release(start(path))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.zeros((1, 2)), np.zeros((2, 1))),
+        (np.zeros(2), np.zeros(2, np.float32)),
+        (np.zeros(1), np.zeros(1, np.int64)),
+        (("ab", "c"), ("a", "bc")),
+        ((1, "1"), ("1", 1)),
+        ([b"x", None], [b"x"]),
+        ({"a": 1.0}, {"a": 2.0}),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
+        ((np.ones(2), [np.zeros(1)]), (np.ones(2), np.zeros(1))),
+        (np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
+        (0.0, -0.0),
+    ],
+)
+def test_different_rows_are_known_by_different_bytes(one, other):
+    known, different = (row_bytes(_Row(value))(0) for value in (one, other))
+    assert known != different
+    assert known == row_bytes(_Row(one))(0)
+
+
+class _Row:
+    def __init__(self, value):
+        self.value = value
+
+    def __getitem__(self, rows):
+        return self.value
+
+
+def test_torch_tensors_are_known_by_their_values():
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(2, requires_grad=True)
+    assert row_bytes(_Row(tensor))(0) == row_bytes(_Row(np.ones(2, np.float32)))(0)
+
+
+def test_a_real_machine_must_be_told_its_rows_and_a_simulated_one_does_not_look_at_them(path):
+    policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=4, mu=1.0, budget_mu=3.0)
+    ledger = SQLiteLedger(path)
+    with pytest.raises(ConfigurationError, match="row_bytes"):
+        PrivateMachine(policy, D, ROWS, ledger, SystemKeys(bytes(32)))
+    simulated = PrivateMachine(policy, D, ROWS, ledger, SimulatedKeys(1, "a"), data=None)
+    simulated.release("s", 0, lambda samples: np.ones((2, D)))
+    assert simulated.statement("s").releases == 1
+
+
+def test_a_rollback_that_is_accepted_keeps_the_digest_of_what_was_used(path):
+    release(start(path), times=1)
+    backup = path.read_bytes()
+    release(start(path), times=2)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.write_bytes(backup)
+    accept_rollback(path)
+    with pytest.raises(LedgerError, match="6 rows"):
+        release(start(path, changed(5)), "t")
+    release(start(path), "t")
+
+
+def as_of_version_1(path):
+    """The file as murmurfl 0.1 left it: no digest, format 1, seal and mark without it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE state DROP COLUMN data")
+        connection.execute("PRAGMA user_version = 1")
+
+
+def test_a_ledger_of_0_1_goes_on_once_its_operator_vouched_for_the_data(path):
+    as_of_version_1(path)
+    with pytest.raises(LedgerError, match="ledger upgrade"):
+        SQLiteLedger(path)
+    upgrade_ledger(path)
+    release(start(path), times=2)
+    with pytest.raises(LedgerError, match="Put the data back"):
+        release(start(path, changed(0)))
+    with pytest.raises(LedgerError, match=r"format 1 .* got one of format 2"):
+        upgrade_ledger(path)
+
+
+def test_an_upgraded_ledger_knows_the_rows_used_before_from_its_next_release_on(path):
+    release(start(path), times=2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        # What 0.1 had used four rows with: no digest, and the seal of that.
+        connection.execute("UPDATE state SET data = ''")
+        from murmurfl.privacy.sqlite_format import read_header, unsealed_state
+
+        state = unsealed_state(connection, read_header(connection, path))
+        connection.execute("UPDATE state SET seal = ?", (state.seal,))
+    state.write_mark(path.with_name("ledger.mark"))
+    as_of_version_1(path)
+    upgrade_ledger(path)
+    assert read_ledger(path).samples_used == 4
+    release(start(path))
+    with pytest.raises(LedgerError, match="6 rows"):
+        release(start(path, changed(0)))
+
+
+def test_an_upgrade_of_a_ledger_that_was_copied_back_is_refused_and_changes_nothing(path):
+    release(start(path))
+    as_of_version_1(path)
+    mark = path.with_name("ledger.mark")
+    document = json.loads(mark.read_text())
+    assert document["data"], "the mark knows more than this file"
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="do not match their seal"):
+        upgrade_ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_a_session_begun_with_the_noise_of_0_1_is_refused_and_says_why(path):
+    release(start(path))
+    ledger = SQLiteLedger(path)
+    with ledger.exclusive() as page:
+        stream, account = page.stream("s"), page.account()
+        terms = json.loads(stream.terms)
+        del terms["noise_version"]
+        old = type(stream)("a fingerprint of 0.1", stream.release, stream.ack, terms=json.dumps(terms))
+        page.commit("s", old, account)
+    with pytest.raises(RefusedError, match="noise of another version of murmurfl"):
+        release(start(path))
+    release(start(path), "t")
