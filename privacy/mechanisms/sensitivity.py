@@ -76,7 +76,9 @@ def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation
     """
     if pattern == "epochs":
         worst, exact = 0.0, True
-        for start in range(min(min_separation, n)):
+        # A pattern that begins later is part of an earlier one only where k participations reach the end.
+        later = num_participations * min_separation < n
+        for start in range(n if later else min(min_separation, n)):
             block = gram(np.arange(start, n, min_separation)[:num_participations])
             worst, exact = max(worst, float(np.abs(block).sum())), exact and _non_negative(block)
         return Sensitivity(float(np.sqrt(worst)), exact, f"all epoch patterns tried{_why(exact)}")
