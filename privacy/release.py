@@ -195,6 +195,7 @@ class PrivateMachine:
     this true of the numbers actually sent, up to the quality of its pseudorandom normals
     (:mod:`murmurfl.privacy.noise`).
     Under ``trusted-server`` nothing is guaranteed against the server.
+    Proof: docs/proofs/release-rule.md.
     """
 
     def __init__(

@@ -30,6 +30,7 @@ def check_mechanism(mechanism: Mechanism) -> None:
     -----
     **Formal guarantees.** What passes releases, for so many releases, A G + B Z with B C = A and causal C and B, so its
     sensitivity is C's (:meth:`Mechanism.sensitivity`).
+    Proof: docs/proofs/returning-samples.md.
     """
     n, name = mechanism.num_releases, mechanism.name
     encoder, decoder = mechanism.materialize(n), mechanism.decoder(n)

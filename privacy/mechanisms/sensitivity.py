@@ -73,6 +73,7 @@ def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation
     -----
     **Formal guarantees.** The value is an upper bound on the L2 change of C G under replacement of one sample with an
     allowed pattern, in units of the change of one release; see the module for when it is exact.
+    Proof: docs/proofs/returning-samples.md.
     """
     if pattern == "epochs":
         worst, exact = 0.0, True

@@ -95,7 +95,7 @@ ROUNDS, MACHINES, SIZE = 6, 3, 4
 
 
 def trusted_momenta(sign):
-    """What a trusted server steps along in every round, where one sample of the first is clipped and turned either way."""
+    """What a trusted server steps along in every round, where one sample of the first points one way or the other."""
     policy = PrivacyPolicy(1.0, 1, ROUNDS, 2.0, trust="trusted-server")
     strategy = TrustedMu2(
         num_clients=MACHINES,
