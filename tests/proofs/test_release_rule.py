@@ -13,6 +13,7 @@ from murmurfl.privacy import (
     gdp_delta,
     gdp_epsilon,
 )
+from murmurfl.privacy.release import MOST_PENDING
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
@@ -62,6 +63,23 @@ def test_every_message_is_a_difference_of_two_prefixes_whatever_is_acknowledged(
         for k, ack in enumerate(acks, start=1):
             release = subject.release("s", ack, lambda chosen: data[chosen])
             assert (release.counts == prefixes[k] - prefixes[ack]).all()
+
+
+@pytest.mark.parametrize("chosen", range(1, 8))
+def test_of_many_unacknowledged_releases_the_last_four_can_be_acknowledged_and_no_other(chosen, reader):
+    def machine():
+        return PrivateMachine(reader.policy(max_participations=8), 3, 8, MemoryLedger(), SimulatedKeys(1, "m"))
+
+    subject = machine()
+    prefixes = [subject.release("s", 0, lambda samples: np.ones((1, 3))).counts for _ in range(7)]
+    if chosen <= 7 - MOST_PENDING:
+        with pytest.raises(RefusedError, match="acknowledge"):
+            subject.release("s", chosen, lambda samples: np.ones((1, 3)))
+        chosen = 0
+    whole = machine()
+    last = sum(whole.release("s", k, lambda samples: np.ones((1, 3))).counts for k in range(8))
+    message = subject.release("s", chosen, lambda samples: np.ones((1, 3))).counts
+    assert (message == last - (prefixes[chosen - 1] if chosen else 0)).all()
 
 
 @mechanisms

@@ -21,11 +21,14 @@ def requests(acks):
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("rule", ["acknowledged", "paper"])
 @pytest.mark.parametrize(("participations", "separation"), PATTERNS)
 def test_returning_samples_cost_no_more_than_mu_in_the_messages_they_really_were_in(
-    name, participations, separation, reader
+    name, rule, participations, separation, reader
 ):
-    policy = reader.policy(mechanism=name, sample_participations=participations, min_separation=separation)
+    policy = reader.policy(
+        mechanism=name, release_rule=rule, sample_participations=participations, min_separation=separation
+    )
     for acks in LOSSES:
         sent = reader.sent(policy, requests(acks))
         assert [chosen.start for chosen in sent.samples[:K]] == [k % separation for k in range(K)]
