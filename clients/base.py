@@ -104,6 +104,7 @@ class PrivateClient(NumPyClient):
     refuses with, for replacement of one sample, against any server that does not choose the code the machine runs,
     provided row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number
     of releases are public. Timing is not protected.
+    Proof: docs/proofs/release-rule.md.
     """
 
     query_points: ClassVar[int] = 1

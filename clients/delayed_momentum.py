@@ -42,6 +42,7 @@ class DelayedMomentumClient(PrivateClient):
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`: earlier query points are public.
+    Proof: docs/proofs/release-rule.md.
     """
 
     def __init__(

@@ -22,4 +22,5 @@ class IsrlDpClient(NoisySGDClient):
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`: mu-GDP for replacement of one sample
     in all its P releases together. No amplification by sampling is claimed: which samples a release uses is public.
+    Proof: docs/proofs/returning-samples.md.
     """

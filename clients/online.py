@@ -241,6 +241,7 @@ def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_
     **Formal guarantees.** For a convex loss with L-Lipschitz gradient and eta <= 2 / L, z -> z - eta grad f(z) moves no
     two points apart (Hardt, Recht and Singer 2016, lemma 3.7). So replacing sample t moves the iterate by at most
     2 eta S after its step and no further, and g by at most 2 S / tau.
+    Proof: docs/proofs/sensitivities.md.
     """
     if not isinstance(gradients, ConvexSmoothGradients):
         raise ConfigurationError(

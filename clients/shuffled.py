@@ -182,6 +182,7 @@ def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_no
     -----
     **Formal guarantees.** For a convex loss with L-Lipschitz gradient and eta <= 2 / L, x -> x - eta grad f(x) moves no
     two points apart; the paper's lemma F.2 asks for eta <= 1 / L*, and so does this.
+    Proof: docs/proofs/sensitivities.md.
     """
     instead = "lower the step, or ask for accounting 'composed', which needs no such thing and more noise"
     if not isinstance(gradients, ConvexSmoothGradients):

@@ -65,6 +65,7 @@ class UpdatePolicy:
     along, and carries nothing learned from a sample into another release (no optimiser state or local layers kept
     between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
     acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     clip_norm: float

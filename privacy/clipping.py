@@ -36,9 +36,11 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
 
     Notes
     -----
-    **Formal guarantees.** Whatever the input, each returned row has L2 norm <= S in exact arithmetic, so replacing one
+    **Formal guarantees.** Whatever the input, each returned row has L2 norm <= S in exact arithmetic (of up to 2^26
+    parameters, as NumPy adds up squares in runs of 8192), so replacing one
     sample changes a sum of rows by at most 2 S. A non-finite row is made zero, not dropped: the number of rows, and
     with it any mean, does not depend on the data.
+    Proof: docs/proofs/sensitivities.md.
     """
     if not (math.isfinite(clip_norm) and clip_norm > 0):
         raise ConfigurationError(f"Expected clip_norm > 0 and finite, got {clip_norm!r}.")

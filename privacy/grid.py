@@ -10,6 +10,7 @@ Formal guarantees
 round(x) + round(noise) = round(x' + noise) for x' on the grid: a release on the grid is a function of the real-valued
 Gaussian mechanism applied to the rounded contributions. Rounding moves every coordinate of a contribution by at most
 gamma / 2, so replacing one sample changes a rounded sum by at most Delta + gamma sqrt(d), which is what is charged.
+Proof: docs/proofs/grid-and-noise.md.
 """
 
 from __future__ import annotations

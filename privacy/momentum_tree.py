@@ -123,6 +123,7 @@ class MomentumTree:
         mu-GDP for replacement of one sample that takes part in no step but c, c + N, ...: sum over the nodes of
         (change of the node / its standard deviation)^2 is at most mu^2 for every c. Nothing is promised under
         reshuffling. Each standard deviation is in proportion to its node's largest change, as in the paper.
+        Proof: docs/proofs/sensitivities.md.
         """
         if not (change > 0 and mu > 0 and math.isfinite(change) and math.isfinite(mu) and rounding >= 0):
             raise ConfigurationError(f"Expected change > 0, mu > 0 and rounding >= 0, got {change}, {mu}, {rounding}.")

@@ -94,6 +94,7 @@ class PrivacyPolicy:
     chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
     the mu. Every sample is used in one release only, or in sample_participations of them, min_separation apart. Under
     ``trusted-server`` there is no guarantee against the server.
+    Proof: docs/proofs/release-rule.md.
     """
 
     clip_norm: float
@@ -240,6 +241,7 @@ class NoisePlan:
         -----
         **Formal guarantees.** None beyond that of :attr:`mu`: a server that chooses when to stop can make this figure
         depend on the data. It is exact for a number of releases fixed in advance.
+        Proof: docs/proofs/release-rule.md.
         """
         if releases == 0:
             return 0.0

@@ -180,6 +180,7 @@ class ReconstructionTrees:
         no further than ``changes`` says: sum over the nodes of (change of the node / its standard deviation)^2 is at
         most mu^2 for every c. Nothing is promised under reshuffling, nor for a step some sample was missing from and
         others like it were not: D_t is then a whole gradient. Nodes that no momentum uses are never released.
+        Proof: docs/proofs/sensitivities.md.
 
         The variance of a node is in proportion to its largest change over its weight in the momenta (root mean square
         over the steps), which makes their mean variance least for a sample that moves all nodes that much.

@@ -207,6 +207,7 @@ class PrivateMachine:
     this true of the numbers actually sent, up to the quality of its pseudorandom normals
     (:mod:`murmurfl.privacy.noise`).
     Under ``trusted-server`` nothing is guaranteed against the server.
+    Proof: docs/proofs/release-rule.md.
     """
 
     def __init__(
@@ -612,6 +613,11 @@ class PrivateMachine:
         increment = mechanism.increment(state, release, normals, scale)
         bound = mechanism.increment_bound(release)
         bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
+        if increment.removed is not None and not mechanism.removes_last:
+            # Only a whole row cancels to the last bit. A part of one, rounded by itself, would make a message depend on
+            # more than the real-valued mechanism releases (docs/proofs/grid-and-noise.md).
+            increment = increment._replace(added=increment.added - increment.removed, removed=None)
+            bound = None if bound is None else 2 * bound
         added = self._marked_counts(increment.added, bound)
         removed = kept if increment.removed is None else self._marked_counts(increment.removed, bound)
         if self._rows is not None:

@@ -82,6 +82,7 @@ def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: 
     **Formal guarantees.** For replacement of one sample that is in at most one step of the epoch. ``composed``:
     whatever the model. ``amplified``: if every step after the sample's is non-expansive, which this function cannot
     check (:func:`~murmurfl.clients.shuffled.check_amplified` does).
+    Proof: docs/proofs/sensitivities.md.
 
     Examples
     --------
@@ -224,6 +225,7 @@ class ShuffledPolicy(PrivacyPolicy):
     **Formal guarantees.** Everything the silo releases in one session is mu-GDP (over all sessions budget_mu-GDP) for
     replacement of one of its samples, against a server that chooses starting points and stopping adaptively; under
     ``amplified`` if every step is non-expansive.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     private_steps: int = 0
@@ -290,6 +292,7 @@ class ShuffledMachine(PrivateMachine):
     :class:`ShuffledPolicy`, provided the epoch handed in makes one clipped step with each value of its noise and takes
     no sample twice. The end is rounded to the grid, which is coarse beside the rounding of float64 and fine beside the
     noise. What a lost reply held is gone: it belongs to a model that is gone.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     policy: ShuffledPolicy

@@ -66,6 +66,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     **Formal guarantees.** Those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`, with the mechanism's
     sensitivity for samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is
     charged.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState

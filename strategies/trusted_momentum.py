@@ -54,6 +54,7 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
     its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
     server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
     than the policy's are dropped.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(

@@ -61,6 +61,7 @@ class TrustedMu2(Mu2):
     links are private, and nothing else computed from the un-noised momentum is published; the checkpoint holds it and
     must be kept like the data. Each release is aggregated exactly once, and replies that state a larger sensitivity
     or another grid than the policy's are dropped.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ With noise of standard deviation ``noise_std`` in front of Z, the whole adaptive
 mu = (change of one contribution) x sensitivity / noise_std, for replacement of one sample (Denisov et al. 2022,
 theorem 2.1: Gaussian noise and lower-triangular C make adaptivity free). It holds for any prefix of the stream and any
 post-processing, such as differences of prefixes.
+Proof: docs/proofs/release-rule.md.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ _SMALL = 1024
 class Increment(NamedTuple):
     """Noise of one release: ``added`` minus ``removed``.
 
-    The two are kept apart because each is rounded to the grid by itself: what one release adds and the next removes is
-    then the same integers, and cancels to the last bit.
+    The two are kept apart for a mechanism that removes the whole of what it added last (:attr:`Mechanism.removes_last`):
+    there each is rounded to the grid by itself, what one release adds and the next removes is then the same integers,
+    and cancels to the last bit. Of all others the difference is rounded.
     """
 
     added: NDArray[np.floating]
@@ -249,6 +251,7 @@ class Mechanism(ABC):
         -----
         **Formal guarantees.** mu = Delta x value / noise_std is valid for replacement of one sample whose
         participations obey the declared pattern. Nothing is promised for a sample that breaks it.
+        Proof: docs/proofs/returning-samples.md.
         """
         n = self._check_n(n)
         if num_participations < 1 or min_separation < 1 or pattern not in PATTERNS:

@@ -55,6 +55,7 @@ class BltNoise(ToeplitzMechanism):
 
     **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
     declared pattern; exact for every pattern. State: ``buffers`` rows, which must be kept.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     name = "blt"

@@ -48,6 +48,7 @@ class CancellingNoise(Mechanism):
     **Formal guarantees.** With noise_std = Delta / mu the stream of all K releases is mu'-GDP for replacement of one
     sample that takes part in one release, with mu' = mu for ``uniform`` and ``harmonic`` and
     mu' = mu sqrt(H_K / (1 + ln T)) <= mu for ``paper``. State: the last row, regenerated from its nonce.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     name = "cancelling"

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
 from .base import Mechanism, State
+from .sensitivity import PATTERNS, worst_pattern
 
 _TOLERANCE = 1e-9
 
@@ -23,12 +24,13 @@ def check_mechanism(mechanism: Mechanism) -> None:
     ------
     ConfigurationError
         If B C is not the lower triangle of ones, B or C looks ahead, an increment differs from its row, a state made
-        again differs from the one that was kept, or a row's deviation or bound is understated.
+        again differs from the one that was kept, or a sensitivity, a row's deviation or its bound is understated.
 
     Notes
     -----
     **Formal guarantees.** What passes releases, for so many releases, A G + B Z with B C = A and causal C and B, so its
     sensitivity is C's (:meth:`Mechanism.sensitivity`).
+    Proof: docs/proofs/returning-samples.md.
     """
     n, name = mechanism.num_releases, mechanism.name
     encoder, decoder = mechanism.materialize(n), mechanism.decoder(n)
@@ -40,13 +42,17 @@ def check_mechanism(mechanism: Mechanism) -> None:
         _expect(not decoder[k, drawn[k] :].any(), name, "B to use no noise of later releases")
         first = 0 if k == 0 else drawn[k - 1]
         _expect(not encoder[first : drawn[k], k + 1 :].any(), name, "C to look at no later release")
+    _check_sensitivity(mechanism, encoder.T @ encoder)
     # One value a row of Z: the increments then are rows of the inverse.
     rows = np.split(np.eye(drawn[-1]), drawn[:-1])
     inverse, size = mechanism.inverse(n), int(drawn[-1])
-    state = mechanism.initial_state(size)
+    state, last = mechanism.initial_state(size), None
     for k in range(1, n + 1):
         increment = mechanism.increment(state, k, rows[k - 1].ravel(), 2.0)
         removed = 0.0 if increment.removed is None else increment.removed
+        whole = increment.removed is None if last is None else np.array_equal(removed, last)
+        _expect(whole or not mechanism.removes_last, name, f"increment {k} to remove what the last one added")
+        last = increment.added
         _expect(np.allclose(increment.added - removed, 2.0 * inverse[k - 1], atol=_TOLERANCE), name, f"increment {k}")
         bound, parts = mechanism.increment_bound(k), (increment.added, removed)
         largest = max(float(np.abs(part).sum()) for part in parts) / 2.0
@@ -55,6 +61,22 @@ def check_mechanism(mechanism: Mechanism) -> None:
             bool(np.isclose(mechanism.row_std(k), np.linalg.norm(decoder[k - 1]), rtol=1e-6)), name, f"row_std({k})"
         )
         state = _state(mechanism, increment.state, k, rows)
+
+
+def _check_sensitivity(mechanism: Mechanism, gram: NDArray[np.float64]) -> None:
+    """A formula of the mechanism's own against changes that are all alike, which are possible ones."""
+    n = len(gram)
+    for participations in range(1, n + 1):
+        for separation in range(1, n + 1):
+            chains = [np.arange(start, n, separation)[:participations] for start in range(n)]
+            least = {
+                "epochs": max(float(gram[np.ix_(chosen, chosen)].sum()) for chosen in chains),
+                "separated": worst_pattern(gram, participations, separation),
+            }
+            for pattern in PATTERNS:
+                stated = mechanism.sensitivity(participations, separation, pattern=pattern)
+                enough = stated**2 >= least[pattern] * (1 - _TOLERANCE)
+                _expect(enough, mechanism.name, f"sensitivity({participations}, {separation}, {pattern!r})")
 
 
 def _state(mechanism: Mechanism, kept: State | None, release: int, rows: list[NDArray[np.float64]]) -> State:

@@ -22,6 +22,7 @@ class IndependentNoise(Mechanism):
     -----
     **Formal guarantees.** A sample in one release: mu = Delta / noise_std, whatever the number of releases; in k
     releases: sqrt(k) times that. No state.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     name = "independent"

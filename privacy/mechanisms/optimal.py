@@ -60,6 +60,7 @@ class OptimalNoise(HistoryMechanism):
     **Formal guarantees.** Columns have norm 1, so for one participation mu = Delta / noise_std. C is found by an
     optimiser once and kept on disk; the sensitivity is always computed from the C in use. State: what the noise so far
     adds to the coming releases, made again from the nonces of all releases (:mod:`.history`).
+    Proof: docs/proofs/sensitivities.md.
     """
 
     name = "optimal"

@@ -73,10 +73,13 @@ def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation
     -----
     **Formal guarantees.** The value is an upper bound on the L2 change of C G under replacement of one sample with an
     allowed pattern, in units of the change of one release; see the module for when it is exact.
+    Proof: docs/proofs/returning-samples.md.
     """
     if pattern == "epochs":
         worst, exact = 0.0, True
-        for start in range(min(min_separation, n)):
+        # A pattern that begins later is part of an earlier one only where k participations reach the end.
+        later = num_participations * min_separation < n
+        for start in range(n if later else min(min_separation, n)):
             block = gram(np.arange(start, n, min_separation)[:num_participations])
             worst, exact = max(worst, float(np.abs(block).sum())), exact and _non_negative(block)
         return Sensitivity(float(np.sqrt(worst)), exact, f"all epoch patterns tried{_why(exact)}")

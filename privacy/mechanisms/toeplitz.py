@@ -123,6 +123,7 @@ class SqrtToeplitzNoise(ToeplitzMechanism, HistoryMechanism):
     -----
     **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
     declared pattern; exact for every pattern. State: the nonces of all releases.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     name = "sqrt_toeplitz"
@@ -177,6 +178,7 @@ class BandedNoise(ToeplitzMechanism):
     declared pattern; exact for every pattern. With at most k participations at least ``bands`` apart, the sensitivity
     is at most sqrt(k) times that of one. State: bands - 1 rows, which must be kept, and with more than 64 bands up to
     31 sums of them, so that they are read once in 32 releases.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     name = "banded"

@@ -44,6 +44,7 @@ class TreeNoise(Mechanism):
     **Formal guarantees.** A sample in one release is in floor(log2 K) + 1 nodes at most, so mu = Delta
     sqrt(floor(log2 K) + 1) / noise_std, the same for both decoders: they only process what the nodes release. State:
     the estimates of the nodes that make up 1 .. k, at most one a height.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     name = "tree"

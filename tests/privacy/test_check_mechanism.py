@@ -65,8 +65,53 @@ class UnderstatesItsBound(IndependentNoise):
         return 0.1
 
 
+class SaysItRemovesTheLast(IndependentNoise):
+    """Rounded by itself, a part of a row would make a message depend on more than the noisy prefixes."""
+
+    name = "a-part"
+    memory = "state"
+    removes_last = True
+
+    def decoder(self, n=None):
+        return np.cumsum(self.inverse(n), axis=0)
+
+    def inverse(self, n=None):
+        return np.eye(self._check_n(n)) - 0.3 * np.eye(self._check_n(n), k=-1)
+
+    def materialize(self, n=None):
+        return np.linalg.inv(self.inverse(n))
+
+    def increment(self, state, release, normals, scale=1.0):
+        return Increment(normals * scale, 0.3 * state[0] if state else None, (normals * scale,))
+
+    def row_std(self, release):
+        return float(np.linalg.norm(self.decoder()[release - 1]))
+
+    def _sensitivity(self, n, num_participations, min_separation):
+        return None
+
+
+class UnderstatesItsSensitivity(IndependentNoise):
+    """Right for one participation; where samples return it takes them for one."""
+
+    name = "sensitivity"
+
+    def _sensitivity(self, n, num_participations, min_separation):
+        return 1.0
+
+
 @pytest.mark.parametrize(
-    "kind", [HalfTheNoise, ForgetsToCancel, LooksAhead, WrongDecoder, UnderstatesItsRows, UnderstatesItsBound]
+    "kind",
+    [
+        HalfTheNoise,
+        ForgetsToCancel,
+        LooksAhead,
+        WrongDecoder,
+        UnderstatesItsRows,
+        UnderstatesItsBound,
+        SaysItRemovesTheLast,
+        UnderstatesItsSensitivity,
+    ],
 )
 def test_a_mechanism_that_is_not_what_it_says_is_not_registered(kind):
     with pytest.raises(ConfigurationError, match="Expected of mechanism"):

@@ -1,0 +1,149 @@
+"""docs/proofs/sensitivities.md, step by step; what stands elsewhere in tests/ is named there and not repeated."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    MECHANISMS,
+    PrivacyPolicy,
+    SimulatedKeys,
+    clip_per_sample,
+    make_mechanism,
+)
+from murmurfl.privacy import clipping as clipping_module
+from murmurfl.privacy.shuffled import noisy_epoch
+from murmurfl.strategies import TrustedMu2
+
+
+def exact_square(row):
+    """The squared norm in rational arithmetic."""
+    values, counts = np.unique(row, return_counts=True)
+    return sum(int(count) * Fraction(float(value)) ** 2 for value, count in zip(values, counts, strict=True))
+
+
+def stagnating(size, large):
+    """Entries whose squares a running sum of float64 does not notice beside the first ones."""
+    row = np.full(size, 2.0**-27 * 0.999)
+    row[:large] = 1.0
+    return row
+
+
+@pytest.mark.parametrize("large", [1, 2, 8])
+@pytest.mark.parametrize("size", [7850, 8192, 1 << 18, 1 << 20])
+@pytest.mark.parametrize("clip_norm", [1.0, 0.3])
+def test_no_row_is_longer_than_the_clip_in_exact_arithmetic_not_even_one_made_for_its_rounding(clip_norm, size, large):
+    (clipped,) = clip_per_sample(stagnating(size, large)[None], clip_norm)
+    assert exact_square(clipped) <= Fraction(clip_norm) ** 2
+    assert exact_square(clipped) > Fraction(clip_norm) ** 2 * (1 - Fraction(1, 2**36))
+
+
+@pytest.mark.parametrize("planted", ["no margin", "one running sum"])
+def test_without_the_margin_or_with_one_running_sum_a_row_is_longer_than_the_clip(planted, monkeypatch):
+    """The planted bugs: 2^-40 is for runs of 8192 values, and what is rounded after them."""
+    if planted == "no margin":
+        monkeypatch.setattr(clipping_module, "_MARGIN", 1.0)
+    else:
+        running = lambda _, rows, __: np.add.accumulate(rows * rows, axis=1)[:, -1]  # noqa: E731
+        monkeypatch.setattr(clipping_module.np, "einsum", running)
+    (clipped,) = clip_per_sample(stagnating(1 << 18, 1)[None], 1.0)
+    assert exact_square(clipped) > 1
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "tree"])
+@pytest.mark.parametrize("releases", [1, 2, 3, 7])
+def test_one_participation_costs_the_longest_column_in_everything_sent(name, releases, reader):
+    policy = reader.policy(mechanism=name, max_participations=releases)
+    sent = reader.sent(policy, [("s", k) for k in range(releases)])
+    columns = np.linalg.norm(sent.plan.mechanism.materialize(), axis=0)
+    for column, norm in enumerate(columns):
+        assert sent.mu([column]) == pytest.approx(sent.plan.sensitivity * norm / sent.plan.noise_std)
+    assert sent.worst() == pytest.approx(sent.plan.sensitivity * columns.max() / sent.plan.noise_std)
+
+
+@pytest.mark.parametrize("decoder", ["least-squares", "dyadic"])
+def test_a_trees_prefixes_tell_no_more_than_its_nodes_and_a_decoder_of_its_own_cannot_change_that(decoder, reader):
+    """Data processing: the nodes' mu is an upper bound, attained only where every node can be had back."""
+    for releases in range(1, 9):
+        policy = reader.policy(mechanism="tree", decoder=decoder, max_participations=releases)
+        sent = reader.sent(policy, [("s", k) for k in range(releases)])
+        nodes = make_mechanism("tree", releases).materialize()
+        for column in range(releases):
+            of_nodes = sent.plan.sensitivity * np.linalg.norm(nodes[:, column]) / sent.plan.noise_std
+            assert sent.mu([column]) <= of_nodes * (1 + 1e-9)
+        assert np.linalg.norm(nodes, axis=0).max() ** 2 == pytest.approx(releases.bit_length())
+    bare = sent.noise.copy()
+    bare[0] = 0.0  # the planted bug: the first leaf as the paper prints it, without noise
+    assert math.isinf(type(sent)(sent.signal, bare, sent.samples, sent.plan).worst())
+
+
+@pytest.mark.parametrize("schedule", ["uniform", "harmonic", "paper"])
+def test_the_squares_of_a_cancelling_schedule_add_up_to_mu(schedule, reader):
+    options = {"num_rounds": 20} if schedule == "paper" else {}
+    policy = reader.policy(schedule=schedule, max_participations=8, **options)
+    sent = reader.sent(policy, [("s", k) for k in range(8)])
+    sigmas = sent.plan.noise_std * sent.plan.mechanism.sigmas
+    for first in range(8):
+        expected = sent.plan.sensitivity * math.sqrt(float((1 / sigmas[first:] ** 2).sum()))
+        assert sent.mu([first]) == pytest.approx(expected)
+    assert (sent.mu([0]) == pytest.approx(2.0)) == (schedule != "paper")
+    assert sent.mu([0]) <= 2.0 * (1 + 1e-9)
+
+
+ROUNDS, MACHINES, SIZE = 6, 3, 4
+
+
+def trusted_momenta(sign):
+    """What a trusted server steps along in every round, where one sample of the first points one way or the other."""
+    policy = PrivacyPolicy(1.0, 1, ROUNDS, 2.0, trust="trusted-server")
+    strategy = TrustedMu2(
+        num_clients=MACHINES,
+        clients_per_round=MACHINES,
+        learning_rate=1.0,
+        policy=policy,
+        num_rounds=ROUNDS,
+        noise_keys=SimulatedKeys(1, "server"),
+        session="s",
+    )
+    state, momenta, grid = strategy.initial_state(np.zeros(SIZE)), [], policy.plan(SIZE).grid
+    sample = grid.values(grid.counts(sign * np.eye(SIZE)[0]))
+    for t in range(1, ROUNDS + 1):
+        after = strategy.step(state, sample if t == 1 else np.zeros(SIZE), t)
+        momenta.append(state.w - after.w)
+        state = after
+    return np.array(momenta), strategy
+
+
+def test_a_trusted_servers_rounds_all_show_the_sample_and_together_cost_mu():
+    """Delta / m in each of T rounds, each under fresh noise: T times the square."""
+    one, strategy = trusted_momenta(1.0)
+    other, _ = trusted_momenta(-1.0)
+    moved, std = np.linalg.norm(one - other, axis=1), strategy.noise_std(SIZE)
+    assert moved == pytest.approx(np.full(ROUNDS, 2.0 / MACHINES)), "the sample stays in q"
+    spent = math.sqrt(float(((moved / std) ** 2).sum()))
+    assert spent <= strategy.mu
+    assert spent == pytest.approx(strategy.mu, rel=1e-5)
+    assert spent / math.sqrt(ROUNDS) < 0.5 * strategy.mu, "the planted bug: the noise of one round"
+
+
+def test_the_end_of_an_epoch_is_a_function_of_iterates_that_only_one_step_moves():
+    """Plain composition: with the iterates before it given, the sample's step moves by 2 S and no other step at all."""
+    generator = np.random.Generator(np.random.Philox(key=41))
+    worst = 0.0
+    for _ in range(200):
+        start, steps, replaced = generator.normal(size=3), 5, int(generator.integers(5))
+        samples = generator.normal(size=(steps, 3)) * generator.choice([0.1, 1.0, 50.0], size=(steps, 1))
+        neighbour = samples.copy()
+        neighbour[replaced] = -samples[replaced] * generator.choice([1.0, 100.0])
+        given = [start + generator.normal(size=3) * k for k in range(steps)]
+
+        def moved(step, data, given=given):
+            gradient = lambda point, i: np.tanh(given[step]) * 3 + data[step]  # noqa: E731 - expands, if it likes
+            return noisy_epoch(gradient, given[step], 1, learning_rate=0.3, clip_norm=1.0)
+
+        for step in range(steps):
+            difference = np.linalg.norm(moved(step, samples) - moved(step, neighbour))
+            assert difference <= 2.0 if step == replaced else difference == 0.0
+            worst = max(worst, difference)
+    assert worst > 1.9
