@@ -125,12 +125,22 @@ class PrivateClient(NumPyClient):
             raise ConfigurationError(
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
+        self.check_policy(policy)
         self.name = name
         self.gradients = gradients
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self.machine = self.machine_type(policy, sum(self._sizes), len(samples), ledger, keys, rows)
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        """Refuse a policy whose guarantee this kind of machine could not keep.
+
+        Raises
+        ------
+        ConfigurationError
+        """
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
         """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.
