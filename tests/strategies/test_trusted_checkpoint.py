@@ -4,11 +4,12 @@ import json
 import logging
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.privacy import ConfigurationError, SimulatedKeys, SystemKeys
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CheckpointError, Mu2
 from murmurfl.strategies.trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
@@ -230,3 +231,10 @@ def test_a_checkpoint_is_saved_only_of_a_training_that_was_begun(tmp_path):
 def test_samples_that_return_are_refused_by_a_server_that_counts_them_once():
     with pytest.raises(ConfigurationError, match="sample that returns"):
         strategy("trusted-mu2", None, policy=policy("trusted-mu2", sample_participations=4, min_separation=5))
+
+
+def test_noise_of_another_version_is_not_mixed_with_what_was_published(folder, monkeypatch):
+    """The plan's fingerprint names the noise; old rows would be drawn again as others."""
+    plan = PrivacyPolicy.plan
+    monkeypatch.setattr(PrivacyPolicy, "plan", lambda policy, size: replace(plan(policy, size), fingerprint="other"))
+    refused(folder, "other noise")
