@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +28,14 @@ from ..privacy import (
     rounded_up,
     upgrade_ledger,
 )
+from ..privacy.guarantee import SESSION
 
 ledger_cli = typer.Typer(help="A real node's ledger: make it, show it, mend it.", no_args_is_help=True)
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
+_NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
+_ONLY_TRUSTED = " under a trusted server, and for no other"
+
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -126,7 +131,8 @@ def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:
 
     Notes
     -----
-    **Formal guarantees.** ``spent`` is what all releases of all sessions opened so far together guarantee, made or not.
+    **Formal guarantees.** ``spent`` is what all releases of all sessions opened so far together guarantee, made or not,
+    against whom ``guarantee`` says: where a session was under a trusted server, against everybody but that one.
     """
     return {
         "path": str(path),
@@ -146,6 +152,7 @@ def document_of(summary: LedgerSummary, path: Path) -> dict[str, Any]:
         "sessions": [
             {
                 "session": session.session,
+                "trust": "trusted-server" if session.trusted else "untrusted-server",
                 "mu": _finite(session.mu),
                 "epsilon": _finite(gdp_epsilon(session.mu, summary.delta)),
                 "guarantee": session_guarantee(session, summary.delta).sentence,
@@ -173,7 +180,9 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
         summary.reserved_mu,
         summary.delta,
         "; ".join(words) or "nothing released yet",
+        trust="trusted-server" if summary.trusted_a_server else "untrusted-server",
         covers="over all releases of all sessions on this ledger",
+        notes=(_NOTHING_AGAINST_IT,) if summary.trusted_a_server else (),
     )
 
 
@@ -187,19 +196,25 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
         The ledger's.
     """
     terms = session.terms
-    if terms.get("trust") == "trusted-server" or math.isinf(session.mu):
-        words = "no noise on this machine: it is the server's affair"
-    else:
-        options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
-        named = ", ".join(str(value) for value in options if value)
-        words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
-    return Guarantee(session.mu, delta, words, covers="over all releases its cap allows")
+    if session.trusted:
+        return Guarantee(
+            session.mu,
+            delta,
+            "no noise on this machine: the server's, by its own word",
+            trust="trusted-server",
+            covers=SESSION,
+            notes=(_NOTHING_AGAINST_IT,),
+        )
+    options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
+    named = ", ".join(str(value) for value in options if value)
+    words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
+    return Guarantee(session.mu, delta, words, covers=SESSION)
 
 
 def _lines(summary: LedgerSummary, path: Path) -> list[str]:
     def amount(mu: float, up: bool = False) -> str:
         if math.isinf(mu):
-            return "no bound: a session under a trusted server sent its contributions without noise"
+            return "no bound: a session under a trusted server, of version 0.1, reserved none"
         epsilon, mu_text = (rounded_up(v) if up else f"{v:.4g}" for v in (gdp_epsilon(mu, summary.delta), mu))
         return f"epsilon {epsilon} at delta {summary.delta:g} (mu {mu_text})"
 
@@ -208,7 +223,7 @@ def _lines(summary: LedgerSummary, path: Path) -> list[str]:
         f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
         f"budget    {amount(summary.budget_mu)}",
         f"spent     {amount(summary.reserved_mu, up=True)}: all releases the sessions below may make",
-        f"left      {amount(summary.left_mu)}: for new sessions",
+        f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
         f"that is   {ledger_guarantee(summary).sentence}",
         f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
         f"key       {summary.key_file or 'in the ledger'}",
@@ -241,10 +256,14 @@ def _table(summary: LedgerSummary) -> Table:
             rounded_up(gdp_epsilon(mu, summary.delta)),
             f"{terms.get('clip_norm', '?')} a {terms.get('clip_unit', '?')}",
             str(terms.get("batch_size", "?")),
-            f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}",
+            "none: the server's" if session.trusted else _noise(terms),
             "closed" if session.closed else "open",
         )
     return table
+
+
+def _noise(terms: Mapping[str, Any]) -> str:
+    return f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}"
 
 
 def _when(seconds: float | None) -> str:

@@ -62,7 +62,8 @@ class NodeConfig:
     mu : float
         The privacy of all releases of one run together, mu-GDP.
     strategy : str
-        What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients.
+        What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients, and
+        to keep ``mu`` towards everybody else.
     model : str
         Of the run it takes part in; its layout must be the server's.
     samples : str
@@ -79,7 +80,7 @@ class NodeConfig:
     max_participations : int
         K, releases of one run; 0 for as many as there are samples for, ``passes`` times each.
     passes : int
-        How often a sample may take part; the noise covers it.
+        How often a sample may take part; the noise covers it. 1 with ``trusted-mu2``: its server counts a sample once.
     budget_mu, delta : float
         Of everything this machine ever releases from these data, over all runs (mus add in squares), and where epsilon
         is shown: those the ledger was made with. 0 leaves them to the ledger; anything else must agree with it.
@@ -134,6 +135,8 @@ class NodeConfig:
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):
             self._check(name, getattr(self, name) >= 0, "a number >= 0")
+        once = self.strategy != "trusted-mu2" or self.passes == 1
+        self._check("passes", once, "1 with strategy = 'trusted-mu2': its server counts every sample once")
         online = self.strategy == "online"
         self._check("learning_rate", (self.learning_rate > 0) == online, "set with strategy = 'online', and only then")
         self._check("task", bool(self.task) != bool(self.samples), "set, or `samples`, and not both")
@@ -180,7 +183,8 @@ class NodeConfig:
         Notes
         -----
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
-        run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server.
+        run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server, and mu and budget
+        are what it is trusted to keep towards everybody else.
         """
         separation = num_samples // self.batch_size
         budget = covering_budget(self.mu, ledger, self.budget_mu)
@@ -290,7 +294,11 @@ def describe(client: PrivateClient) -> str:
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
     if policy.trust == "trusted-server":
-        return f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients."
+        return (
+            f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients. "
+            f"Against everybody else it is trusted to keep mu = {policy.mu:.4g} a run; budget of all runs: mu = "
+            f"{policy.budget_mu:.4g}."
+        )
     return (
         f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
         f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {policy.budget_mu:.4g}."

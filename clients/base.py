@@ -127,6 +127,7 @@ class PrivateClient(NumPyClient):
             raise ConfigurationError(
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
+        self.check_policy(policy)
         self.name = name
         self.gradients = gradients
         self.samples = samples
@@ -134,6 +135,15 @@ class PrivateClient(NumPyClient):
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
         self.machine = self.machine_type(policy, size, len(samples), ledger, keys, rows, data=row_bytes(samples))
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        """Refuse a policy whose guarantee this kind of machine could not keep.
+
+        Raises
+        ------
+        ConfigurationError
+        """
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
         """The weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z), public numbers.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..privacy import ConfigurationError, PrivacyPolicy
 from .base import PrivateClient
 
 
@@ -23,10 +24,19 @@ class Mu2Client(PrivateClient):
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`; under a policy with
-    ``trust="trusted-server"`` the contributions leave without noise and the guarantee is the server's.
+    ``trust="trusted-server"`` the contributions leave without noise and the guarantee is the server's, which counts
+    every sample once: policies under which samples return are refused.
     """
 
     query_points: ClassVar[int] = 2
+
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
+        if policy.trust == "trusted-server" and policy.sample_participations > 1:
+            raise ConfigurationError(
+                f"Expected sample_participations = 1 under a trusted server, got {policy.sample_participations}: "
+                "TrustedMu2 counts every sample once, and a second use would go without noise that covers it."
+            )
 
     def point_weights(self, server_round: int) -> tuple[float, ...]:
         """T and -(t - 1)."""

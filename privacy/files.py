@@ -6,10 +6,12 @@ import os
 import stat
 from pathlib import Path
 
-from .errors import LedgerError
+from .errors import LedgerError, MurmurflError
 
 
-def check_private(path: Path, what: str, *, missing: str, writable: bool = False) -> None:
+def check_private(
+    path: Path, what: str, *, missing: str, writable: bool = False, error: type[MurmurflError] = LedgerError
+) -> None:
     """Refuse a file that is not there or that other people can read or write.
 
     Parameters
@@ -21,75 +23,78 @@ def check_private(path: Path, what: str, *, missing: str, writable: bool = False
         What to do if it is not there.
     writable : bool
         Whether it must be ours to write.
+    error : type
+        What is raised.
 
     Raises
     ------
     LedgerError
+        Or the error that was asked for.
     """
     try:
         status = path.stat()
-    except FileNotFoundError as error:
-        raise LedgerError(f"Expected {what} at {path}, got no file. {missing}") from error
-    except OSError as error:
-        raise LedgerError(f"Expected {what} at {path}, got {error.strerror}. Nothing was released.") from error
+    except FileNotFoundError as reason:
+        raise error(f"Expected {what} at {path}, got no file. {missing}") from reason
+    except OSError as reason:
+        raise error(f"Expected {what} at {path}, got {reason.strerror}. Nothing was released.") from reason
     mode, owner = status.st_mode, status.st_uid
     if not stat.S_ISREG(mode):
-        raise LedgerError(f"Expected {what} at {path}, got something that is no file. Nothing was released.")
+        raise error(f"Expected {what} at {path}, got something that is no file. Nothing was released.")
     if mode & 0o077:
-        raise LedgerError(
+        raise error(
             f"Expected {what} that only its owner can read and write, got {path} with mode {mode & 0o777:o}. Find out "
             f"who could change it, then `chmod 600 {path}`. Nothing was released."
         )
     if writable and owner != os.geteuid():
-        raise LedgerError(
+        raise error(
             f"Expected {what} of the user this runs as, got {path}, which belongs to user {owner}: what is "
             "written would become unreadable to one of them. Run this as its owner, or `chown` it. Nothing was "
             "released."
         )
     if writable and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
-        raise LedgerError(
+        raise error(
             f"Expected {what} that can be written, got {path}, which is read-only: nothing can be recorded, so nothing "
             "is released. Make it writable again (`chmod 600`, or mount its disk for writing)."
         )
 
 
-def create_private(path: Path, what: str, data: bytes = b"") -> None:
+def create_private(path: Path, what: str, data: bytes = b"", *, error: type[MurmurflError] = LedgerError) -> None:
     """A new file of mode 600, durable when this returns; what is there already is left alone.
 
     Raises
     ------
     LedgerError
-        If there is something at ``path``, or no folder for it.
+        Or ``error``: if there is something at ``path``, or no folder for it.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise LedgerError(
+    except FileExistsError as reason:
+        raise error(
             f"Expected nothing at {path}, where {what} is to be made, got a file; it was left alone."
-        ) from error
-    except FileNotFoundError as error:
-        raise LedgerError(f"Expected a folder at {path.parent}, got none; make it first (`mkdir -m 700`).") from error
-    except OSError as error:
-        raise LedgerError(f"Expected to make {what} at {path}, got {error.strerror}.") from error
+        ) from reason
+    except FileNotFoundError as reason:
+        raise error(f"Expected a folder at {path.parent}, got none; make it first (`mkdir -m 700`).") from reason
+    except OSError as reason:
+        raise error(f"Expected to make {what} at {path}, got {reason.strerror}.") from reason
     _write(descriptor, data)
     sync_folder(path.parent)
 
 
-def replace_durably(path: Path, data: bytes) -> None:
+def replace_durably(path: Path, data: bytes, *, error: type[MurmurflError] = LedgerError) -> None:
     """Put ``data`` in the place of a file: after a crash there is the old or the new one, whole.
 
     Raises
     ------
     LedgerError
-        If it cannot be written; the old file is still there.
+        Or ``error``: if it cannot be written; the old file is still there.
     """
     temporary = path.with_name(path.name + ".new")
     try:
         _write(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), data)
         temporary.replace(path)
         sync_folder(path.parent)
-    except OSError as error:
-        raise LedgerError(f"Expected to write {path}, got {error.strerror}. Nothing was released.") from error
+    except OSError as reason:
+        raise error(f"Expected to write {path}, got {reason.strerror}. Nothing was released.") from reason
 
 
 def sync_folder(folder: Path) -> None:

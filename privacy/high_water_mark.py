@@ -28,7 +28,7 @@ class SessionState:
     Parameters
     ----------
     mu : float
-        Reserved.
+        Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`).
     releases : int
         Made.
     digest : str

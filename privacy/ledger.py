@@ -86,7 +86,9 @@ class Account:
         Fresh samples used up; they are taken in order, each once.
     reserved : mapping of str to float
         mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
-        adaptive server may choose when to stop.
+        adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The machine added no
+        noise, so the figure holds against everybody but that server, and against it nothing does. (Ledgers of version
+        0.1 have infinity in its place.)
     data : str
         Digest of the samples used up (:class:`~murmurfl.privacy.data_digest.DataDigest`); empty where none is kept.
     """
@@ -97,14 +99,24 @@ class Account:
 
     @property
     def reserved_mu(self) -> float:
-        """The mu of all sessions together."""
+        """The mu of all sessions together: against a server only while :attr:`trusted_a_server` is false."""
         if any(math.isinf(mu) for mu in self.reserved.values()):
             return math.inf
-        return compose_gdp(self.reserved.values())
+        return compose_gdp(map(abs, self.reserved.values()))
 
-    def reserve(self, session: str, mu: float) -> Account:
-        """The account with one more session."""
-        return replace(self, reserved={**self.reserved, session: mu})
+    @property
+    def trusted_a_server(self) -> bool:
+        """Whether contributions ever left without noise: then samples used have no guarantee against a server."""
+        return any(by_a_servers_word(mu) for mu in self.reserved.values())
+
+    def reserve(self, session: str, mu: float, *, trusted: bool = False) -> Account:
+        """The account with one more session; ``trusted``: its mu is a trusted server's word."""
+        return replace(self, reserved={**self.reserved, session: -mu if trusted else mu})
+
+
+def by_a_servers_word(mu: float) -> bool:
+    """Whether a session's entry in :attr:`Account.reserved` is of one whose machine added no noise."""
+    return mu < 0.0 or math.isinf(mu)
 
 
 class LedgerPage(ABC):

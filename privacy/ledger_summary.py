@@ -15,6 +15,7 @@ from typing import Any
 from .errors import LedgerError
 from .gdp import compose_gdp
 from .high_water_mark import read_mark
+from .ledger import by_a_servers_word
 from .sqlite_format import (
     CLOSED,
     check_file,
@@ -40,7 +41,7 @@ class SessionSummary:
     ----------
     session : str
     mu : float
-        Reserved, whatever number of its releases was made.
+        Reserved, whatever number of its releases was made; under a trusted server that server's word.
     releases, ack : int
         Made, and the last one the server says it has.
     closed : bool
@@ -49,6 +50,9 @@ class SessionSummary:
         When, in seconds since 1970.
     terms : mapping
         The policy it was opened with and the noise that followed from it.
+    trusted : bool
+        Whether the machine left the noise to a trusted server: mu holds against everybody but that server, by its word;
+        against it nothing is guaranteed.
     """
 
     session: str
@@ -59,6 +63,7 @@ class SessionSummary:
     first_release: float | None
     last_release: float | None
     terms: Mapping[str, Any]
+    trusted: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ class LedgerSummary:
         When, in seconds since 1970.
     budget_mu, delta : float
     reserved_mu : float
-        Of all sessions together; this is what counts as spent.
+        Of all sessions together; this is what counts as spent. Against a server it is a bound only while none was
+        trusted.
     samples_used, commits : int
     mark : str
         Where the high-water mark is.
@@ -96,6 +102,11 @@ class LedgerSummary:
     mark_problem: str
     key_file: str
     sessions: tuple[SessionSummary, ...]
+
+    @property
+    def trusted_a_server(self) -> bool:
+        """Whether any session left the noise to a trusted server; then new sessions can only be of that kind."""
+        return any(session.trusted for session in self.sessions)
 
     @property
     def left_mu(self) -> float:
@@ -197,4 +208,7 @@ def _session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummar
         "GROUP BY s.session ORDER BY r.rowid"
     ):
         closed = fingerprint == CLOSED
-        yield SessionSummary(session, mu, releases, ack, closed, first, last, json.loads(terms or "{}"))
+        opened = json.loads(terms or "{}")
+        yield SessionSummary(
+            session, abs(mu), releases, ack, closed, first, last, opened, trusted=by_a_servers_word(mu)
+        )

@@ -291,9 +291,10 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
     """The plan of a machine whose trusted server adds the noise, on the machine's grid."""
     finest = policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
-    # What the server adds to a sum is no less than Delta sqrt(K) / mu for the K releases it may publish the sum of.
+    # A server of T rounds adds about Delta sqrt(T) / mu to a sum. K of them are a machine's, and T is not known here, so
+    # there is room for 16 K rounds before the grid is too fine for the server's noise, which then refuses.
     noise = policy.sensitivity * math.sqrt(policy.max_participations) / policy.mu
-    grid = Grid(power_of_two_at_most(max(finest, 2 * FINEST_GRID * noise)))
+    grid = Grid(power_of_two_at_most(max(finest, 8 * FINEST_GRID * noise)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
     fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)

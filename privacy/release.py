@@ -31,7 +31,7 @@ from .data_digest import DataDigest, RowBytes, any_data
 from .errors import ConfigurationError, LedgerError, RefusedError
 from .grid import MARK, Grid
 from .keys import NoiseKeys
-from .ledger import Account, Ledger, LedgerPage, StreamRecord
+from .ledger import Account, Ledger, LedgerPage, StreamRecord, by_a_servers_word
 from .mechanisms import Draw, State
 from .noise import NONCE_BYTES, row_key, standard_normal_rows, standard_normals
 from .normals import LARGEST_NORMAL, NOISE_VERSION
@@ -147,9 +147,11 @@ class PrivacyStatement:
         Bookkeeping: mu of those releases, from the noise that was put on them. Of a session that was opened under
         another policy, or closed, all that it reserved.
     mu_guaranteed : float
-        mu of all the releases this session may make: the guarantee; of such a session what it reserved.
+        mu of all the releases this session may make: the guarantee against the server; of such a session what it
+        reserved. Infinite under a trusted server, whose own guarantee towards everybody else is not the machine's to
+        state.
     mu_budget : float
-        mu of everything the machine will ever release; infinite under a trusted server.
+        mu of everything the machine will ever release, against any server; infinite once it has trusted one.
     samples_used : int
         Fresh samples used up.
     max_participations : int
@@ -206,7 +208,9 @@ class PrivateMachine:
     unless the callable remembers it; with simulated keys they go together and that is assumed. ``exact`` noise makes
     this true of the numbers actually sent, up to the quality of its pseudorandom normals
     (:mod:`murmurfl.privacy.noise`).
-    Under ``trusted-server`` nothing is guaranteed against the server.
+    Under ``trusted-server`` nothing is guaranteed against the server. Every session then reserves the policy's mu,
+    which the server is trusted to keep towards everybody else, and all sessions together stay within budget_mu. A
+    ledger that has seen such a session opens none for a server that is not trusted.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -426,12 +430,14 @@ class PrivateMachine:
             spent, guaranteed = self.plan.spent_mu(releases), self.plan.mu
         else:
             # Opened under another policy, or closed: today's noise says nothing of it, what it reserved holds for it.
-            spent = guaranteed = account.reserved.get(session, math.inf)
+            reserved = account.reserved.get(session, math.inf)
+            spent = guaranteed = math.inf if by_a_servers_word(reserved) else reserved
+        no_bound = self.policy.trust == "trusted-server" or account.trusted_a_server
         return PrivacyStatement(
             releases=releases,
             mu_spent=spent,
             mu_guaranteed=guaranteed,
-            mu_budget=math.inf if self.policy.trust == "trusted-server" else float(self.policy.budget_mu or 0.0),
+            mu_budget=math.inf if no_bound else float(self.policy.budget_mu or 0.0),
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
         )
@@ -500,9 +506,16 @@ class PrivateMachine:
         return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
-        if math.isinf(self.plan.mu):
-            return account.reserve(session, math.inf)  # un-noised: nothing is guaranteed against the server any more
-        reserved = account.reserve(session, self.plan.mu)
+        trusted = self.policy.trust == "trusted-server"
+        if account.trusted_a_server and not trusted:
+            raise RefusedError(
+                protocol.BUDGET_EXHAUSTED,
+                "this machine has trusted a server with its samples: it has no budget against servers any more",
+            )
+        if self.plan.problem:
+            return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
+        # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
+        reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted)
         budget = float(self.policy.budget_mu or self.policy.mu)
         if reserved.reserved_mu > budget * (1 + _ROUNDING):
             raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")

@@ -38,7 +38,7 @@ from .errors import ConfigurationError, LedgerError
 from .files import check_private, create_private, sync_folder
 from .high_water_mark import LedgerState, SessionState, read_mark
 from .keys import SystemKeys
-from .ledger import Account, Ledger, LedgerPage, StreamRecord
+from .ledger import Account, Ledger, LedgerPage, StreamRecord, by_a_servers_word
 from .noise import KEY_BYTES
 from .sqlite_format import (
     APPLICATION_ID,
@@ -316,7 +316,7 @@ class _SQLitePage(LedgerPage):
         with clear_errors(self._path, self._timeout_s):
             known = {**self.state.sessions, **mark.sessions}
             pairs = {name: [s.sessions.get(name, SessionState(0.0, 0)) for s in (self.state, mark)] for name in known}
-            self._reserve({name: max(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()})
+            self._reserve({name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()})
             for name, (ours, theirs) in pairs.items():
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
@@ -336,7 +336,7 @@ class _SQLitePage(LedgerPage):
         if (
             account.samples_used < self.state.samples_used
             or stream.release < before.releases
-            or any(account.reserved.get(name, 0.0) < past.mu for name, past in self.state.sessions.items())
+            or any(_forgets(account.reserved.get(name, 0.0), past.mu) for name, past in self.state.sessions.items())
         ):
             raise LedgerError(
                 "Expected a commit that forgets nothing spent, got fewer samples, releases or reserved budget than the "
@@ -376,6 +376,17 @@ class _SQLitePage(LedgerPage):
         self._connection.execute("BEGIN IMMEDIATE")
         self.state = read_state(self._connection, self.header, self._path)
         self.state.write_mark(self.header.mark)
+
+
+def _forgets(mu: float, before: float) -> bool:
+    """Whether a session's reserved mu is less than it was, or no longer that of a trusted server."""
+    return abs(mu) < abs(before) or (by_a_servers_word(before) and not by_a_servers_word(mu))
+
+
+def _larger(one: float, other: float) -> float:
+    """What two accounts of a session's reserved mu have in common: the larger, and a trusted server's if either is."""
+    mu = max(abs(one), abs(other))
+    return -mu if min(one, other) < 0.0 else mu
 
 
 def accept_rollback(path: str | Path, *, timeout_s: float = 30.0) -> int:

@@ -492,15 +492,18 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         if self.checkpoint is None or self.state is None:
             return
         state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
-        state |= {
-            "server_round": self.history[-1].server_round,
+        save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
+
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the update rule's state, plain values; :meth:`_restore` takes it back."""
+        return {
+            "server_round": self.history[-1].server_round if self.history else 0,
             "acks": self.acks,
             "machines": self.machines.names,
             "seed": self.seed,
             "session": self.session,
             "history": [asdict(report) for report in self.history],
         }
-        save_checkpoint(self.checkpoint, self._identity(), state)
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on: the settings, the model's layout and where it started."""
@@ -512,17 +515,23 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
         names = [f.name for f in fields(self.state_type)]
-        expected = {f"state.{name}" for name in names} | {
-            "server_round", "acks", "machines", "seed", "session", "history",
-        }  # fmt: skip
+        expected = {f"state.{name}" for name in names} | set(self._kept())
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
+        self._check_saved(saved)
         self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
-        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
-        self.machines.restore(list(saved["machines"]))
-        self.seed, self.session = int(saved["seed"]), str(saved["session"])
-        self.history = [RoundReport(**report) for report in saved["history"]]
+        self._restore(saved)
         for report in self.history:
             result.train_metrics_clientapp[report.server_round] = report.metrics
         result.arrays = self._record(self.model(self.state))  # type: ignore[arg-type]
         log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
         return int(saved["server_round"])
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that can be read and must not be gone on from; for subclasses."""
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what :meth:`_kept` gave."""
+        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
+        self.machines.restore(list(saved["machines"]))
+        self.seed, self.session = int(saved["seed"]), str(saved["session"])
+        self.history = [RoundReport(**report) for report in saved["history"]]

@@ -41,6 +41,7 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
     header = json.dumps({"format": _FORMAT, "settings": dict(settings), "plain": plain})
     temporary = path.with_name(path.name + ".part")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(descriptor, 0o600)  # of one that was left behind by a crash, whoever made it
     with os.fdopen(descriptor, "wb") as file:
         entries: dict[str, Any] = {f"array {name}": value for name, value in arrays.items()}
         np.savez(file, **entries, header=np.array(header))

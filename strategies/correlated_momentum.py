@@ -91,7 +91,13 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation in front of Z, for the mean of the gradients."""
         plan = self.policy.plan(num_parameters)
-        return self.mechanism.noise_std(plan.sensitivity, self.mu, **self.policy.pattern) / self.clients_per_round
+        least_std, _ = self.mechanism.row_std_range()
+        std = self.mechanism.noise_std(plan.sensitivity, self.mu, **self.policy.pattern)
+        ideal = self.ideal_mu(num_parameters, std * least_std, min(self.mu, self._largest_shift(plan.sensitivity, std)))
+        return self.mechanism.noise_std(plan.sensitivity, ideal, **self.policy.pattern) / self.clients_per_round
+
+    def _largest_shift(self, sensitivity: float, noise_std: float) -> float:
+        return self.policy.sample_participations * sensitivity * self.mechanism.largest_entry() / noise_std
 
     def settings(self) -> dict[str, Any]:
         own = {"mechanism": self.mechanism.name, "normalised": self.normalised}

@@ -149,7 +149,12 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
             changes = self.changes(num_parameters)
             shape = self.num_rounds, self.epoch, self.alpha
             trees = ReconstructionTrees(*shape, best_gamma(*shape, changes) if self.gamma is None else self.gamma)
-            self._trees[num_parameters] = trees, trees.noise_stds(changes, self.mu)
+            stds = trees.noise_stds(changes, self.mu)
+            # What is rounded is a round's combination of nodes.
+            rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
+            least = min(float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows)
+            stds = stds * (self.mu / self.ideal_mu(num_parameters, least))
+            self._trees[num_parameters] = trees, stds
         return self._trees[num_parameters]
 
     def settings(self) -> dict[str, Any]:

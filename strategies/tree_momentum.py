@@ -106,7 +106,9 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         if num_parameters not in self._noise_stds:
             plan = self.policy.plan(num_parameters)
             change, rounding = plan.sensitivity / self.clients_per_round, plan.grid.charge(num_parameters)
-            self._noise_stds[num_parameters] = self.tree.noise_stds(change, self.mu, rounding=rounding)
+            stds = self.tree.noise_stds(change, self.mu, rounding=rounding)
+            stds = stds * (self.mu / self.ideal_mu(num_parameters, float(stds[stds > 0].min())))
+            self._noise_stds[num_parameters] = stds
         return self._noise_stds[num_parameters]
 
     def initial_state(self, start: Vector) -> TreeMomentumState:

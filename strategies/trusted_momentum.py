@@ -11,11 +11,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon
-from .base import ReleaseStrategy
+from ..privacy import ConfigurationError
 from .mu2 import check_step
 from .replies import Reply, Vector
-from .trusted_mu2 import could_be_honest
+from .trusted_server import TrustedServer, could_be_honest
 
 StateT = TypeVar("StateT")
 
@@ -26,7 +25,7 @@ def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector
     return w - (learning_rate / length) * momentum if length > 0 else w
 
 
-class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
+class TrustedMomentum(TrustedServer[StateT], Generic[StateT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
     Parameters
@@ -43,7 +42,7 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
-        The server's noise key; default one from the operating system.
+        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`.
 
     Notes
     -----
@@ -53,76 +52,36 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
     like the data. It rests on every sample taking part in rounds c, c + N, c + 2 N, ... only: a reply counts only if
     its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
     server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
-    than the policy's are dropped.
+    than the policy's are dropped. A run that is interrupted and resumed has the same guarantee: noise that was drawn
+    before is the same when it is needed again (:class:`~murmurfl.strategies.trusted_server.TrustedServer`).
     Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(
-        self,
-        *,
-        num_clients: int,
-        clients_per_round: int,
-        learning_rate: float,
-        alpha: float,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        **options: Any,
+        self, *, num_clients: int, clients_per_round: int, learning_rate: float, alpha: float, **options: Any
     ) -> None:
         super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
         check_step(learning_rate, math.inf)
         if not 0 < alpha <= 1:
             raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
-        if num_rounds < 1:
-            raise ConfigurationError(f"Expected num_rounds >= 1, got {num_rounds}.")
         if clients_per_round != num_clients:
             raise ConfigurationError(
                 f"Expected clients_per_round = num_clients = {num_clients} for private momentum, got "
                 f"{clients_per_round}: samples must return in the same rounds of every epoch."
             )
-        if policy.trust != "trusted-server" or policy.release_rule != "paper":
+        if self.policy.release_rule != "paper":
             raise ConfigurationError(
-                "Expected a policy with trust 'trusted-server' and release_rule 'paper', got "
-                f"{policy.trust!r} and {policy.release_rule!r}: a contribution that comes later has another weight."
+                f"Expected a policy with release_rule 'paper', got {self.policy.release_rule!r}: a contribution that "
+                "comes later has another weight."
             )
-        self.policy = policy
-        self.num_rounds = num_rounds
         self.learning_rate = float(learning_rate)
         self.alpha = float(alpha)
-        self.epoch = policy.min_separation if policy.sample_participations > 1 else num_rounds
-        self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if policy.noise_quality != "exact" and not self._keys.simulated:
-            raise ConfigurationError(
-                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
-            )
-
-    @property
-    def mu(self) -> float:
-        """Gaussian-DP parameter of all num_rounds published models together."""
-        return self.policy.mu
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon at delta (default the policy's) of all num_rounds published models together."""
-        return gdp_epsilon(self.mu, self.policy.delta if delta is None else delta)
+        returning = self.policy.sample_participations > 1
+        self.epoch = self.policy.min_separation if returning else self.num_rounds
 
     def settings(self) -> dict[str, Any]:
-        return {
-            **super().settings(),
-            "learning_rate": self.learning_rate,
-            "alpha": self.alpha,
-            "num_rounds": self.num_rounds,
-            "epoch": self.epoch,
-            "mu": self.mu,
-            "clip_norm": self.policy.clip_norm,
-            "batch_size": self.policy.batch_size,
-        }
+        own = {"learning_rate": self.learning_rate, "alpha": self.alpha, "epoch": self.epoch}
+        return {**super().settings(), **own}
 
     def check_reply(self, reply: Reply) -> bool:
-        return reply.release == len(self.history) + 1 and could_be_honest(self.policy, reply, releases=1)
-
-    def check_round(self, server_round: int) -> None:
-        """Refuse a round beyond those the noise was calibrated for."""
-        if server_round > self.num_rounds:
-            raise ConfigurationError(
-                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}."
-            )
+        return reply.release == len(self.history) + 1 and could_be_honest(self.policy, reply, most_releases=1)

@@ -8,38 +8,19 @@ the end, so with T rounds sigma^2 = (Delta / m)^2 T / mu^2 makes the whole run m
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..privacy import (
-    ConfigurationError,
-    NoiseKeys,
-    PrivacyPolicy,
-    SystemKeys,
-    gdp_epsilon,
-    protocol,
-    row_key,
-    standard_normals,
-)
+from ..privacy import ConfigurationError, row_key, standard_normals
 from .mu2 import Mu2, Mu2State, mu2_step
-from .replies import Reply, Vector
+from .replies import Outcome, ReleaseSum, Reply, RoundReport, RoundRequest, Vector
+from .trusted_server import TrustedServer, could_be_honest
 
 
-def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, releases: int) -> bool:
-    """Whether a machine under this policy, which adds no noise, can have sent this as the sum of that many releases."""
-    plan = policy.plan(len(reply.values))
-    stated = reply.metrics.get(protocol.SENSITIVITY)
-    if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
-        return False
-    # What honest machines that clip at S can have sent; each rounds its mean to the grid.
-    if not np.linalg.norm(reply.values) <= releases * (policy.clip_norm + plan.grid.charge(len(reply.values))):
-        return False
-    counts = reply.values / plan.grid.spacing
-    return bool((counts == np.rint(counts)).all())
-
-
-class TrustedMu2(Mu2):
+class TrustedMu2(TrustedServer[Mu2State], Mu2):
     """DP-mu^2-FL with a trusted server, which adds the noise for everybody.
 
     Parameters
@@ -47,12 +28,12 @@ class TrustedMu2(Mu2):
     num_clients, clients_per_round, learning_rate, diameter, seed, session, node_deadline_s, checkpoint, on_round
         See :class:`~murmurfl.strategies.Mu2`.
     policy : PrivacyPolicy
-        What the machines were configured with: ``trust="trusted-server"``, and the clip and batch that give Delta; its
-        mu is the guarantee of the run.
+        What the machines were configured with: ``trust="trusted-server"``, the clip and batch that give Delta, and
+        every sample used once; its mu is the guarantee of the run.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
-        The server's noise key; default one from the operating system.
+        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`.
 
     Notes
     -----
@@ -60,72 +41,41 @@ class TrustedMu2(Mu2):
     against everybody but the server itself, which sees contributions without noise, provided machines are honest,
     links are private, and nothing else computed from the un-noised momentum is published; the checkpoint holds it and
     must be kept like the data. Each release is aggregated exactly once, and replies that state a larger sensitivity
-    or another grid than the policy's are dropped.
+    or another grid than the policy's are dropped, and so are those of more releases than the machine was asked for. A
+    run that is interrupted and resumed has the same guarantee
+    (:class:`~murmurfl.strategies.trusted_server.TrustedServer`).
+
+    A sample counts once. Samples that return would move q by Delta / m once more every time, from rounds on that depend
+    on how many each machine has, which no reply tells; policies in which they do are refused here, by
+    :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self,
-        *,
-        num_clients: int,
-        clients_per_round: int,
-        learning_rate: float,
-        policy: PrivacyPolicy,
-        num_rounds: int,
-        diameter: float = math.inf,
-        noise_keys: NoiseKeys | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            num_clients=num_clients,
-            clients_per_round=clients_per_round,
-            learning_rate=learning_rate,
-            diameter=diameter,
-            **options,
-        )
-        if policy.trust != "trusted-server":
-            raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
-        if num_rounds < 1:
-            raise ConfigurationError(f"Expected num_rounds >= 1, got {num_rounds}.")
-        self.policy = policy
-        self.num_rounds = num_rounds
-        self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if policy.noise_quality != "exact" and not self._keys.simulated:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.policy.sample_participations > 1:
             raise ConfigurationError(
-                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
+                f"Expected sample_participations = 1 for TrustedMu2, got {self.policy.sample_participations}: a sample "
+                "that returns moves the momentum again, which the noise does not cover. Use one pass, or a strategy "
+                "of private momentum (TreeMomentum)."
             )
-
-    @property
-    def mu(self) -> float:
-        """Gaussian-DP parameter of all num_rounds published models together."""
-        return self.policy.mu
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon at delta (default the policy's) of all num_rounds published models together."""
-        return gdp_epsilon(self.mu, self.policy.delta if delta is None else delta)
+        self._unheard: Counter[str] = Counter()
+        """How often each machine was asked since the last release of it that was aggregated, at most."""
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation of Y_t, the noise on q."""
-        plan = self.policy.plan(num_parameters)
-        return plan.sensitivity / self.clients_per_round * math.sqrt(self.num_rounds) / self.mu
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            **super().settings(),
-            "num_rounds": self.num_rounds,
-            "mu": self.mu,
-            "clip_norm": self.policy.clip_norm,
-            "batch_size": self.policy.batch_size,
-        }
+        change, often = self.policy.plan(num_parameters).sensitivity, math.sqrt(self.num_rounds)
+        ideal = self.ideal_mu(num_parameters, change * often / self.mu, self.mu / often)
+        return change / self.clients_per_round * often / ideal
 
     def check_reply(self, reply: Reply) -> bool:
-        return could_be_honest(self.policy, reply, releases=reply.release - reply.ack)
+        # Only a reply built on the acknowledgement this server gave is aggregated; any other is late.
+        current = reply.ack == self._ack(reply.machine)
+        most = self._unheard[reply.machine] if current else self.policy.max_participations
+        return could_be_honest(self.policy, reply, most_releases=most)
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        if server_round > self.num_rounds:
-            raise ConfigurationError(
-                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}."
-            )
+        self.check_round(server_round)
         # On the machines' grid, so that sum and noise are one rounded Gaussian release (privacy/grid.py).
         plan = self.policy.plan(len(release_sum))
         key = row_key(self._keys.secret_key, self._keys.nonce(self.session, server_round))
@@ -140,3 +90,24 @@ class TrustedMu2(Mu2):
             diameter=self.diameter,
             noise=plan.grid.values(plan.grid.counts(normals * np.float64(std))),
         )
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        request = super()._plan_round(server_round, reachable)
+        self._unheard.update(request.acks.keys())
+        return request
+
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
+        report = super()._believe(server_round, outcomes, release_sum)
+        for name, release in self.participation.items():
+            if release is not None:
+                del self._unheard[name]
+        return report
+
+    def _kept(self) -> dict[str, Any]:
+        return {**super()._kept(), "unheard": dict(self._unheard)}
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        super()._restore(saved)
+        self._unheard = Counter({str(name): int(times) for name, times in saved["unheard"].items()})
+        # The round that was cut off may have been asked, and answered, after the checkpoint.
+        self._unheard.update(self.machines.names)

@@ -68,8 +68,8 @@ _SMALL = 1024
 class Increment(NamedTuple):
     """Noise of one release: ``added`` minus ``removed``.
 
-    The two are kept apart for a mechanism that removes the whole of what it added last (:attr:`Mechanism.removes_last`):
-    there each is rounded to the grid by itself, what one release adds and the next removes is then the same integers,
+    The two are kept apart for a mechanism that removes the whole of what it added last
+    (:attr:`Mechanism.removes_last`): there each is rounded to the grid by itself, what one release adds and the next removes is then the same integers,
     and cancels to the last bit. Of all others the difference is rounded.
     """
 

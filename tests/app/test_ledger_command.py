@@ -6,7 +6,17 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.cli import cli
-from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, gdp_epsilon, rounded_up, row_bytes
+from murmurfl.privacy import (
+    Account,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    SQLiteLedger,
+    StreamRecord,
+    gdp_epsilon,
+    rounded_up,
+    row_bytes,
+)
 from typer.testing import CliRunner
 
 BUDGET = gdp_epsilon(2.0, 1e-5)
@@ -72,15 +82,56 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
         assert words in text
 
 
-def test_a_trusted_session_is_shown_as_no_bound_and_the_json_stays_json(path):
+def test_a_trusted_session_is_shown_with_both_truths_its_mu_and_that_nothing_holds_against_the_server(path):
+    release(path, "open", 1)
+    before = murmurfl("show", path).stdout
+    assert "against the server and everybody else" in before
+    assert "nothing is guaranteed" not in before
     release(path, "trusted", 1, trust="trusted-server")
+    document = json.loads(murmurfl("show", path, "--json").stdout)
+    assert document["spent"]["mu"] == pytest.approx(math.sqrt(2))
+    assert document["left"]["mu"] == pytest.approx(math.sqrt(2))
+    assert [session["trust"] for session in document["sessions"]] == ["untrusted-server", "trusted-server"]
+    assert [session["mu"] for session in document["sessions"]] == pytest.approx([1.0, 1.0])
+    for guarantee in (document["guarantee"]["sentence"], document["sessions"][1]["guarantee"]):
+        assert "against everybody but the trusted server" in guarantee
+        assert "Against the server nothing is guaranteed" in guarantee
+        assert "against the server and everybody else" not in guarantee
+    assert "against the server and everybody else" in document["sessions"][0]["guarantee"]
+    text = " ".join(murmurfl("show", path).stdout.split())
+    assert "for new sessions under a trusted server, and for no other" in text
+    assert "no noise on this machine: the server's, by its own word" in text
+    assert "none: the server's" in text
+
+
+def test_a_trusted_session_that_a_rollback_forgot_is_still_shown_as_one(path):
+    release(path, "open", 1)
+    saved = path.read_bytes()
+    release(path, "trusted", 1, trust="trusted-server")
+    path.write_bytes(saved)
+    assert murmurfl("accept-rollback", path, "--yes").exit_code == 0
+    document = json.loads(murmurfl("show", path, "--json").stdout)
+    assert {s["session"]: (s["trust"], round(s["mu"], 9), s["closed"]) for s in document["sessions"]} == {
+        "open": ("untrusted-server", 1.0, True),
+        "trusted": ("trusted-server", 1.0, True),
+    }
+    assert "Against the server nothing is guaranteed" in document["guarantee"]["sentence"]
+    assert murmurfl("show", path).exit_code == 0
+
+
+def test_a_trusted_session_of_a_ledger_of_version_0_1_has_no_bound(path):
+    """It reserved infinity; how much the server was trusted with is not known."""
+    ledger = SQLiteLedger(path)
+    with ledger.exclusive() as page:
+        page.commit("old", StreamRecord("f", release=1), Account(2, {"old": math.inf}))
     document = json.loads(murmurfl("show", path, "--json").stdout)
     assert document["spent"] == {"mu": None, "epsilon": None}
     assert document["left"]["mu"] == 0.0
     text = murmurfl("show", path).stdout
     assert "no bound" in text
     assert "Nothing is guaranteed" in text
-    assert "no noise on this machine" in text
+    with pytest.raises(RefusedError, match="budget"):
+        release(path, "trusted", 1, trust="trusted-server")
 
 
 def test_show_refuses_what_is_no_ledger_and_makes_nothing(tmp_path):

@@ -63,6 +63,7 @@ def forget(monkeypatch):
         ({"strategy": "sgd"}, "Expected strategy to be one of"),
         ({"strategy": "tree-momentum"}, "Expected strategy to be one of 'mu2', 'trusted-mu2', 'noisy-sgd', 'online'"),
         ({"mechanism": "none"}, "Expected mechanism one of"),
+        ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),
         ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
         ({"max-participations": 12}, "Expected batch_size x max_participations <= the machine's 360 samples"),
         ({"samples": "mine.npz"}, "Expected task to be set, or `samples`, and not both"),
@@ -135,7 +136,9 @@ def test_a_real_machine_has_exact_noise_system_keys_and_a_durable_ledger(tmp_pat
 
 
 def test_a_machine_that_trusts_its_server_says_that_it_adds_no_noise(tmp_path):
-    assert "adds NO noise" in describe(made(tmp_path, strategy="trusted-mu2").client())
+    said = describe(made(tmp_path, strategy="trusted-mu2", mu=2.0).client())
+    assert "adds NO noise" in said
+    assert "Against everybody else it is trusted to keep mu = 2 a run; budget of all runs: mu = 4." in said
 
 
 def test_all_samples_are_used_unless_the_cap_says_less(tmp_path):

@@ -77,6 +77,14 @@ def flat(arrays):
     return np.concatenate([values.ravel() for values in arrays])
 
 
+def test_samples_do_not_return_to_a_trusted_server_that_counts_them_once():
+    returning = {"sample_participations": 2, "min_separation": CAP, "trust": "trusted-server"}
+    with pytest.raises(ConfigurationError, match="counts every sample once"):
+        client(**returning)
+    client(NoisySGDClient, **returning)  # whose servers count them as often as they return
+    client(**{**returning, "trust": "untrusted-server"})
+
+
 def test_mu2_contributes_the_corrected_gradient_of_the_paper():
     subject = client(trust="trusted-server", clip_norm=1e3)
     current, previous = ([np.random.Generator(np.random.Philox(key=k)).normal(size=s) for s in SHAPES] for k in (1, 2))

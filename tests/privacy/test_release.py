@@ -412,12 +412,33 @@ def test_a_ledger_with_a_part_missing_is_not_believed(lost):
         subject.release("s", 1, contribution)
 
 
-def test_a_trusted_session_leaves_no_budget_for_another():
+def test_trusted_sessions_are_within_the_budget():
+    """2^2 + 2^2 + 1 <= 9 < 9 + 1, with one session before them whose machine added noise of its own."""
+    ledger, budget = MemoryLedger(), {"budget_mu": 3.0}
+    machine(ledger, mu=1.0, **budget).release("own noise", 0, contribution)
+    trusted = machine(ledger, trust="trusted-server", **budget)
+    for session in ("a", "b"):
+        trusted.release(session, 0, contribution)
+    refused(protocol.BUDGET_EXHAUSTED, trusted, "c", 0)
+    refused(protocol.BUDGET_EXHAUSTED, machine(ledger, mu=0.1, trust="trusted-server", **budget), "c", 0)
+    trusted.release("a", 1, contribution)
+    assert ledger.account().reserved_mu == pytest.approx(3.0)
+
+
+def test_a_machine_that_has_trusted_a_server_states_no_bound_against_servers_and_opens_no_session_for_others():
     ledger = MemoryLedger()
-    trusted = machine(ledger, trust="trusted-server")
+    trusted = machine(ledger, trust="trusted-server", budget_mu=100.0)
+    own = machine(ledger, budget_mu=100.0)
+    own.release("own noise", 0, contribution)
+    assert own.statement("own noise").mu_budget == 100.0
     trusted.release("t", 0, contribution)
-    assert trusted.statement("t").mu_budget == math.inf
-    refused(protocol.BUDGET_EXHAUSTED, machine(ledger, budget_mu=100.0), "u", 0)
+    for statement in (trusted.statement("t"), own.statement("t"), own.statement("new")):
+        assert statement.mu_budget == math.inf
+    for statement in (trusted.statement("t"), own.statement("t")):
+        assert statement.mu_spent == statement.mu_guaranteed == math.inf, "its mu is not the machine's to state"
+    assert own.statement("own noise").mu_guaranteed == own.plan.mu, "its own noise is still there"
+    own.release("own noise", 1, contribution)
+    refused(protocol.BUDGET_EXHAUSTED, own, "u", 0)
 
 
 def test_a_delta_the_noise_cannot_deliver_is_refused():

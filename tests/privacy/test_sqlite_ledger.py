@@ -167,6 +167,19 @@ def test_a_ledger_never_goes_backwards(path):
     assert machine(SQLiteLedger(path)).statement("s").releases == 2
 
 
+def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_path):
+    SQLiteLedger.create(tmp_path / "second", budget_mu=4.0, delta=1e-5)
+    ledger = SQLiteLedger(tmp_path / "second")
+    with ledger.exclusive() as page:
+        page.commit("s", StreamRecord("f", release=1), Account(2).reserve("s", 1.0, trusted=True))
+        for reserved in ({"s": 1.0}, {"s": 3.0}, {"s": -0.5}, {}):
+            with pytest.raises(LedgerError, match="forgets nothing"):
+                page.commit("s", StreamRecord("f", release=2), Account(4, reserved))
+    with SQLiteLedger(tmp_path / "second").exclusive() as page:
+        assert page.account().trusted_a_server
+        assert page.account().reserved_mu == 1.0
+
+
 def test_everything_the_ledger_makes_is_for_its_owner_alone(path, tmp_path):
     run(path, 1)
     with SQLiteLedger(path).exclusive() as page:

@@ -1,0 +1,227 @@
+"""What every strategy with a trusted server shares: its policy and noise key, and a training that is resumed safely.
+
+Machines send contributions without noise; the server adds it, and must not add it twice. What it keeps on disk for that
+stands in :mod:`.trusted_checkpoint`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from flwr.serverapp.strategy import Result
+
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
+from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
+from .base import ReleaseStrategy
+from .checkpoint import CheckpointError
+from .replies import Reply, RoundRequest, vector_size
+from .trusted_checkpoint import CheckpointMark, TrustedCheckpoint
+
+StateT = TypeVar("StateT")
+
+
+def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
+    """Whether a machine under this policy, which adds no noise, can have sent this.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    reply : Reply
+    most_releases : int
+        How many releases it can have made since the one it was told was aggregated. The machine states how many are in
+        the reply; that number bounds the values, so it is bounded itself, by this and by the policy's cap. Under the
+        ``paper`` rule a reply is one release, whatever was acknowledged.
+
+    Notes
+    -----
+    **Formal guarantees.** A reply that passes moves the sum by at most min(most_releases, cap) times the clip (and the
+    charge of the grid), and is a multiple of the grid's spacing. Nobody else's privacy rests on it.
+    """
+    numbers = reply.release, reply.ack
+    if any(type(number) is not int for number in numbers):  # a bool is an int, and no machine sends one
+        return False
+    releases = 1 if policy.release_rule == "paper" else reply.release - reply.ack
+    if not (0 <= reply.ack < reply.release <= policy.max_participations and releases <= most_releases):
+        return False
+    plan = policy.plan(len(reply.values))
+    stated = reply.metrics.get(protocol.SENSITIVITY)
+    if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
+        return False
+    # What honest machines that clip at S can have sent; each rounds its mean to the grid. Also false for NaN.
+    with np.errstate(over="ignore"):
+        length = np.linalg.norm(reply.values)
+    if not length <= releases * (policy.clip_norm + plan.grid.charge(len(reply.values))):
+        return False
+    counts = reply.values / plan.grid.spacing
+    return bool((counts == np.rint(counts)).all())
+
+
+class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
+    """A server that is trusted to add the noise; a base class.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        What all machines were configured with: ``trust="trusted-server"``, clip and batch that give Delta; its mu is
+        the guarantee.
+    num_rounds : int
+        T, the most rounds this server will ever publish a model of.
+    noise_keys : NoiseKeys, optional
+        The server's noise key. Default one from the operating system, kept beside the checkpoint in a file of its own;
+        keys that are given here are the caller's to keep, and to give again when the training is resumed.
+    **options
+        See :class:`~murmurfl.strategies.base.ReleaseStrategy`. A session that is given must be a fresh one for every
+        new training.
+
+    Notes
+    -----
+    **Formal guarantees.** With real keys a training is resumed only from its newest checkpoint and with the key it was
+    begun with, so that no sum is published under two different noises, however often it is interrupted
+    (:mod:`.trusted_checkpoint`: what is written when, and what cannot be noticed). With seeded keys nothing is kept
+    beside the checkpoint: they protect nobody.
+    """
+
+    def __init__(
+        self, *, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        if policy.trust != "trusted-server":
+            raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
+        if num_rounds < 1:
+            raise ConfigurationError(f"Expected num_rounds >= 1, got {num_rounds}.")
+        self.policy = policy
+        self.num_rounds = num_rounds
+        self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
+        if policy.noise_quality != "exact" and not self._keys.simulated:
+            raise ConfigurationError(
+                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
+            )
+        self._keeps_key = noise_keys is None
+        self._files: TrustedCheckpoint | None = None
+        if self.checkpoint is not None and not self._keys.simulated:
+            self._files = TrustedCheckpoint(self.checkpoint, keeps_key=self._keeps_key)
+        self._mark: CheckpointMark | None = None
+        self._new = False
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter of all num_rounds published models together."""
+        return self.policy.mu
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Epsilon at delta (default the policy's) of all num_rounds published models together."""
+        return gdp_epsilon(self.mu, self.policy.delta if delta is None else delta)
+
+    def ideal_mu(self, num_parameters: int, noise_std: float, shift: float | None = None) -> float:
+        """The mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
+
+        Parameters
+        ----------
+        num_parameters : int
+            d.
+        noise_std : float
+            Smallest standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`.
+        shift : float, optional
+            The most standard deviations by which one sample moves a value; default :attr:`mu`, for no more is possible.
+
+        Raises
+        ------
+        ConfigurationError
+            If the noise cannot serve this mu or this number of rounds on the machines' grid.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :func:`~murmurfl.privacy.normals.ideal_mu`.
+        """
+        if self.policy.noise_quality != "exact":
+            return self.mu
+        plan, values = self.policy.plan(num_parameters), num_parameters * self.num_rounds
+        problem = range_problem(self.mu if shift is None else shift, values, self.policy.delta, self.mu)
+        if problem:
+            raise ConfigurationError(problem)
+        grid_per_std = plan.grid.spacing / noise_std
+        ideal = ideal_mu(self.mu, values, grid_per_std)
+        if grid_per_std < FINEST_GRID or math.isnan(ideal):
+            raise ConfigurationError(
+                f"Expected noise of at most {plan.grid.spacing / FINEST_GRID:.3g} on the machines' grid, got "
+                f"{noise_std:.3g} for mu = {self.mu:g} over {self.num_rounds} rounds: finer than 2^-25 of the noise, a "
+                "grid shows which normals there are. Lower num_rounds, raise max_participations, or raise mu."
+            )
+        return ideal
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "num_rounds": self.num_rounds,
+            "mu": self.mu,
+            "clip_norm": self.policy.clip_norm,
+            "batch_size": self.policy.batch_size,
+        }
+
+    def check_round(self, server_round: int) -> None:
+        """Refuse a round beyond those the noise was calibrated for."""
+        if server_round > self.num_rounds:
+            raise ConfigurationError(
+                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}."
+            )
+
+    # What is kept, in which order.
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        request = super()._plan_round(server_round, reachable)
+        if self._new:
+            # Before anybody is asked: the session, which machines will have counted, is found again after a crash.
+            self._new = False
+            if self._files is not None:
+                self._files.begin(self._keys.secret_key)
+                self._save()
+        return request
+
+    def _save(self) -> None:
+        if self._files is None:
+            super()._save()
+            return
+        self._mark = self._files.next_mark(self.history[-1].server_round if self.history else 0)
+        super()._save()
+        self._files.saved(self._mark)
+
+    def _kept(self) -> dict[str, Any]:
+        mark = None if self._mark is None else asdict(self._mark)
+        return {**super()._kept(), "key_check": self._key_check(), "mark": mark}
+
+    def _identity(self) -> dict[str, Any]:
+        # All of the policy: a resumed training that calibrated its noise to another one would not be what was claimed.
+        policy = {f"policy.{name}": value for name, value in asdict(self.policy).items()}
+        return {**super()._identity(), **policy, "noise": self.policy.plan(vector_size(self._layout)).fingerprint}
+
+    def _resume(self, result: Result) -> int:
+        self._new = self.checkpoint is None or not self.checkpoint.exists()
+        if self._new and self._files is not None:
+            self._files.check_new()
+        done = super()._resume(result)
+        if not self._new:
+            self._save()  # before anybody is asked: it can be written, and nobody else goes on from it
+        return done
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        super()._check_saved(saved)
+        if self._files is not None:
+            self._files.resume(saved["mark"])
+            if self._keeps_key:
+                self._keys = SystemKeys(self._files.key())
+            self._files.check_key(saved["key_check"] == self._key_check())
+        elif saved["key_check"] != self._key_check():
+            raise CheckpointError(
+                f"Expected the noise keys that the training in {self.checkpoint} was begun with, got others; give it "
+                "the same, or remove the checkpoint to start anew."
+            )
+
+    def _key_check(self) -> str:
+        """What the key is recognised by without being written down."""
+        return hmac.digest(self._keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()
