@@ -291,7 +291,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
     """The plan of a machine whose trusted server adds the noise, on the machine's grid."""
     finest = policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
-    # A server of T rounds adds about Delta sqrt(T) / mu to a sum. K of them are a machine's, and T is not known here, so
+    # A server of T rounds adds about Delta sqrt(T) / mu to a sum. K of them are a machine's, and T is not known here:
     # there is room for 16 K rounds before the grid is too fine for the server's noise, which then refuses.
     noise = policy.sensitivity * math.sqrt(policy.max_participations) / policy.mu
     grid = Grid(power_of_two_at_most(max(finest, 8 * FINEST_GRID * noise)))

@@ -69,8 +69,8 @@ class Increment(NamedTuple):
     """Noise of one release: ``added`` minus ``removed``.
 
     The two are kept apart for a mechanism that removes the whole of what it added last
-    (:attr:`Mechanism.removes_last`): there each is rounded to the grid by itself, what one release adds and the next removes is then the same integers,
-    and cancels to the last bit. Of all others the difference is rounded.
+    (:attr:`Mechanism.removes_last`): there each is rounded to the grid by itself, so what one release adds and the next
+    removes is the same integers, and cancels to the last bit. Of all others the difference is rounded.
     """
 
     added: NDArray[np.floating]
