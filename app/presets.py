@@ -72,11 +72,16 @@ def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_p
     )
 
 
+def _mu(config: RunConfig) -> float:
+    """The mu that a step is for: without noise, the limit of large ones."""
+    return config.mu if config.private else math.inf
+
+
 def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters: int) -> Hyperparameters:
     inputs = num_features + 1  # the bias is one more input that is always 1
     lipschitz, smoothness, diameter = math.sqrt(2 * inputs), inputs / 2, 0.1
     clip_norm = lipschitz + 2 * smoothness * diameter
-    machines, asked, mu = config.num_clients, config.clients_per_round, config.mu
+    machines, asked, mu = config.num_clients, config.clients_per_round, _mu(config)
     if config.strategy == "noisy-sgd":
         clip_norm = lipschitz
         variance = (2 * lipschitz / (config.batch_size * mu)) ** 2 * num_parameters / asked
@@ -217,13 +222,13 @@ def _practical(config: RunConfig, num_rounds: int, num_features: int) -> Hyperpa
     most = _largest_step(config, tuned, num_rounds, num_features)
     if config.strategy in (*BASELINES, "trusted-sgd"):
         share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
-        eta = tuned.sgd_rate * config.mu * config.batch_size * share
+        eta = tuned.sgd_rate * _mu(config) * config.batch_size * share
         if config.strategy == "isrl-dp-accelerated":
             eta *= 2 / num_rounds  # the mean of r eta is that eta
         return Hyperparameters(tuned.sgd_clip_norm, min(eta, most), tuned.diameter, "uniform", "uniform")
     if config.strategy in MOMENTUM:  # steps of one length, so that w goes far enough in all
         return Hyperparameters(tuned.sgd_clip_norm, _TREE_PATH / num_rounds, tuned.diameter, "uniform", "uniform")
-    eta, clip_norm = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
+    eta, clip_norm = tuned.mu2_rate * _mu(config) ** tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
     eta = min(eta, most)
     if config.strategy == "delayed-momentum":
         delay = config.num_clients / config.clients_per_round

@@ -180,7 +180,7 @@ def policy_guarantee(
     ----------
     policy : PrivacyPolicy
     mu : float
-        Of its noise plan; infinite under a trusted server.
+        Of its noise plan; infinite where the machine adds no noise.
     covers : str
         Which releases it is true of.
     unit : {"sample", "machine"}
@@ -188,7 +188,7 @@ def policy_guarantee(
     notes : iterable of str
         Further sentences about what the figure rests on.
     """
-    if policy.trust == "trusted-server":
+    if not policy.adds_noise:
         return Guarantee(
             math.inf, policy.delta, "no noise on the machine", unit=unit, covers=covers, notes=tuple(notes)
         )

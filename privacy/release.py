@@ -32,7 +32,7 @@ from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .mechanisms import Draw, State
 from .noise import LARGEST_NORMAL, NONCE_BYTES, row_key, standard_normal_rows, standard_normals
-from .policy import NoisePlan, PrivacyPolicy
+from .policy import NO_NOISE, NoisePlan, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -183,8 +183,8 @@ class PrivateMachine:
     Raises
     ------
     ConfigurationError
-        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or the ledger not
-        durable.
+        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast``, there is
+        none, or the ledger is not durable.
 
     Notes
     -----
@@ -194,7 +194,7 @@ class PrivateMachine:
     unless the callable remembers it; with simulated keys they go together and that is assumed. ``exact`` noise makes
     this true of the numbers actually sent, up to the quality of its pseudorandom normals
     (:mod:`murmurfl.privacy.noise`).
-    Under ``trusted-server`` nothing is guaranteed against the server.
+    Under ``trusted-server`` nothing is guaranteed against the server, and with mechanism ``none`` nothing at all.
     """
 
     def __init__(
@@ -214,6 +214,11 @@ class PrivateMachine:
         if policy.noise_quality != "exact" and not keys.simulated:
             raise ConfigurationError(
                 f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
+                "simulation only."
+            )
+        if policy.mechanism == NO_NOISE and not keys.simulated:
+            raise ConfigurationError(
+                f"Expected a noise mechanism on a real machine, got {policy.mechanism!r}: runs without noise are for "
                 "simulation only."
             )
         for name in ("budget_mu", "delta"):
@@ -379,7 +384,7 @@ class PrivateMachine:
             releases=releases,
             mu_spent=spent,
             mu_guaranteed=guaranteed,
-            mu_budget=math.inf if self.policy.trust == "trusted-server" else float(self.policy.budget_mu or 0.0),
+            mu_budget=float(self.policy.budget_mu or 0.0) if self.policy.adds_noise else math.inf,
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
         )
@@ -440,7 +445,7 @@ class PrivateMachine:
         return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
 
     def _reserve(self, account: Account, session: str) -> Account:
-        if self.policy.trust == "trusted-server":
+        if not self.policy.adds_noise:
             return account.reserve(session, math.inf)  # un-noised: nothing is guaranteed against the server any more
         reserved = account.reserve(session, self.plan.mu)
         budget = float(self.policy.budget_mu or self.policy.mu)

@@ -35,7 +35,7 @@ from .gdp import gdp_epsilon
 from .keys import derived_seed
 from .ledger import Account
 from .noise import LARGEST_NORMAL, NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
-from .policy import NoisePlan, PrivacyPolicy
+from .policy import NO_NOISE, NoisePlan, PrivacyPolicy
 from .release import PrivateMachine, Release
 
 Accounting = Literal["amplified", "composed"]
@@ -207,7 +207,8 @@ class ShuffledPolicy(PrivacyPolicy):
     Parameters
     ----------
     clip_norm, mu, budget_mu, delta, noise_quality, trust
-        See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server`` no step has noise.
+        See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server``, and with mechanism ``none``, no step has
+        noise.
     batch_size : int
         n, the silo's samples. Any of them may be in an epoch, at most once.
     max_participations : int
@@ -231,7 +232,9 @@ class ShuffledPolicy(PrivacyPolicy):
     accounting: Accounting = "amplified"
 
     def __post_init__(self) -> None:
-        fixed = {"mechanism": "independent", "clip_unit": "update", "release_rule": "paper"}
+        fixed = {"clip_unit": "update", "release_rule": "paper"}
+        if self.mechanism != NO_NOISE:
+            fixed["mechanism"] = "independent"
         fixed["sample_participations"] = self.max_participations  # type: ignore[assignment]
         for name, value in fixed.items():
             object.__setattr__(self, name, value)

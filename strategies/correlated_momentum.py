@@ -12,6 +12,7 @@ independent noise and no normalisation it is DP-SGD (Abadi et al. 2016) with a f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -89,6 +90,8 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation in front of Z, for the mean of the gradients."""
+        if math.isinf(self.mu):
+            return 0.0
         plan = self.policy.plan(num_parameters)
         return self.mechanism.noise_std(plan.sensitivity, self.mu, **self.policy.pattern) / self.clients_per_round
 

@@ -149,7 +149,9 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
             changes = self.changes(num_parameters)
             shape = self.num_rounds, self.epoch, self.alpha
             trees = ReconstructionTrees(*shape, best_gamma(*shape, changes) if self.gamma is None else self.gamma)
-            self._trees[num_parameters] = trees, trees.noise_stds(changes, self.mu)
+            noiseless = math.isinf(self.mu)
+            stds = np.zeros(trees.num_nodes) if noiseless else trees.noise_stds(changes, self.mu)
+            self._trees[num_parameters] = trees, stds
         return self._trees[num_parameters]
 
     def settings(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, 
 from .base import ReleaseStrategy
 from .mu2 import check_step
 from .replies import Reply, Vector
-from .trusted_mu2 import could_be_honest
+from .trusted_mu2 import check_server_noise, could_be_honest, server_mu
 
 StateT = TypeVar("StateT")
 
@@ -40,6 +40,7 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
     policy : PrivacyPolicy
         What all machines were configured with: ``trust="trusted-server"``, ``release_rule="paper"``, clip and batch
         that give Delta, passes (``sample_participations``) of ``min_separation`` = N releases; its mu is the guarantee.
+        With mechanism ``none`` the server adds no noise either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
@@ -53,7 +54,8 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
     like the data. It rests on every sample taking part in rounds c, c + N, c + 2 N, ... only: a reply counts only if
     its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
     server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
-    than the policy's are dropped.
+    than the policy's are dropped. With mechanism ``none``, which is refused unless the keys are simulated, nothing is
+    guaranteed.
     """
 
     def __init__(
@@ -90,15 +92,12 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT]):
         self.alpha = float(alpha)
         self.epoch = policy.min_separation if policy.sample_participations > 1 else num_rounds
         self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if policy.noise_quality != "exact" and not self._keys.simulated:
-            raise ConfigurationError(
-                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
-            )
+        check_server_noise(policy, self._keys)
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter of all num_rounds published models together."""
-        return self.policy.mu
+        """Gaussian-DP parameter of all num_rounds published models together; infinite without noise."""
+        return server_mu(self.policy)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon at delta (default the policy's) of all num_rounds published models together."""

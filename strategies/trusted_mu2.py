@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..privacy import (
+    NO_NOISE,
     ConfigurationError,
     NoiseKeys,
     PrivacyPolicy,
@@ -39,6 +40,28 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, releases: int) -> bo
     return bool((counts == np.rint(counts)).all())
 
 
+def check_server_noise(policy: PrivacyPolicy, keys: NoiseKeys) -> None:
+    """Refuse a trusted server's policy that is for simulation only with keys that are not.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if keys.simulated:
+        return
+    if policy.noise_quality != "exact":
+        raise ConfigurationError("Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.")
+    if policy.mechanism == NO_NOISE:
+        raise ConfigurationError(
+            f"Expected a noise mechanism with real keys, got {NO_NOISE!r}: runs without noise are for simulation only."
+        )
+
+
+def server_mu(policy: PrivacyPolicy) -> float:
+    """Gaussian-DP parameter of everything a trusted server publishes; infinite if it adds no noise."""
+    return math.inf if policy.mechanism == NO_NOISE else policy.mu
+
+
 class TrustedMu2(Mu2):
     """DP-mu^2-FL with a trusted server, which adds the noise for everybody.
 
@@ -48,7 +71,7 @@ class TrustedMu2(Mu2):
         See :class:`~murmurfl.strategies.Mu2`.
     policy : PrivacyPolicy
         What the machines were configured with: ``trust="trusted-server"``, and the clip and batch that give Delta; its
-        mu is the guarantee of the run.
+        mu is the guarantee of the run. With mechanism ``none`` the server adds no noise either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
@@ -60,7 +83,8 @@ class TrustedMu2(Mu2):
     against everybody but the server itself, which sees contributions without noise, provided machines are honest,
     links are private, and nothing else computed from the un-noised momentum is published; the checkpoint holds it and
     must be kept like the data. Each release is aggregated exactly once, and replies that state a larger sensitivity
-    or another grid than the policy's are dropped.
+    or another grid than the policy's are dropped. With mechanism ``none``, which is refused unless the keys are
+    simulated, nothing is guaranteed.
     """
 
     def __init__(
@@ -89,15 +113,12 @@ class TrustedMu2(Mu2):
         self.policy = policy
         self.num_rounds = num_rounds
         self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if policy.noise_quality != "exact" and not self._keys.simulated:
-            raise ConfigurationError(
-                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
-            )
+        check_server_noise(policy, self._keys)
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter of all num_rounds published models together."""
-        return self.policy.mu
+        """Gaussian-DP parameter of all num_rounds published models together; infinite without noise."""
+        return server_mu(self.policy)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon at delta (default the policy's) of all num_rounds published models together."""

@@ -161,7 +161,7 @@ def audit_client(
     ((releases, parameters),) = shapes
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
-        raise ConfigurationError("Expected a policy with noise of the machine's own, got 'trusted-server'.")
+        raise ConfigurationError("Expected a policy with noise of the machine's own, got one without.")
     directions = _row_space(np.concatenate(list(shifts.values())))
 
     def transcripts(canary: str | None) -> NDArray[np.float64]:
