@@ -337,12 +337,13 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
             settings = {**cell["settings"], **entry.get("settings", {})}
+            noisy = settings.get("mechanism") != NO_NOISE
             row = {
                 "table": cell["table"],
                 "machines": settings["num-clients"],
                 "asked": settings["clients-per-round"],
                 "batch": settings["batch-size"],
-                "mu asked": settings["mu"] if settings.get("mechanism") != NO_NOISE else None,
+                "mu asked": settings["mu"] if noisy else None,
                 "algorithm": label,
                 "accuracy %": 100 * entry["accuracy"]["mean"],
                 "± std": 100 * entry["accuracy"]["std"],
@@ -351,7 +352,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "paper loss": entry["paper"].get("loss"),
                 "mu": entry["mu"]["mean"],
                 "epsilon": entry["epsilon"]["mean"],
-                "noise": settings.get("noise-quality", RunConfig().noise_quality),
+                "noise": settings.get("noise-quality", RunConfig().noise_quality) if noisy else NO_NOISE,
                 "delta": entry["delta"]["mean"],
                 "seconds": entry["seconds"]["mean"],
                 "runs": len(entry["accuracy"]["runs"]),
