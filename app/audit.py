@@ -101,7 +101,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     """
     experiment = prepare(config)
     policy = experiment.policy()
-    if policy.trust == "trusted-server":
+    if not policy.adds_noise:
         raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")
     scene = _Scene(experiment)
     last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations

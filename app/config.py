@@ -18,6 +18,7 @@ from ..privacy import (
     ACCOUNTINGS,
     CLIP_UNITS,
     MECHANISMS,
+    NO_NOISE,
     NOISE_QUALITIES,
     ORDERS,
     RELEASE_RULES,
@@ -59,7 +60,6 @@ TASKS = ("digits", "mnist", "mnist-parity", "synthetic", "synthetic-logistic", *
 FEATURES = ("pixels", "oriented-gradients", "means-2x2", "means-4x4")
 MODELS = ("softmax", "mlp", "cnn", "logistic", "nonconvex-logistic", "ridge", "mean")
 PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
-NO_NOISE = "none"
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -118,7 +118,8 @@ class RunConfig:
         Weight of a new gradient in the strategies of private momentum.
     mechanism : str
         How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
-        ``independent`` for SGD. ``none`` adds no noise, to see what noise costs: nothing is private then.
+        ``independent`` for SGD. ``none`` adds no noise anywhere, to see what noise costs: nothing is private then,
+        and mu only stands for the largest there is. For simulations only.
     decoder, workload : str
         Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
     bands, buffers : int
@@ -283,16 +284,14 @@ class RunConfig:
             self._check("model", self.model == PUBLIC_TASKS[self.task], f"{PUBLIC_TASKS[self.task]!r} for this task")
             self._check("public_samples", not self.public_samples, "0 for a task with public samples of its own")
         if shuffled:
-            self._check("mechanism", self.mechanism in ("", NO_NOISE), "left to this strategy")
+            self._check("mechanism", self.mechanism in ("", NO_NOISE), f"left to this strategy, or {NO_NOISE!r}")
         self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
-        if self.mechanism == NO_NOISE:
-            self._check("mechanism", online or shuffled, "another one unless strategy = 'online' or 'shuffled'")
         if self.strategy == "correlated-momentum":
-            allowed = ("", *MOMENTUM_MECHANISMS)
+            allowed = ("", NO_NOISE, *MOMENTUM_MECHANISMS)
             self._check("mechanism", self.mechanism in allowed, f"one of {', '.join(map(repr, allowed))}")
         elif self.strategy in (*TRUSTED, *BASELINES):
-            allowed = ("",) if self.strategy in TRUSTED else ("", "independent")
-            self._check("mechanism", self.mechanism in allowed, "left to this strategy")
+            allowed = ("", NO_NOISE) if self.strategy in TRUSTED else ("", NO_NOISE, "independent")
+            self._check("mechanism", self.mechanism in allowed, f"left to this strategy, or {NO_NOISE!r}")
         for name, mechanism in _OPTION_OF.items():
             self._check(
                 name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
@@ -319,6 +318,11 @@ class RunConfig:
     def trackers(self) -> tuple[str, ...]:
         """The names in :attr:`track`, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is: not without noise."""
+        return self.mechanism != NO_NOISE
 
     @property
     def mechanism_options(self) -> dict[str, str | int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
-from .config import NO_NOISE, RunConfig
+from .config import RunConfig
 from .engines import app_folder
 from .experiment import Experiment, prepare
 from .launch import CONNECTION_NAME, Launch, LaunchError, Scalar, executable, toml_document
@@ -215,7 +215,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         raise ConfigurationError(
             f"Expected a strategy for real nodes, one of {', '.join(NODE_STRATEGIES)}, got {config.strategy!r}."
         )
-    if config.mechanism == NO_NOISE or config.noise_quality != "exact" or policy.mechanism_options:
+    if not config.private or config.noise_quality != "exact" or policy.mechanism_options:
         raise ConfigurationError(
             "Expected a mechanism without options and exact noise on real nodes, got "
             f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}."

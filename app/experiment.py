@@ -63,6 +63,7 @@ from ..strategies import (
 from ..strategies.shuffled import penalty
 from .config import BASELINES, MOMENTUM, NO_NOISE, TRUSTED, RunConfig
 from .gradient_norms import GradientNorms
+from .largest_mu import plan_or_largest_mu
 from .models import Model, make_model
 from .network import LossyGrid
 from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
@@ -142,7 +143,6 @@ class Experiment:
         cap = config.max_participations or min(self.num_rounds, config.passes * separation)
         momentum = config.strategy in ("mu2", "delayed-momentum")
         schedule = self.values.schedule if self.mechanism == "cancelling" and momentum else None
-        no_noise = config.strategy in TRUSTED or config.mechanism == NO_NOISE
         return PrivacyPolicy(
             clip_norm=self.values.clip_norm,
             batch_size=config.batch_size,
@@ -159,7 +159,7 @@ class Experiment:
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
             # SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
             release_rule="paper" if config.strategy in (*BASELINES, *MOMENTUM) else config.release_rule,  # type: ignore[arg-type]
-            trust="trusted-server" if no_noise else "untrusted-server",
+            trust="trusted-server" if config.strategy in TRUSTED else "untrusted-server",
         )
 
     def shuffled_policy(self, samples: int) -> ShuffledPolicy:
@@ -177,7 +177,7 @@ class Experiment:
             public_steps=samples - private,
             accounting=config.accounting,  # type: ignore[arg-type]
             noise_quality=config.noise_quality,  # type: ignore[arg-type]
-            trust="trusted-server" if config.mechanism == NO_NOISE else "untrusted-server",
+            mechanism=NO_NOISE if not config.private else "independent",
         )
 
     @property
@@ -188,9 +188,11 @@ class Experiment:
     @property
     def mechanism(self) -> str:
         """The mechanism of the machines' noise."""
+        if not self.config.private:
+            return NO_NOISE
         if self.config.strategy in MOMENTUM:
             return "independent"  # the mechanism that is set is the server's
-        if self.config.mechanism not in ("", NO_NOISE):
+        if self.config.mechanism:
             return self.config.mechanism
         alone = self.config.strategy in (*BASELINES, "shuffled")
         return "independent" if alone else "cancelling"
@@ -204,7 +206,7 @@ class Experiment:
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
         sizes = {len(shard): i for i, shard in enumerate(self.shards)}
-        return [self.policy(i).plan(self.model.num_parameters) for i in sizes.values()]
+        return [plan_or_largest_mu(self.policy(i), self.model.num_parameters) for i in sizes.values()]
 
     def client(self, machine: int, ledger: Ledger, rows: RowCache | None = None) -> PrivateClient:
         """A simulated machine, with seeded keys. For engines only."""
@@ -308,7 +310,7 @@ class Experiment:
         if config.strategy == "trusted-sgd":
             return CorrelatedMomentum(alpha=1.0, normalised=False, **options)
         if config.strategy == "correlated-momentum":
-            mechanism = config.mechanism or "blt"
+            mechanism = "independent" if not config.private else config.mechanism or "blt"
             chosen = config.mechanism_options
             if mechanism == "blt" and config.passes > 1:
                 chosen |= {"num_participations": config.passes, "min_separation": self.policy().min_separation}
@@ -460,15 +462,37 @@ def guaranteed_mu(experiment: Experiment) -> float:
     Notes
     -----
     **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow. With an
-    untrusted server it holds against the server; with a trusted one, against everybody else.
+    untrusted server it holds against the server; with a trusted one, against everybody else. Infinite without noise,
+    whatever the configured mu is.
     """
-    if experiment.config.strategy in TRUSTED:
-        return experiment.config.mu
     if experiment.config.strategy == "shuffled" and experiment.config.variant == "public-only":
         return 0.0  # nobody is asked
-    if experiment.config.mechanism == NO_NOISE:
+    if not experiment.config.private:
         return math.inf
+    if experiment.config.strategy in TRUSTED:
+        server: Any = experiment.strategy()
+        return server.guaranteed_mu(experiment.model.num_parameters)
     return max(plan.mu for plan in experiment.plans())
+
+
+def check_deployed(config: RunConfig) -> None:
+    """Refuse a run on real machines that is for simulation only.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    **Formal guarantees.** None rests on it: real machines add the noise of their own policies whatever a run
+    configuration says, and refuse to be without. It keeps a run from being called what it is not.
+    """
+    if not config.private:
+        raise ConfigurationError(
+            f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
+            "are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; to see "
+            "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`."
+        )
 
 
 def run_experiment(
@@ -500,6 +524,8 @@ def run_experiment(
     MurmurflError
         If the configuration is impossible, machines are missing, or no machine's release was ever aggregated.
     """
+    if deployed:
+        check_deployed(config)
     experiment = prepare(config)
     mu = guaranteed_mu(experiment)
     epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf

@@ -7,9 +7,12 @@ from numpy.typing import NDArray
 
 _BLOCK = 5000
 
+ORIENTED_GRADIENTS_NORM = 4.0
+"""L2 norm of every sample's oriented gradients, unless it has none at all."""
+
 
 def oriented_gradients(
-    images: NDArray[np.uint8], *, orientations: int = 8, cell: int = 4, norm: float = 4.0
+    images: NDArray[np.uint8], *, orientations: int = 8, cell: int = 4, norm: float = ORIENTED_GRADIENTS_NORM
 ) -> NDArray[np.float32]:
     """Histograms of oriented gradients: how much edge of each direction there is in each cell of an image.
 

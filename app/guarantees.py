@@ -15,7 +15,9 @@ from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
 from .experiment import Experiment, RunResult, guaranteed_mu, prepare
 
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
+NO_NOISE_WORDS = "no noise was added anywhere"
 _ROUNDS = "over all models it publishes"
+NOT_PRIVATE = "Not private: for comparison only."
 EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
 
 
@@ -47,8 +49,8 @@ def run_guarantee(
     words, covers = "", "over all releases its cap allows"
     if mu == 0.0:
         words = "nobody was asked"
-    elif config.mechanism == NO_NOISE:
-        words = "no noise was added"
+    elif not config.private:
+        words = NO_NOISE_WORDS
     elif config.strategy in TRUSTED:
         words, covers = f"{_server_noise(config)} in each of {experiment.num_rounds} rounds", _ROUNDS
     elif config.strategy == "shuffled":
@@ -58,6 +60,8 @@ def run_guarantee(
     else:
         words = (_stated_words(statements) if deployed else "") or mechanism_words(experiment.policy())
     notes = [FAST_NOISE] if config.noise_quality != "exact" else []
+    if not config.private:
+        notes = [NOT_PRIVATE]
     if mu == 0.0:
         notes = ["No private sample was used: nothing is spent."]
     notes.append(_basis(config, deployed, statements))
@@ -100,8 +104,8 @@ def settings_guarantee(config: RunConfig) -> Guarantee:
             words += f", {config.clip_unit or 'update'} sensitivity"
         if config.passes > 1:
             words += f", every sample in up to {config.passes} releases"
-    if config.mechanism == NO_NOISE:
-        return Guarantee(math.inf, config.delta, "no noise", trust=_trust(config), covers=covers, notes=notes)
+    if not config.private:
+        return Guarantee(math.inf, config.delta, NO_NOISE_WORDS, covers=covers, notes=(NOT_PRIVATE, SIMULATED))
     return Guarantee(config.mu, config.delta, words, trust=_trust(config), covers=covers, notes=notes)
 
 
@@ -118,19 +122,25 @@ def table_caption(document: Mapping[str, Any]) -> str:
     ConfigurationError
         If it does not say which strategy an algorithm is.
     """
-    guarantees = []
+    guarantees, noiseless = [], dict[str, None]()
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
             # Documents of the first version name the strategy in the label alone.
             given = entry.get("settings") or {"strategy": label.partition(",")[0]}
             settings = {**cell["settings"], **given}
-            if settings.get("mechanism") != NO_NOISE and entry["epsilon"]["mean"] != 0:
+            if settings.get("mechanism") == NO_NOISE:
+                noiseless[label] = None
+            elif entry["epsilon"]["mean"] != 0:
                 guarantees.append((label, settings_guarantee(RunConfig.from_mapping(settings))))
-    return caption(guarantees) if guarantees else "No epsilon: nothing private was released."
+    sentences = [caption(guarantees)] if guarantees else []
+    if noiseless:
+        sentences.append(f"Without noise, and not private: {' / '.join(noiseless)}.")
+    return " ".join(sentences) or "No epsilon: nothing private was released."
 
 
 def _trust(config: RunConfig) -> Trust:
-    return "trusted-server" if config.strategy in TRUSTED else "untrusted-server"
+    # Without noise nothing holds, against anybody.
+    return "trusted-server" if config.strategy in TRUSTED and config.private else "untrusted-server"
 
 
 def _server_noise(config: RunConfig) -> str:

@@ -25,7 +25,7 @@ from ..clients.operators_file import (
     operators_file,
     read_operators_file,
 )
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
+from ..privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
 from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
@@ -130,6 +130,8 @@ class NodeConfig:
         self._check("ledger", bool(self.ledger), "the path of a ledger")
         for name in ("clip_norm", "mu"):
             self._check(name, getattr(self, name) > 0, "a number > 0")
+        known = ("", *MECHANISMS)
+        self._check("mechanism", self.mechanism in known, f"one of {', '.join(map(repr, known))}")
         self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
         for name in ("batch_size", "passes"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..strategies import Regularizer
 from .config import BASELINES, MOMENTUM, RunConfig
+from .smoothness import smoothness
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_p
     elif config.preset == "paper":
         preset = _paper(config, num_rounds, num_features, num_parameters)
     else:
-        preset = _practical(config, num_rounds)
+        preset = _practical(config, num_rounds, num_features)
     return Hyperparameters(
         clip_norm=config.clip_norm or preset.clip_norm,
         learning_rate=config.learning_rate or preset.learning_rate,
@@ -71,11 +72,16 @@ def hyperparameters(config: RunConfig, num_rounds: int, num_features: int, num_p
     )
 
 
+def _mu(config: RunConfig) -> float:
+    """The mu that a step is for: without noise, the limit of large ones."""
+    return config.mu if config.private else math.inf
+
+
 def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters: int) -> Hyperparameters:
     inputs = num_features + 1  # the bias is one more input that is always 1
     lipschitz, smoothness, diameter = math.sqrt(2 * inputs), inputs / 2, 0.1
     clip_norm = lipschitz + 2 * smoothness * diameter
-    machines, asked, mu = config.num_clients, config.clients_per_round, config.mu
+    machines, asked, mu = config.num_clients, config.clients_per_round, _mu(config)
     if config.strategy == "noisy-sgd":
         clip_norm = lipschitz
         variance = (2 * lipschitz / (config.batch_size * mu)) ** 2 * num_parameters / asked
@@ -118,6 +124,9 @@ class _Tuned:
     mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, for w moves by eta times a momentum that grows with t.
     Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds; with samples that return P
     times the noise is sqrt(P) times as large.
+
+    Both grow with mu, as long as noise is what limits a step. ``mu2_most`` and ``sgd_most`` are where the curvature
+    does: the most that eta L may be (:func:`_largest_step`).
     """
 
     mu2_clip_norm: float
@@ -126,13 +135,17 @@ class _Tuned:
     sgd_clip_norm: float
     sgd_rate: float
     diameter: float
+    mu2_most: float
+    sgd_most: float
 
+
+_UNTUNED = _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 60.0, 80.0)
+"""For every other task: the rates of MNIST's pixels, and the most careful bounds of all below."""
 
 _TUNED = {
-    ("digits", "pixels"): _Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0),
-    ("synthetic", "pixels"): _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0),  # for timing only: not tuned
-    ("mnist", "pixels"): _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0),
-    ("mnist", "oriented-gradients"): _Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0),
+    ("digits", "pixels"): _Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0, 80.0, 80.0),
+    ("mnist", "pixels"): _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 150.0, 600.0),
+    ("mnist", "oriented-gradients"): _Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0, 60.0, 140.0),
 }
 
 
@@ -204,18 +217,46 @@ def _shuffled(config: RunConfig, num_features: int) -> Hyperparameters:
     return Hyperparameters(10.0, min(0.001, 1.0 / smoothness), 1.0, "uniform", "uniform")
 
 
-def _practical(config: RunConfig, num_rounds: int) -> Hyperparameters:
-    tuned = _TUNED.get((config.task, config.features), _TUNED["synthetic", "pixels"])
+def _practical(config: RunConfig, num_rounds: int, num_features: int) -> Hyperparameters:
+    tuned = _TUNED.get((config.task, config.features), _UNTUNED)
+    most = _largest_step(config, tuned, num_rounds, num_features)
     if config.strategy in (*BASELINES, "trusted-sgd"):
         share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
-        eta = tuned.sgd_rate * config.mu * config.batch_size * share
+        eta = tuned.sgd_rate * _mu(config) * config.batch_size * share
         if config.strategy == "isrl-dp-accelerated":
             eta *= 2 / num_rounds  # the mean of r eta is that eta
-        return Hyperparameters(tuned.sgd_clip_norm, eta, tuned.diameter, "uniform", "uniform")
+        return Hyperparameters(tuned.sgd_clip_norm, min(eta, most), tuned.diameter, "uniform", "uniform")
     if config.strategy in MOMENTUM:  # steps of one length, so that w goes far enough in all
         return Hyperparameters(tuned.sgd_clip_norm, _TREE_PATH / num_rounds, tuned.diameter, "uniform", "uniform")
-    eta, clip_norm = tuned.mu2_rate * config.mu**tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
+    eta, clip_norm = tuned.mu2_rate * _mu(config) ** tuned.mu2_power / num_rounds**2, tuned.mu2_clip_norm
+    eta = min(eta, most)
     if config.strategy == "delayed-momentum":
         delay = config.num_clients / config.clients_per_round
         clip_norm, eta = clip_norm * delay, eta / math.sqrt(delay)
     return Hyperparameters(clip_norm, eta, tuned.diameter, "uniform", "uniform")
+
+
+_SAMPLING = 16.0
+"""How soon the sampling of a round's batches bounds a step; see :func:`_largest_step`."""
+
+
+def _largest_step(config: RunConfig, tuned: _Tuned, num_rounds: int, num_features: int) -> float:
+    """The largest step that makes sense without any noise; no mu leads beyond it.
+
+    Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD: without
+    noise q_t = t grad f(x_t), and x moves by 2 / (t + 2) of what w does, so a step is 2 eta long and the momentum bears
+    4 / lambda. The same holds of the accelerated ISRL-DP, whose steps r eta are averaged in with 2 / (r + 1); as among
+    the paper's constants, its bound is half of that of the plain one. L bounds the curvature of one sample's loss where
+    it is steepest. The mean over samples, clipped, is far flatter; how much is the multiple of 1 / L in ``tuned``.
+
+    The corrected gradients of mu^2-SGD and the growing steps of the accelerated ISRL-DP also add up what the samples of
+    a round, b m of them, have in error: like sqrt(T) in q and T^1.5 in w, over sqrt(b m). So where there are many
+    rounds of few samples, the bound is 16 sqrt(b m) / T^1.5 of the above; with b m = T that is the papers' 1 / T.
+    """
+    steepest = smoothness(config, num_features, feature_bound(config))
+    if config.strategy in ("noisy-sgd", "isrl-dp", "trusted-sgd"):
+        return tuned.sgd_most / steepest
+    samples = config.batch_size * config.clients_per_round
+    errors = min(1.0, _SAMPLING * math.sqrt(samples) / num_rounds**1.5)
+    most = tuned.sgd_most / 2 if config.strategy == "isrl-dp-accelerated" else tuned.mu2_most
+    return errors * most / steepest

@@ -226,6 +226,7 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
         linewidth=2,
     )
     config = document["config"]
+    spent = f"whole run: μ = {shown(document['mu'])}, ε = {shown(document['epsilon'])} at δ = {document['delta']:g}"
     axes.set_xlabel("round")
     figure.supxlabel(textwrap.fill(document["guarantee"], 120), fontsize=6.5, color="#444444")
     axes.set_ylabel("test accuracy [%]" if measure == "accuracy" else "loss")
@@ -236,7 +237,7 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
     axes.text(
         0.98,
         0.05,
-        f"whole run: μ = {shown(document['mu'])}, ε = {shown(document['epsilon'])} at δ = {document['delta']:g}\n"
+        f"{'NOT PRIVATE: ε is infinite' if document['epsilon'] is None else spent}\n"
         f"{document['num_clients']} machines, {document['releases']} releases"
         f"{noise_note(config['noise-quality'])}",
         transform=axes.transAxes,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError, rounded_up
-from .config import RunConfig
+from .config import NO_NOISE, RunConfig
 from .curves import SUMS, curve_statistics, plot_curves
 from .engines import ENGINES, FIGURES, run_once
 from .excess import excess_entry, excess_rows, excess_table, plot_excess
@@ -337,12 +337,13 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
             settings = {**cell["settings"], **entry.get("settings", {})}
+            noisy = settings.get("mechanism") != NO_NOISE
             row = {
                 "table": cell["table"],
                 "machines": settings["num-clients"],
                 "asked": settings["clients-per-round"],
                 "batch": settings["batch-size"],
-                "mu asked": settings["mu"],
+                "mu asked": settings["mu"] if noisy else None,
                 "algorithm": label,
                 "accuracy %": 100 * entry["accuracy"]["mean"],
                 "± std": 100 * entry["accuracy"]["std"],
@@ -351,7 +352,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "paper loss": entry["paper"].get("loss"),
                 "mu": entry["mu"]["mean"],
                 "epsilon": entry["epsilon"]["mean"],
-                "noise": settings.get("noise-quality", RunConfig().noise_quality),
+                "noise": settings.get("noise-quality", RunConfig().noise_quality) if noisy else NO_NOISE,
                 "delta": entry["delta"]["mean"],
                 "seconds": entry["seconds"]["mean"],
                 "runs": len(entry["accuracy"]["runs"]),
@@ -412,13 +413,13 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             row["table"],
             f"{row['asked']} of {row['machines']}",
             row["batch"],
-            f"{row['mu asked']:.4g}",
+            "" if row["mu asked"] is None else f"{row['mu asked']:.4g}",
             row["algorithm"],
             _spread(row, "accuracy %", "± std", ".1f"),
             "" if paper is None else f"{paper:.1f}",
             f"{row['loss']:.4f}",
             "" if paper_loss is None else f"{paper_loss:.3f}",
-            rounded_up(row["epsilon"], places=2),
+            "none" if row["epsilon"] is None else rounded_up(row["epsilon"], places=2),
             row["noise"],
             f"{row['seconds']:.0f}",
         )
@@ -458,9 +459,10 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
     from matplotlib.figure import Figure
 
     rows = list(rows)
+    mus = ["no noise" if row["mu asked"] is None else f"mu {row['mu asked']:.4g}" for row in rows]
     labels = [
-        f"{row['table']}: mu {row['mu asked']:.4g}, {row['asked']} of {row['machines']}, {row['algorithm']}"
-        for row in rows
+        f"{row['table']}: {mu}, {row['asked']} of {row['machines']}, {row['algorithm']}"
+        for row, mu in zip(rows, mus, strict=True)
     ]
     lines = textwrap.wrap(caption, 150)
     figure = Figure(figsize=(10, 1.2 + 0.32 * len(rows) + 0.13 * len(lines)), layout="constrained")
@@ -482,7 +484,9 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
     else:
         axes.set_xlabel("test accuracy [%], mean and standard deviation over seeds")
     for position, row in zip(positions, rows, strict=True):
-        note = f"ε = {rounded_up(row['epsilon'], 3)} at δ = {row['delta']:g}, {row['noise']} noise"
+        note = "not private: no noise"
+        if row["epsilon"] is not None:
+            note = f"ε = {rounded_up(row['epsilon'], 3)} at δ = {row['delta']:g}, {row['noise']} noise"
         axes.text(1, position, note, va="center", fontsize=7, color="white")
     axes.set_yticks(positions, labels, fontsize=8)
     axes.set_xlim(0, 100)

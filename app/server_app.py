@@ -13,7 +13,7 @@ from flwr.superlink.grid import HttpGrid
 
 from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
-from .experiment import Progress, run_experiment
+from .experiment import Progress, check_deployed, run_experiment
 from .guarantees import expected_guarantee
 from .progress import RoundLine
 from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines, write_failure, write_record
@@ -71,6 +71,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
+    if deployed:
+        check_deployed(config)
     guarantee = expected_guarantee(config, deployed=deployed)
     log(INFO, "%s", guarantee)
     checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None

@@ -23,7 +23,7 @@ from ..privacy import ConfigurationError, SimulatedKeys, gdp_epsilon, row_key
 from ..privacy.shuffled import epoch_order, step_noise
 from ..strategies import proximal
 from ..strategies.shuffled import penalty
-from .config import NO_NOISE, RunConfig
+from .config import RunConfig
 from .experiment import Experiment, guaranteed_mu, prepare
 from .models import LinearModel, MeanEstimation
 from .presets import regularization
@@ -54,7 +54,7 @@ def sweep_of(config: RunConfig) -> RunConfig:
 def is_covered(config: RunConfig) -> bool:
     """Whether the guarantee holds for a run's step: amplification needs eta <= 1 / L*, plain composition nothing."""
     experiment = prepare(config)
-    amplified = config.variant == "interleaved" and config.accounting == "amplified" and config.mechanism != NO_NOISE
+    amplified = config.variant == "interleaved" and config.accounting == "amplified" and config.private
     smoothness = float(getattr(experiment.model, "smoothness", math.inf))
     return not amplified or experiment.values.learning_rate * smoothness <= 1.0 + 1e-12
 

@@ -6,7 +6,7 @@ fresh noise. Every sample is in one release, so sigma = Delta / mu without compo
 
 from __future__ import annotations
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RowCache
+from ..privacy import NO_NOISE, ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RowCache
 from .base import PrivateClient
 from .gradients import PerSampleGradients, Samples
 
@@ -15,7 +15,7 @@ class NoisySGDClient(PrivateClient):
     """A machine of noisy SGD, for :class:`~murmurfl.strategies.NoisySGD`.
 
     Parameters, guarantees and errors are those of :class:`~murmurfl.clients.base.PrivateClient`; the policy's mechanism
-    must be ``independent``, and a ``release_rule`` of ``paper`` makes each reply stand alone.
+    must be ``independent`` (or ``none``), and a ``release_rule`` of ``paper`` makes each reply stand alone.
 
     Notes
     -----
@@ -33,7 +33,7 @@ class NoisySGDClient(PrivateClient):
         name: str,
         rows: RowCache | None = None,
     ) -> None:
-        if policy.mechanism != "independent":
+        if policy.mechanism not in ("independent", NO_NOISE):
             raise ConfigurationError(f"Expected mechanism 'independent' for noisy SGD, got {policy.mechanism!r}.")
         super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import (
+    NO_NOISE,
     ORDERS,
     ConfigurationError,
     Ledger,
@@ -97,7 +98,7 @@ class ShuffledClient(PrivateClient):
         if policy.batch_size != len(samples):
             raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
         self._farthest = math.inf
-        if policy.accounting_used == "amplified":
+        if policy.accounting_used == "amplified" and policy.mechanism != NO_NOISE:
             smoothness = check_amplified(gradients, learning_rate, policy.clip_norm)
             rounding = smoothness * policy.steps * (sum(map(math.prod, gradients.shapes)) + 2) * 2.0**-53
             self._farthest = ITERATION_ROUNDING * 2.0 * policy.clip_norm / rounding

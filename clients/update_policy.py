@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import (
+    NO_NOISE,
     SIMULATED,
     ConfigurationError,
     Guarantee,
@@ -83,6 +84,10 @@ class UpdatePolicy:
             raise ConfigurationError(f"Expected releases_per_pass to be an integer >= 1, got {value!r}.")
         if not isinstance(self.allow_evaluation, bool):
             raise ConfigurationError(f"Expected allow_evaluation to be true or false, got {self.allow_evaluation!r}.")
+        if self.mechanism == NO_NOISE:
+            raise ConfigurationError(
+                f"Expected a noise mechanism, got {self.mechanism!r}: to see what noise costs, leave the mod out."
+            )
         self.privacy_policy()
 
     @property

@@ -23,7 +23,7 @@ from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
 from .ledger_summary import LedgerSummary, SessionSummary, read_ledger
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
-from .policy import CLIP_UNITS, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy, Trust
+from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy, Trust
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
 from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark, upgrade_ledger
@@ -34,6 +34,7 @@ __all__ = [
     "FAST_NOISE",
     "MECHANISMS",
     "NOISE_QUALITIES",
+    "NO_NOISE",
     "ORDERS",
     "RELATIONS",
     "RELEASE_RULES",

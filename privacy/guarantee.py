@@ -180,7 +180,7 @@ def policy_guarantee(
     ----------
     policy : PrivacyPolicy
     mu : float
-        Of its noise plan; infinite under a trusted server.
+        Of its noise plan; infinite where the machine adds no noise.
     covers : str
         Which releases it is true of.
     unit : {"sample", "machine"}
@@ -188,7 +188,7 @@ def policy_guarantee(
     notes : iterable of str
         Further sentences about what the figure rests on.
     """
-    if policy.trust == "trusted-server":
+    if not policy.adds_noise:
         return Guarantee(
             math.inf, policy.delta, "no noise on the machine", unit=unit, covers=covers, notes=tuple(notes)
         )
@@ -198,7 +198,7 @@ def policy_guarantee(
 
 def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
     """Why a policy with noise guarantees nothing, if it does not."""
-    if not (math.isinf(mu) and policy.trust == "untrusted-server"):
+    if not (math.isinf(mu) and policy.adds_noise):
         return ()
     return (f"mu = {policy.mu:g} at delta = {policy.delta:g} is more than this noise can be vouched for.",)
 

@@ -28,6 +28,8 @@ Trust = Literal["untrusted-server", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
+NO_NOISE = "none"
+"""The mechanism of a simulated machine that adds no noise, to see what noise costs."""
 
 # The grid: fine against the noise it hides in, fine against the sensitivity it is charged to, and never finer than
 # normals can be rounded to without showing (FINEST_GRID).
@@ -63,7 +65,7 @@ class PrivacyPolicy:
     delta : float
         Where epsilon is shown.
     mechanism : str
-        Name of the noise mechanism.
+        Name of the noise mechanism; ``none`` for no noise at all, which is accepted only with simulated keys.
     schedule : str, optional
         Schedule of ``cancelling``; default ``uniform``.
     num_rounds : int, optional
@@ -93,7 +95,8 @@ class PrivacyPolicy:
     all sessions budget_mu-GDP, with respect to replacement of one sample of this machine, against a server that
     chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
     the mu. Every sample is used in one release only, or in sample_participations of them, min_separation apart. Under
-    ``trusted-server`` there is no guarantee against the server.
+    ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
+    ``mu`` says.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -129,7 +132,7 @@ class PrivacyPolicy:
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"Expected delta between 0 and 1, got {self.delta!r}.")
         for name, allowed in (
-            ("mechanism", tuple(MECHANISMS)),
+            ("mechanism", (*MECHANISMS, NO_NOISE)),
             ("clip_unit", CLIP_UNITS),
             ("noise_quality", NOISE_QUALITIES),
             ("release_rule", RELEASE_RULES),
@@ -157,7 +160,13 @@ class PrivacyPolicy:
             options["schedule"] = self.schedule
         if self.num_rounds is not None:
             options["num_rounds"] = self.num_rounds
-        return make_mechanism(self.mechanism, self.max_participations, **options)
+        name = "independent" if self.mechanism == NO_NOISE else self.mechanism  # scaled by a noise_std of 0
+        return make_mechanism(name, self.max_participations, **options)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether the machine's own releases carry noise."""
+        return self.trust != "trusted-server" and self.mechanism != NO_NOISE
 
     @property
     def sensitivity(self) -> float:
@@ -210,9 +219,10 @@ class NoisePlan:
     sensitivity : float
         The charged change of one release: 2 S / b + gamma sqrt(d).
     noise_std : float
-        Standard deviation in front of the mechanism's rows; 0 under ``trusted-server``.
+        Standard deviation in front of the mechanism's rows; 0 for a machine that adds no noise.
     mu : float
-        What all K releases together guarantee (infinite under ``trusted-server``: the guarantee is the server's).
+        What all K releases together guarantee; infinite for a machine that adds no noise (under ``trusted-server`` the
+        guarantee is the server's).
     fingerprint : str
         Names the policy and d; a session in a ledger belongs to one of them.
     largest_value : float
@@ -260,7 +270,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
         raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")
     mechanism = policy.make_mechanism()
     releases = policy.max_participations
-    if policy.trust == "trusted-server":
+    if not policy.adds_noise:
         return _plan_without_noise(policy, mechanism, num_parameters)
     grid, sensitivity, noise_std = _grid_and_noise(policy, mechanism, num_parameters)
     least_std, largest_std = mechanism.row_std_range()
@@ -289,12 +299,13 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
-    """The plan of a machine whose trusted server adds the noise, on the machine's grid."""
+    """The plan of a machine that adds no noise; a trusted server then adds it, on the machine's grid."""
     finest = policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
     # A server of T rounds adds about Delta sqrt(T) / mu to a sum. K of them are a machine's, and T is not known here:
     # there is room for 16 K rounds before the grid is too fine for the server's noise, which then refuses.
     noise = policy.sensitivity * math.sqrt(policy.max_participations) / policy.mu
-    grid = Grid(power_of_two_at_most(max(finest, 8 * FINEST_GRID * noise)))
+    coarse = 0.0 if policy.mechanism == NO_NOISE else 8 * FINEST_GRID * noise
+    grid = Grid(power_of_two_at_most(max(finest, coarse)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
     fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)

@@ -35,7 +35,7 @@ from .ledger import Account, Ledger, LedgerPage, StreamRecord, by_a_servers_word
 from .mechanisms import Draw, State
 from .noise import NONCE_BYTES, row_key, standard_normal_rows, standard_normals
 from .normals import LARGEST_NORMAL, NOISE_VERSION
-from .policy import NoisePlan, PrivacyPolicy
+from .policy import NO_NOISE, NoisePlan, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +197,8 @@ class PrivateMachine:
     Raises
     ------
     ConfigurationError
-        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or cannot serve the
-        policy, the ledger is not durable, or ``data`` is missing.
+        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or ``none`` or
+        cannot serve the policy, the ledger is not durable, or ``data`` is missing.
 
     Notes
     -----
@@ -208,9 +208,10 @@ class PrivateMachine:
     unless the callable remembers it; with simulated keys they go together and that is assumed. ``exact`` noise makes
     this true of the numbers actually sent, up to the quality of its pseudorandom normals
     (:mod:`murmurfl.privacy.noise`).
-    Under ``trusted-server`` nothing is guaranteed against the server. Every session then reserves the policy's mu,
-    which the server is trusted to keep towards everybody else, and all sessions together stay within budget_mu. A
-    ledger that has seen such a session opens none for a server that is not trusted.
+    Under ``trusted-server`` nothing is guaranteed against the server, and with mechanism ``none`` nothing at all. Under
+    the former every session reserves the policy's mu, which the server is trusted to keep towards everybody else, and
+    all sessions together stay within budget_mu. A ledger that has seen such a session opens none for a server that is
+    not trusted.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -238,6 +239,11 @@ class PrivateMachine:
         if policy.noise_quality != "exact" and not keys.simulated:
             raise ConfigurationError(
                 f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
+                "simulation only."
+            )
+        if policy.mechanism == NO_NOISE and not keys.simulated:
+            raise ConfigurationError(
+                f"Expected a noise mechanism on a real machine, got {policy.mechanism!r}: runs without noise are for "
                 "simulation only."
             )
         for name in ("budget_mu", "delta"):
@@ -512,7 +518,7 @@ class PrivateMachine:
                 protocol.BUDGET_EXHAUSTED,
                 "this machine has trusted a server with its samples: it has no budget against servers any more",
             )
-        if self.plan.problem:
+        if self.plan.problem or self.policy.mechanism == NO_NOISE:
             return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
         # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
         reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted)

@@ -36,7 +36,7 @@ from .keys import derived_seed
 from .ledger import Account
 from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
 from .normals import LARGEST_NORMAL
-from .policy import NoisePlan, PrivacyPolicy
+from .policy import NO_NOISE, NoisePlan, PrivacyPolicy
 from .release import PrivateMachine, Release
 
 Accounting = Literal["amplified", "composed"]
@@ -208,7 +208,8 @@ class ShuffledPolicy(PrivacyPolicy):
     Parameters
     ----------
     clip_norm, mu, budget_mu, delta, noise_quality, trust
-        See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server`` no step has noise.
+        See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server``, and with mechanism ``none``, no step has
+        noise.
     batch_size : int
         n, the silo's samples. Any of them may be in an epoch, at most once.
     max_participations : int
@@ -233,7 +234,9 @@ class ShuffledPolicy(PrivacyPolicy):
     accounting: Accounting = "amplified"
 
     def __post_init__(self) -> None:
-        fixed = {"mechanism": "independent", "clip_unit": "update", "release_rule": "paper"}
+        fixed = {"clip_unit": "update", "release_rule": "paper"}
+        if self.mechanism != NO_NOISE:
+            fixed["mechanism"] = "independent"
         fixed["sample_participations"] = self.max_participations  # type: ignore[assignment]
         for name, value in fixed.items():
             object.__setattr__(self, name, value)

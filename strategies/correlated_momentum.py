@@ -12,6 +12,7 @@ independent noise and no normalisation it is DP-SGD (Abadi et al. 2016) with a f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -90,14 +91,13 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation in front of Z, for the mean of the gradients."""
+        if math.isinf(self.mu):
+            return 0.0
         plan = self.policy.plan(num_parameters)
         least_std, _ = self.mechanism.row_std_range()
         std = self.mechanism.noise_std(plan.sensitivity, self.mu, **self.policy.pattern)
-        ideal = self.ideal_mu(num_parameters, std * least_std, min(self.mu, self._largest_shift(plan.sensitivity, std)))
+        ideal = self.ideal_mu(num_parameters, std * least_std)
         return self.mechanism.noise_std(plan.sensitivity, ideal, **self.policy.pattern) / self.clients_per_round
-
-    def _largest_shift(self, sensitivity: float, noise_std: float) -> float:
-        return self.policy.sample_participations * sensitivity * self.mechanism.largest_entry() / noise_std
 
     def settings(self) -> dict[str, Any]:
         own = {"mechanism": self.mechanism.name, "normalised": self.normalised}

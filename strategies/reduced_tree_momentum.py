@@ -149,13 +149,19 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
             changes = self.changes(num_parameters)
             shape = self.num_rounds, self.epoch, self.alpha
             trees = ReconstructionTrees(*shape, best_gamma(*shape, changes) if self.gamma is None else self.gamma)
-            stds = trees.noise_stds(changes, self.mu)
-            # What is rounded is a round's combination of nodes.
-            rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
-            least = min(float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows)
-            stds = stds * (self.mu / self.ideal_mu(num_parameters, least))
+            if math.isinf(self.mu):
+                stds = np.zeros(trees.num_nodes)
+            else:
+                stds = self._noise_stds(trees, changes, num_parameters)
             self._trees[num_parameters] = trees, stds
         return self._trees[num_parameters]
+
+    def _noise_stds(self, trees: ReconstructionTrees, changes: Changes, num_parameters: int) -> NDArray[np.float64]:
+        stds = trees.noise_stds(changes, self.mu)
+        # What is rounded is a round's combination of nodes.
+        rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
+        least = min(float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows)
+        return stds * (self.mu / self.ideal_mu(num_parameters, least))
 
     def settings(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ Every machine is in every round and goes through its samples in the same order i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -103,6 +104,8 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
 
     def noise_stds(self, num_parameters: int) -> NDArray[np.float64]:
         """Standard deviation of the noise on the node of every round."""
+        if math.isinf(self.mu):
+            return np.zeros(self.num_rounds)
         if num_parameters not in self._noise_stds:
             plan = self.policy.plan(num_parameters)
             change, rounding = plan.sensitivity / self.clients_per_round, plan.grid.charge(num_parameters)

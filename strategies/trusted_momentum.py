@@ -39,6 +39,7 @@ class TrustedMomentum(TrustedServer[StateT], Generic[StateT]):
     policy : PrivacyPolicy
         What all machines were configured with: ``trust="trusted-server"``, ``release_rule="paper"``, clip and batch
         that give Delta, passes (``sample_participations``) of ``min_separation`` = N releases; its mu is the guarantee.
+        With mechanism ``none`` the server adds no noise either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
@@ -53,7 +54,8 @@ class TrustedMomentum(TrustedServer[StateT], Generic[StateT]):
     its number is the round's, so a machine that misses a request is left out from then on (and every machine, if the
     server stops between its replies and its checkpoint), and replies that state a larger sensitivity or another grid
     than the policy's are dropped. A run that is interrupted and resumed has the same guarantee: noise that was drawn
-    before is the same when it is needed again (:class:`~murmurfl.strategies.trusted_server.TrustedServer`).
+    before is the same when it is needed again (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With
+    mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed.
     Proof: docs/proofs/sensitivities.md.
     """
 

@@ -29,7 +29,8 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
         See :class:`~murmurfl.strategies.Mu2`.
     policy : PrivacyPolicy
         What the machines were configured with: ``trust="trusted-server"``, the clip and batch that give Delta, and
-        every sample used once; its mu is the guarantee of the run.
+        every sample used once; its mu is the guarantee of the run. With mechanism ``none`` the server adds no noise
+        either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
@@ -43,7 +44,8 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
     must be kept like the data. Each release is aggregated exactly once, and replies that state a larger sensitivity
     or another grid than the policy's are dropped, and so are those of more releases than the machine was asked for. A
     run that is interrupted and resumed has the same guarantee
-    (:class:`~murmurfl.strategies.trusted_server.TrustedServer`).
+    (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With mechanism ``none``, which is refused unless the
+    keys are simulated, nothing is guaranteed.
 
     A sample counts once. Samples that return would move q by Delta / m once more every time, from rounds on that depend
     on how many each machine has, which no reply tells; policies in which they do are refused here, by
@@ -64,9 +66,14 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation of Y_t, the noise on q."""
+        if math.isinf(self.mu):
+            return 0.0
         change, often = self.policy.plan(num_parameters).sensitivity, math.sqrt(self.num_rounds)
-        ideal = self.ideal_mu(num_parameters, change * often / self.mu, self.mu / often)
+        ideal = self.ideal_mu(num_parameters, change * often / self.mu)
         return change / self.clients_per_round * often / ideal
+
+    def largest_shift(self) -> float:
+        return self.mu / math.sqrt(self.num_rounds)
 
     def check_reply(self, reply: Reply) -> bool:
         # Only a reply built on the acknowledgement this server gave is aggregated; any other is late.

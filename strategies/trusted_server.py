@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from flwr.serverapp.strategy import Result
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
+from ..privacy import NO_NOISE, ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
 from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError
@@ -62,6 +62,16 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     return bool((counts == np.rint(counts)).all())
 
 
+def _check_for_real_keys(policy: PrivacyPolicy) -> None:
+    """Refuse a trusted server's policy that is for simulation only."""
+    if policy.noise_quality != "exact":
+        raise ConfigurationError("Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.")
+    if policy.mechanism == NO_NOISE:
+        raise ConfigurationError(
+            f"Expected a noise mechanism with real keys, got {NO_NOISE!r}: runs without noise are for simulation only."
+        )
+
+
 class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
     """A server that is trusted to add the noise; a base class.
 
@@ -98,10 +108,8 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         self.policy = policy
         self.num_rounds = num_rounds
         self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if policy.noise_quality != "exact" and not self._keys.simulated:
-            raise ConfigurationError(
-                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
-            )
+        if not self._keys.simulated:
+            _check_for_real_keys(policy)
         self._keeps_key = noise_keys is None
         self._files: TrustedCheckpoint | None = None
         if self.checkpoint is not None and not self._keys.simulated:
@@ -111,14 +119,32 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter of all num_rounds published models together."""
-        return self.policy.mu
+        """Gaussian-DP parameter of all num_rounds published models together; infinite without noise."""
+        return math.inf if self.policy.mechanism == NO_NOISE else self.policy.mu
+
+    def guaranteed_mu(self, num_parameters: int) -> float:
+        """:attr:`mu`, or infinite where the range of the normals cannot serve it, which only a simulation allows.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        return math.inf if self._range_problem(num_parameters) else self.mu
+
+    def largest_shift(self) -> float:
+        """The most standard deviations by which one sample moves one value; :attr:`mu`, for no more is possible."""
+        return self.mu
+
+    def _range_problem(self, num_parameters: int) -> str:
+        if math.isinf(self.mu) or self.policy.noise_quality != "exact":
+            return ""
+        return range_problem(self.largest_shift(), num_parameters * self.num_rounds, self.policy.delta, self.mu)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon at delta (default the policy's) of all num_rounds published models together."""
         return gdp_epsilon(self.mu, self.policy.delta if delta is None else delta)
 
-    def ideal_mu(self, num_parameters: int, noise_std: float, shift: float | None = None) -> float:
+    def ideal_mu(self, num_parameters: int, noise_std: float) -> float:
         """The mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
 
         Parameters
@@ -127,8 +153,6 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
             d.
         noise_std : float
             Smallest standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`.
-        shift : float, optional
-            The most standard deviations by which one sample moves a value; default :attr:`mu`, for no more is possible.
 
         Raises
         ------
@@ -142,8 +166,8 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         if self.policy.noise_quality != "exact":
             return self.mu
         plan, values = self.policy.plan(num_parameters), num_parameters * self.num_rounds
-        problem = range_problem(self.mu if shift is None else shift, values, self.policy.delta, self.mu)
-        if problem:
+        problem = self._range_problem(num_parameters)
+        if problem and not self._keys.simulated:
             raise ConfigurationError(problem)
         grid_per_std = plan.grid.spacing / noise_std
         ideal = ideal_mu(self.mu, values, grid_per_std)

@@ -161,7 +161,10 @@ def audit_client(
     ((releases, parameters),) = shapes
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
-        raise ConfigurationError("Expected a policy with noise of the machine's own, got 'trusted-server'.")
+        raise ConfigurationError(
+            f"Expected a policy with noise of the machine's own, got trust {policy.trust!r} and mechanism "
+            f"{policy.mechanism!r}."
+        )
     directions = _row_space(np.concatenate(list(shifts.values())))
 
     def transcripts(canary: str | None) -> NDArray[np.float64]:

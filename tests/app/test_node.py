@@ -62,7 +62,7 @@ def forget(monkeypatch):
         ({"partition-id": 4}, "Expected partition-id to be from 0 to num-partitions - 1 = 3"),
         ({"strategy": "sgd"}, "Expected strategy to be one of"),
         ({"strategy": "tree-momentum"}, "Expected strategy to be one of 'mu2', 'trusted-mu2', 'noisy-sgd', 'online'"),
-        ({"mechanism": "none"}, "Expected mechanism one of"),
+        ({"mechanism": "none"}, "Expected mechanism to be one of"),
         ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),
         ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
         ({"max-participations": 12}, "Expected batch_size x max_participations <= the machine's 360 samples"),

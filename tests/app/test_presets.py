@@ -1,0 +1,113 @@
+"""The practical preset's step: tuned where noise limits it, and no longer than the model's smoothness allows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort
+from murmurfl.app.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
+from murmurfl.app.models import SoftmaxRegression, make_model
+from murmurfl.app.presets import hyperparameters
+from murmurfl.app.smoothness import smoothness
+
+STRATEGIES = {
+    "mu2": RunConfig(strategy="mu2"),
+    "mu2, few rounds": RunConfig(strategy="mu2", batch_size=16),
+    "delayed-momentum, 2 of 10": RunConfig(strategy="delayed-momentum", clients_per_round=2, batch_size=16),
+    "noisy-sgd": RunConfig(strategy="noisy-sgd"),
+    "isrl-dp": RunConfig(strategy="isrl-dp"),
+    "isrl-dp-accelerated": RunConfig(strategy="isrl-dp-accelerated"),
+    "trusted-mu2": RunConfig(strategy="trusted-mu2"),
+    "trusted-sgd": RunConfig(strategy="trusted-sgd"),
+}
+MUS = (1.0, 4.0, 16.0, 100.0, 1e4)
+SEEDS = (1, 2, 3)
+FALL = 0.02
+"""Most that the mean accuracy of three seeds may fall by, from one mu to any larger one: noise between seeds. With
+seven groups of three seeds it was 0.006 at most; without the bound on steps it was 0.075 to 0.675 (three groups)."""
+
+
+def falls(config: RunConfig) -> float:
+    """The largest fall of the mean accuracy from one mu to a larger one."""
+    accuracies = [
+        np.mean([run_cohort(replace(config, mu=mu, seed=seed, evaluate_every=10**6)).accuracy for seed in SEEDS])
+        for mu in MUS
+    ]
+    return max(best - later for best, later in zip(np.maximum.accumulate(accuracies), accuracies, strict=True))
+
+
+@pytest.mark.parametrize("label", STRATEGIES)
+def test_accuracy_does_not_fall_as_mu_grows(label):
+    assert falls(STRATEGIES[label]) < FALL
+
+
+def step(config: RunConfig, num_rounds: int, num_features: int) -> float:
+    return hyperparameters(config, num_rounds, num_features, 10 * (num_features + 1)).learning_rate
+
+
+def test_steps_are_the_tuned_ones_at_the_sizes_and_mus_they_were_tuned_for():
+    images = RunConfig(task="mnist", num_clients=100, clients_per_round=100, batch_size=12)
+    edges = replace(images, features="oriented-gradients")
+    for mu in (0.25, 1.0, 4.0):
+        assert step(RunConfig(mu=mu), 17, 64) == 58.0 * mu / 17**2
+        assert step(RunConfig(mu=mu, strategy="noisy-sgd"), 17, 64) == pytest.approx(0.8 * mu * (10 / 17) ** 0.5)
+        assert step(replace(images, mu=mu), 50, 784) == 110.0 * mu**0.5 / 50**2
+        assert step(replace(edges, mu=mu), 50, 392) == 700.0 * mu / 50**2
+    many = replace(images, mu=4.0, clients_per_round=50, batch_size=1)
+    assert step(many, 1200, 784) == 110.0 * 2 / 1200**2
+
+
+@pytest.mark.parametrize(
+    "strategy", ["mu2", "noisy-sgd", "isrl-dp", "isrl-dp-accelerated", "trusted-mu2", "trusted-sgd"]
+)
+@pytest.mark.parametrize("task", ["digits", "mnist"])
+@pytest.mark.parametrize("num_rounds", [3, 17, 100, 1200])
+def test_a_step_grows_with_mu_up_to_a_bound_that_shrinks_with_the_smoothness(strategy, task, num_rounds):
+    base = RunConfig(strategy=strategy, task=task)
+    steps = [step(replace(base, mu=mu), num_rounds, 64) for mu in (0.5, 1.0, 4.0, 100.0, 1e6, 1e9)]
+    assert steps == sorted(steps)
+    assert steps[-1] == steps[-2]
+    assert steps[0] < steps[-1] or num_rounds == 3  # where so few rounds are bounded from the start
+    steeper = step(replace(base, mu=1e9), num_rounds, 4 * 64 + 3)  # L = (features + 1) / 2 is four times as large
+    assert steeper == pytest.approx(steps[-1] / 4)
+
+
+def test_the_smoothness_of_softmax_regression_bounds_every_samples_gradient_and_is_nearly_reached():
+    generator = np.random.default_rng(0)
+    features = generator.random((50, 9)).astype(np.float32)
+    features[0] = 1.0  # the longest sample there can be
+    labels = generator.integers(2, size=50)
+    model = SoftmaxRegression(9, 2)
+    bound = smoothness(RunConfig(), 9, 0.0)
+    assert bound == 5.0
+    rates = []
+    for scale in (1e-3, 0.1, 1.0):
+        for _ in range(100):
+            start, end = (
+                [generator.normal(size=shape) * scale for shape in model.shapes] for _ in range(2)
+            )  # near 0 both classes are as likely: there the loss is steepest
+            change = np.linalg.norm(model(start, (features, labels)) - model(end, (features, labels)), axis=1)
+            way = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(start, end, strict=True)))
+            rates.append(change.max() / way)
+    assert max(rates) <= bound
+    # Along its own gradient at zero a sample of full length changes as fast as L says.
+    direction = model([np.zeros(shape) for shape in model.shapes], (features[:1], labels[:1]))[0] * 1e-4
+    moved = [direction[:18].reshape(2, 9), direction[18:]]
+    change = np.linalg.norm(model(moved, (features[:1], labels[:1]))[0] - direction * 1e4)
+    assert change / np.linalg.norm(direction) == pytest.approx(bound, rel=1e-3)
+
+
+def test_oriented_gradients_have_the_norm_that_their_smoothness_rests_on():
+    images = np.random.default_rng(1).integers(256, size=(20, 28, 28), dtype=np.uint8)
+    norms = np.linalg.norm(oriented_gradients(images), axis=1)
+    assert norms == pytest.approx(ORIENTED_GRADIENTS_NORM)
+    assert smoothness(RunConfig(task="mnist", features="oriented-gradients"), 392, 0.0) == 8.5
+
+
+def test_linear_models_say_themselves_how_smooth_they_are_and_networks_get_the_softmax_regressions_figure():
+    for name in ("logistic", "nonconvex-logistic"):
+        config = RunConfig(task="synthetic-logistic", model=name)
+        assert smoothness(config, 100, 12.0) == make_model(name, 100, 2, 12.0).smoothness
+    assert smoothness(RunConfig(task="synthetic-logistic"), 100, 12.0) == (144 + 1) / 2
+    assert smoothness(RunConfig(model="mlp"), 64, 0.0) == smoothness(RunConfig(), 64, 0.0)
