@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from . import protocol
 from .clipping import clip_per_sample
-from .errors import ConfigurationError, LedgerError, RefusedError
+from .errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
 from .grid import MARK, Grid
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
@@ -488,11 +488,13 @@ class PrivateMachine:
         share = self.policy.batch_size // self.policy.rows_per_release
         for start in range(samples.start, samples.stop, share):
             try:
-                row = self._rows_of(contribution, slice(start, start + share))
-            except Exception:
+                counts = self._mean_counts(self._rows_of(contribution, slice(start, start + share)))
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
                 logger.exception("A contribution could not be computed; it counts as zero.")
                 continue
-            total += self._mean_counts(row)
+            total += counts
         return total
 
     def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
