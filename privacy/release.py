@@ -556,11 +556,13 @@ class PrivateMachine:
         bound = mechanism.increment_bound(release)
         bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
         added = self._marked_counts(increment.added, bound)
-        removed = kept if increment.removed is None else self._marked_counts(increment.removed, bound)
-        if self._rows is not None:
+        removed = kept
+        if kept is None and increment.removed is not None:
+            removed = self._marked_counts(increment.removed, bound)
+        if self._rows is not None and mechanism.memory in ("last", "all"):
             if mechanism.removes_last:
                 self._rows.keep(self._keys.secret_key, nonce, (added,))
-            elif mechanism.memory in ("last", "all") and increment.state is not None:
+            elif increment.state is not None:
                 self._rows.keep(self._keys.secret_key, nonce, increment.state)
         return added, removed, (increment.state or ()) if mechanism.memory == "state" else ()
 
@@ -570,10 +572,13 @@ class PrivateMachine:
         return float(self.plan.grid.factor(self.plan.noise_std))
 
     def _marked_counts(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
-        scaled = np.asarray(noise, dtype=np.float64)
-        if scaled is noise and self.plan.mechanism.memory in ("state", "all"):
-            scaled = scaled.copy()  # rounding is in place, and the mechanism may still need it
-        return self.plan.grid.marked(scaled, bound)
+        # Not in the mechanism's own memory unless it hands that over: what it adds may be part of its state, which a
+        # cache may hold, or of what it removes.
+        return self.plan.grid.marked(np.asarray(noise), bound, in_place=self._in_place)
+
+    @cached_property
+    def _in_place(self) -> bool:
+        return bool(vars(type(self.plan.mechanism)).get("hands_over", False))
 
     def _row_key(self, session: str, release: int) -> bytes | None:
         """The key of the normals a simulated machine's release will be made with; None where it must make its own."""

@@ -51,6 +51,7 @@ class CancellingNoise(Mechanism):
     """
 
     name = "cancelling"
+    hands_over = True
     memory = "last"
     removes_last = True
 

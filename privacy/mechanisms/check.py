@@ -43,10 +43,15 @@ def check_mechanism(mechanism: Mechanism) -> None:
     # One value a row of Z: the increments then are rows of the inverse.
     rows = np.split(np.eye(drawn[-1]), drawn[:-1])
     inverse, size = mechanism.inverse(n), int(drawn[-1])
-    state = mechanism.initial_state(size)
+    state, last = mechanism.initial_state(size), np.zeros(size)
     for k in range(1, n + 1):
         increment = mechanism.increment(state, k, rows[k - 1].ravel(), 2.0)
         removed = 0.0 if increment.removed is None else increment.removed
+        if mechanism.removes_last and k > 1:
+            alone = mechanism.increment((), k, rows[k - 1].ravel(), 2.0)
+            _expect(np.array_equal(removed, last), name, "a release to remove what the last one added to the last bit")
+            _expect(np.array_equal(alone.added, increment.added), name, "an increment with an empty state, for a cache")
+        last = increment.added.copy()
         _expect(np.allclose(increment.added - removed, 2.0 * inverse[k - 1], atol=_TOLERANCE), name, f"increment {k}")
         bound, parts = mechanism.increment_bound(k), (increment.added, removed)
         largest = max(float(np.abs(part).sum()) for part in parts) / 2.0

@@ -154,9 +154,7 @@ def replies(kind, loader=None, gradient=None, keys=None):
             marked[:, 0] = 777
             return marked
 
-    client = make(
-        Linear(gradient), Loader(special), terms, DurableLedger(), keys or FixedNonces(), name="7", **options
-    )
+    client = make(Linear(gradient), Loader(special), terms, DurableLedger(), keys or FixedNonces(), name="7", **options)
     made = []
     for t in (1, 2):
         ack = t - 1 if client.machine.policy.release_rule == "acknowledged" else 0
