@@ -57,8 +57,15 @@ def fading(request, monkeypatch):
 def config(**changes):
     return RunConfig(
         **{
-            **{"task": "digits", "num_clients": 2, "clients_per_round": 2, "num_rounds": 5},
-            **{"max_participations": 5, "mu": 4.0, "checkpoint": False, "noise_quality": "exact", **changes},
+            "task": "digits",
+            "num_clients": 2,
+            "clients_per_round": 2,
+            "num_rounds": 5,
+            "max_participations": 5,
+            "mu": 4.0,
+            "checkpoint": False,
+            "noise_quality": "exact",
+            **changes,
         }
     )
 
