@@ -202,7 +202,8 @@ def mechanism_words(policy: PrivacyPolicy) -> str:
     schedule = policy.schedule or ("uniform" if policy.mechanism == "cancelling" else None)
     options = [str(value) for value in (schedule, *dict(policy.mechanism_options).values()) if value]
     words += f" ({', '.join(options)})" if options else ""
-    often = policy.sample_participations
+    # A policy may allow more participations than its cap has room for.
+    often = min(policy.sample_participations, -(-policy.max_participations // policy.min_separation))
     return (
         f"{words} noise on each machine{_CLIPS[policy.clip_unit]}"
         f"{f', every sample in up to {often} releases' if often > 1 else ''}"

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
+from murmurfl.clients.update_policy import update_guarantee
 from murmurfl.privacy import (
     MECHANISMS,
     ConfigurationError,
@@ -791,6 +792,16 @@ def test_noise_for_a_single_participation_is_caught():
     assumed = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=AUDITED, delta=0.05, releases_per_pass=AUDITED)
     result = audit(assumed, small(), runs=200)
     assert result.violated
+
+
+@pytest.mark.parametrize(
+    ("releases_per_pass", "words"),
+    [(1, "every sample in up to 30 releases"), (30, ""), (31, ""), (29, "every sample in up to 2 releases")],
+)
+def test_the_guarantee_of_an_update_says_in_how_many_releases_a_sample_is(releases_per_pass, words):
+    sentence = update_guarantee(policy(releases_per_pass=releases_per_pass), 2.0).sentence
+    assert words in sentence
+    assert bool(words) == ("in up to" in sentence)
 
 
 def test_policies_of_the_mod_are_ordinary_policies():
