@@ -130,10 +130,10 @@ MUTANTS = (
         (RELEASE,),
     ),
     Mutant(
-        "a release that is not known can be acknowledged",
+        "a release that was given up can be acknowledged",
         "privacy/release.py",
-        "if ack > stream.release:",
-        "if ack > stream.release + 1:",
+        "valid = ack > stream.ack and ack in stream.pending",
+        "valid = ack > stream.ack",
         (RELEASE,),
     ),
     Mutant(
@@ -162,7 +162,7 @@ MUTANTS = (
         "privacy/release.py",
         "counts -= MARK if removed is None else removed",
         "counts -= MARK",
-        (CARRIED_OVER,),
+        (RELEASE,),
     ),
     Mutant(
         "what a lost reply carried is not carried over",

@@ -231,6 +231,17 @@ def test_an_unacknowledged_release_can_be_acknowledged_later():
     assert (first.values + third.values == expected).all()
 
 
+def test_a_release_that_was_given_up_cannot_be_acknowledged_any_more():
+    """What it was is forgotten: a later release could not be told apart from it."""
+    subject, whole, heard = machine(), machine(), {}
+    for k in range(1, 7):
+        heard[k] = subject.release("s", 0, contribution).values
+    for ack in (1, 2):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    expected = sum(whole.release("s", k, contribution).values for k in range(7))
+    assert (heard[3] + subject.release("s", 3, contribution).values == expected).all(), "the last four still can be"
+
+
 def test_a_server_that_never_acknowledges_costs_the_machine_bounded_memory():
     ledger = MemoryLedger()
     subject = machine(ledger)
