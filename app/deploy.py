@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
+from ..privacy.files import write_private
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
 from .config import RunConfig
 from .engines import app_folder
@@ -120,7 +121,7 @@ class Deployment(Launch):
             folder = self.folder / "nodes" / name
             folder.mkdir(parents=True)
             files = NodeFiles(folder / "node.toml", folder / "node.log", keys / name)
-            files.config.write_text(toml_document({"machine": name, "ledger": "ledger.sqlite", **values}))
+            write_private(files.config, toml_document({"machine": name, "ledger": "ledger.sqlite", **values}))
             node = NodeConfig.read(files.config)
             SQLiteLedger.create(node.ledger, budget_mu=node.budget_mu, delta=node.delta, data=name)
             public = make_node_key(files.private_key)

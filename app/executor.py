@@ -41,6 +41,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from ..privacy import protocol
+from ..privacy.errors import is_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,9 @@ class LocalExecutor:
         own = Context(context.run_id, context.node_id, context.node_config, context.state, run_config={})
         try:
             return self._app(message, own)
-        except Exception:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             logger.exception("A message was refused: the app does not answer its kind.")
             error = Error(protocol.MALFORMED_REQUEST, "malformed request: this machine does not answer such messages")
             return Message(error, reply_to=message)

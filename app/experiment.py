@@ -564,6 +564,7 @@ def run_experiment(
 
     every = 1 if online is not None else config.evaluate_every
     strategy = experiment.strategy(deployed=deployed, checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
+    strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..privacy import FAST_NOISE, SIMULATED, Guarantee, Trust, caption, mechanism_words
+from ..privacy.guarantee import BEYOND_RANGE
 from .config import BASELINES, NO_NOISE, TRUSTED, RunConfig
 from .experiment import Experiment, RunResult, guaranteed_mu, prepare
 
@@ -62,6 +63,8 @@ def run_guarantee(
     notes = [FAST_NOISE] if config.noise_quality != "exact" else []
     if not config.private:
         notes = [NOT_PRIVATE]
+    elif math.isinf(mu) and not deployed:
+        notes.append(BEYOND_RANGE.format(mu=config.mu, delta=config.delta))
     if mu == 0.0:
         notes = ["No private sample was used: nothing is spent."]
     notes.append(_basis(config, deployed, statements))

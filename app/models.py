@@ -299,6 +299,7 @@ class NonconvexLogistic(LogisticRegression):
     0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
     """
 
+    convex = False
     clips_contractively = False
     strength = 0.01
     """lambda; public."""

@@ -32,7 +32,7 @@ def read_node(path: Path) -> NodeConfig | UpdateNode:
     ConfigurationError
         If it is neither.
     """
-    values = operators_values(path.expanduser().resolve())
+    values = operators_values(path.expanduser())
     if "app" in values:
         return UpdateNode.read(path)
     if "batch-size" not in values and {"machine", "ledger"} <= values.keys():

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from flwr.app import Error, Message, RecordDict
 
 from ..privacy import ConfigurationError, LedgerError, RefusedError, protocol
+from ..privacy.errors import is_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     except LedgerError:
         logger.exception("This machine's ledger cannot be used; nothing was released.")
         return Message(Error(protocol.LEDGER_UNUSABLE, "this machine's ledger cannot be used"), reply_to=message)
-    except Exception:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         logger.exception("This machine failed to answer.")
         return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)

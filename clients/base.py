@@ -252,13 +252,15 @@ class PrivateClient(NumPyClient):
         -----
         **Formal guarantees.** Those of the class.
         """
+        return self.machine.release(
+            request.session, request.ack, lambda samples: self._contribution_of(request, samples)
+        )
 
-        def contribution(samples: slice) -> NDArray[np.floating]:
-            # A hostile query point may overflow; what it gives is clipped or zeroed, so there is nothing to warn about.
-            with np.errstate(all="ignore"):
-                return self.contribution(request, self.samples[samples])
-
-        return self.machine.release(request.session, request.ack, contribution)
+    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
+        """What goes into a release: loaded and computed where a failure of either does not show."""
+        # A hostile query point may overflow; what it gives is clipped or zeroed, so there is nothing to warn about.
+        with np.errstate(all="ignore"):
+            return self.contribution(request, self.samples[samples])
 
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -10,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.errors import is_interrupt
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -119,6 +123,50 @@ def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], sa
         arrays = unflatten(point, gradients.shapes)
         rows.append(np.asarray(gradients(arrays, pick(samples, slice(i, i + 1))))[0])
     return np.stack(rows)
+
+
+class CarefulGradients:
+    """Gradients of a real machine, which loads its samples one by one: one that fails has gradient zero.
+
+    A batch is an array of the samples' numbers. Whether a sample can be loaded, and its gradient computed, may depend
+    on the sample, so it must not show, and it must move nothing but that sample's part.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    source : Samples
+        The machine's data.
+    """
+
+    def __init__(self, gradients: PerSampleGradients, source: Samples) -> None:
+        self._gradients = gradients
+        self._source = source
+        self.shapes = gradients.shapes
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: NDArray[np.intp]) -> NDArray[np.float64]:
+        return self.at_points(np.tile(flat_point(parameters), (len(samples), 1)), samples)
+
+    def at_points(self, points: NDArray[np.floating], samples: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The gradient of sample ``samples[i]`` at point i, shape (b, d), float64.
+
+        Notes
+        -----
+        **Formal guarantees.** Row i depends on sample i alone, and nothing else shows whether it could be computed.
+        """
+        rows = np.zeros(np.shape(points))
+        for row, point, number in zip(rows, points, samples, strict=True):
+            try:
+                # A copy: a gradient that writes to its parameters must not move what comes after it.
+                made = gradients_at(self._gradients, point[None].copy(), self._source[int(number) : int(number) + 1])
+                if np.shape(made) != (1, row.size):
+                    raise ConfigurationError(f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.")
+                row[:] = made[0]
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                logger.exception("The gradient of a sample could not be computed; it counts as zero.")
+                row[:] = 0.0
+        return rows
 
 
 def unflatten(values: NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:

@@ -31,6 +31,7 @@ from ..privacy import (
     protocol,
 )
 from ..privacy.arrays import read_array
+from ..privacy.errors import is_interrupt
 from .answers import answer
 from .base import statement_entries
 from .context_ledger import LEDGER_RECORDS, ContextLedger
@@ -279,7 +280,9 @@ def _called(call_next: ClientAppCallable, message: Message, context: Context) ->
     outside = _in_training.set(message)
     try:
         reply = call_next(message, context)
-    except (Exception, SystemExit) as error:  # whatever it is called: one of our own refusals' texts would leave
+    except BaseException as error:  # whatever it is called: one of our own refusals' texts would leave
+        if is_interrupt(error):
+            raise
         raise _ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error
     finally:
         _in_training.reset(outside)

@@ -18,24 +18,27 @@ whoever builds a policy for this client:
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RefusedError, RowCache, protocol
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release, RowCache
 from ..privacy.clipping import clip_per_sample
 from ..privacy.cohort import DenseContributions, StackedContributions
+from ..privacy.policy import CONTRACTIVE_ROUNDING
 from .base import PrivateClient, Request, Together
-from .gradients import PerSampleGradients, Samples, flat_point, gradients_at, pick
+from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
+from .requests import malformed
 
-logger = logging.getLogger(__name__)
+LARGEST_POINT = 1e100
+"""A query point beyond this could overflow a margin, and NaN is where monotone maps end."""
 
-# A query point beyond this could overflow a margin, and NaN is where monotone maps end.
-_LARGEST_POINT = 1e100
+UNIT_ROUNDOFF = 2.0**-53
+FURTHER_ROUNDINGS = 8
+"""Roundings of a value besides those of a sum over the parameters: clipping, a slope, a label, one step."""
 
 # Machines go together as long as their iterates stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
@@ -44,6 +47,10 @@ _VALUES_TOGETHER = 1 << 16
 @runtime_checkable
 class ConvexSmoothGradients(PerSampleGradients, Protocol):
     """Gradients of losses that are convex and smooth whatever the sample: a declaration the guarantee rests on.
+
+    An attribute ``convex`` that is False takes it back, for a loss that is smooth and has the other attributes only.
+    They must be computed in float64, with no error larger than that of sums of at most d terms: how far away a query
+    point may be follows from it (:func:`farthest_point`).
 
     Attributes
     ----------
@@ -134,7 +141,9 @@ class OnlineClient(PrivateClient):
     **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`, for replacement of one sample. With
     ``update``: provided nothing but the samples of the round and the query point goes into the gradients. With
     ``contractive``: provided also that the model's declaration is true (:class:`ConvexSmoothGradients`) and that a
-    gradient that cannot be computed is the fault of its sample alone.
+    gradient that cannot be computed is the fault of its sample alone. A query point so far away that rounding of the
+    local iterates could move g by more than is charged is refused (:func:`farthest_point`). On a real machine a sample
+    that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps are made.
     """
 
     query_points: ClassVar[int] = 1
@@ -155,16 +164,49 @@ class OnlineClient(PrivateClient):
             raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
         if policy.clip_unit == "sample":
             raise ConfigurationError("Expected clip_unit 'update' or 'contractive' for local steps, got 'sample'.")
+        self._farthest = LARGEST_POINT
         if policy.clip_unit == "contractive":
-            check_contractive(gradients, learning_rate, policy.clip_norm)
+            if type(self).contribution is not OnlineClient.contribution:
+                raise ConfigurationError(
+                    f"Expected clip_unit 'update' for {type(self).__name__}, which has a contribution of its own, got "
+                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
+                )
+            declared = check_contractive(gradients, learning_rate, policy.clip_norm)
+            self._farthest = farthest_point(declared, learning_rate, policy.clip_norm, policy.batch_size)
         super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
         self.learning_rate = float(learning_rate)
 
+    def release(self, request: Request) -> Release:
+        """The learner's next release.
+
+        Raises
+        ------
+        RefusedError
+            If the query point is so far away that rounding could undo the guarantee, or the policy forbids it.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        if not self._reaches(flat_point(request.query_points[0])):
+            raise malformed("the query point is too far away")
+        return super().release(request)
+
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
         """G of this round, shape (1, d)."""
-        start = _checked_start(request.query_points[0])
-        gradients = self.gradients if self.machine.simulated else CarefulGradients(self.gradients)
-        return _updates([self], gradients, start, samples)
+        return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
+
+    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
+        if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
+            return super()._contribution_of(request, samples)
+        # A real machine loads every sample when its step comes: one that fails must not take the others with it.
+        start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
+        with np.errstate(all="ignore"):
+            return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
+
+    def _reaches(self, start: NDArray[np.float64]) -> bool:
+        with np.errstate(over="ignore"):
+            return bool(np.linalg.norm(start) <= self._farthest)
 
     @classmethod
     def together(
@@ -178,6 +220,8 @@ class OnlineClient(PrivateClient):
             return None
         start = flat_point(points[0])
         learners = [client for client in clients if isinstance(client, OnlineClient)]
+        if not all(learner._reaches(start) for learner in learners):
+            return None  # they refuse, each by itself
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             with np.errstate(all="ignore"):
@@ -186,11 +230,6 @@ class OnlineClient(PrivateClient):
                 )
 
         return Together(contributions)
-
-    def _read(self, parameters: Sequence[NDArray[Any]], config: Any) -> Request:
-        request = super()._read(parameters, config)
-        _checked_start(request.query_points[0])
-        return request
 
 
 def _updates(
@@ -202,33 +241,85 @@ def _updates(
     return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
 
 
-def _checked_start(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    start = flat_point(point)
-    if np.abs(start).max(initial=0.0) > _LARGEST_POINT:
-        raise RefusedError(protocol.MALFORMED_REQUEST, "malformed request: the query point is too large")
-    return start
+def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_norm: float, steps: int) -> float:
+    r"""How far from the origin a query point may be for ``contractive`` to hold in float64.
+
+    Parameters
+    ----------
+    gradients : ConvexSmoothGradients
+        Of a model that has passed :func:`check_contractive`: L, and B, its gradients' bound.
+    learning_rate : float
+        eta <= 2 / L.
+    clip_norm : float
+        S.
+    steps : int
+        tau.
+
+    Returns
+    -------
+    float
+        An L2 norm, at most 1e100.
+
+    Raises
+    ------
+    ConfigurationError
+        If rounding could undo the guarantee wherever the query point is.
+
+    Notes
+    -----
+    **Formal guarantees.** For query points no farther away, replacing one sample moves g by at most 2 S / tau (1 + r)
+    as it is computed, with r = 1e-6 as the policy charges, provided the gradients are computed as
+    :class:`ConvexSmoothGradients` asks. Let u = 2^-53, d the number of parameters, and R = |x| + tau eta S, which no
+    iterate exceeds.
+
+    * A computed gradient r_t is off by at most D = (d + 8) u (L R + max(S, B)): the margin's rounding, of a sum over d
+      terms, moves the gradient as a point (d + 8) u R away would; the rest is relative to the gradient. (Without a
+      finite B a gradient is clipped to S and its error with it.)
+    * Each iterate is off by at most E = u (R + 2 eta S) from the one before minus eta r_t.
+    * A step may be longer than 2 / L by a relative 2 d u, where the model bounds its samples in float64.
+    * The running sum of the gradients is off by at most u tau^2 S / 2 in each of both worlds.
+
+    Iterates of two worlds then go apart by 2 eta S at the replaced sample and by at most 2 (eta D + E) in every step,
+    and tau g is (x - z_tau) / eta but for its rounding, so tau g moves by 2 S + 2 tau D + 2 tau E / eta. For a small
+    eta another account is better: what rounding has added to an iterate in t steps, t E, is an error of t E L of its
+    gradient, so E enters as tau^2 L E in the place of 2 tau E / eta; the smaller of both holds. All of it together must
+    stay below 2 S r, which is linear in R.
+    """
+    size = sum(math.prod(shape) for shape in gradients.shapes)
+    smoothness, longest = gradients.smoothness, longest_gradient(gradients, clip_norm)
+    sums = size + FURTHER_ROUNDINGS
+    iterates = min(2.0 * steps / learning_rate, smoothness * steps**2)
+    of_distance = UNIT_ROUNDOFF * (2.0 * steps * sums * smoothness + iterates)
+    of_clips = UNIT_ROUNDOFF * (2.0 * steps * sums * longest + 2.0 * iterates * learning_rate * clip_norm)
+    of_clips += UNIT_ROUNDOFF * clip_norm * steps * (steps + 4.0 * size)
+    reach = (2.0 * clip_norm * CONTRACTIVE_ROUNDING - of_clips) / of_distance - steps * learning_rate * clip_norm
+    if not reach > 0:
+        raise ConfigurationError(
+            f"Expected local steps whose rounding stays below {CONTRACTIVE_ROUNDING:g} of what is charged for "
+            f"clip_unit 'contractive', got {steps} steps of {size} parameters with clip_norm {clip_norm:g}: use "
+            "fewer, or 'update', whose sensitivity rounding does not touch."
+        )
+    return min(reach, LARGEST_POINT)
 
 
-class CarefulGradients:
-    """Gradients of a real machine: a sample they fail on has gradient zero, so that it moves the update no further."""
-
-    def __init__(self, gradients: PerSampleGradients) -> None:
-        self._gradients = gradients
-        self.shapes = gradients.shapes
-
-    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
-        return self._gradients(parameters, samples)
-
-    def at_points(self, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:
-        try:
-            return gradients_at(self._gradients, points, samples)
-        except Exception:
-            logger.exception("The gradient of a sample could not be computed; it counts as zero.")
-            return np.zeros_like(points)
+def longest_gradient(gradients: PerSampleGradients, clip_norm: float) -> float:
+    """What the rounding of a gradient is relative to: the longest one, or S where it is clipped without a bound."""
+    bound = float(getattr(gradients, "gradient_bound", math.inf))
+    return max(clip_norm, bound) if math.isfinite(bound) else clip_norm
 
 
-def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> None:
+def declares_itself_convex(gradients: PerSampleGradients) -> TypeGuard[ConvexSmoothGradients]:
+    """Whether a model has what :class:`ConvexSmoothGradients` asks for and does not take it back."""
+    return isinstance(gradients, ConvexSmoothGradients) and getattr(gradients, "convex", True) is True
+
+
+def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> ConvexSmoothGradients:
     """Refuse the ``contractive`` sensitivity where it would not hold.
+
+    Returns
+    -------
+    ConvexSmoothGradients
+        The model, which declares itself one.
 
     Raises
     ------
@@ -243,7 +334,7 @@ def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_
     2 eta S after its step and no further, and g by at most 2 S / tau.
     Proof: docs/proofs/sensitivities.md.
     """
-    if not isinstance(gradients, ConvexSmoothGradients):
+    if not declares_itself_convex(gradients):
         raise ConfigurationError(
             f"Expected a model that declares itself convex and smooth for clip_unit 'contractive', got "
             f"{type(gradients).__name__}: use 'update', which needs no such thing."
@@ -258,3 +349,4 @@ def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_
             f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for clip_unit "
             f"'contractive', got {clip_norm:g}: a clipped step of this model can move iterates apart."
         )
+    return gradients

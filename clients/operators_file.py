@@ -41,15 +41,20 @@ def operators_values(path: Path) -> dict[str, Any]:
     Raises
     ------
     ConfigurationError
-        If it cannot be read, is no TOML, or others may write to it.
+        If it cannot be read, is no TOML, or somebody else than the operator may write it or put another in its place.
+
+    Notes
+    -----
+    **Formal guarantees.** On POSIX systems a document is believed only if its file belongs to the user this runs as or
+    to root, neither its group nor others may write to it, and no folder on the way to it, before and after symbolic
+    links, may be written by others (but for folders with the sticky bit and file systems mounted read-only). Members of
+    the group of such a folder could still exchange it for another file of the operator's own.
     """
     try:
-        if os.name == "posix" and path.stat().st_mode & stat.S_IWOTH:
-            raise ConfigurationError(
-                f"Expected a node configuration only its operator may change, got {path}, which anybody may write to: "
-                f"run chmod o-w {path}."
-            )
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            if os.name == "posix":
+                _check_writers(path, os.fstat(file.fileno()))
+            return tomllib.loads(file.read().decode("utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
@@ -57,6 +62,29 @@ def operators_values(path: Path) -> dict[str, Any]:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that others than its operator could have written."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigurationError(
+            f"Expected a node configuration that belongs to the user this runs as or to root, got {path}, which "
+            f"belongs to user {status.st_uid}: look at what is in it, then run chown {os.geteuid()} {path}."
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            f"Expected a node configuration only its operator may change, got {path} with mode "
+            f"{stat.S_IMODE(status.st_mode):o}, which others may write to: look at what is in it, then run chmod go-w "
+            f"{path}."
+        )
+    for folder in dict.fromkeys([*path.absolute().parents, *path.resolve().parents]):
+        mode = folder.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+            raise ConfigurationError(
+                f"Expected a node configuration in folders only its operator may change, got {folder} with mode "
+                f"{stat.S_IMODE(mode):o}, where anybody may put another in its place: run chmod o-w {folder}, or keep "
+                "it elsewhere."
+            )
 
 
 def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT], files: Sequence[str]) -> ConfigT:
@@ -75,8 +103,9 @@ def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT]
     ConfigurationError
         As for :func:`operators_values`, or of ``make``, with the path before it.
     """
-    path = path.expanduser().resolve()
-    values = operators_values(path)
+    path = path.expanduser().absolute()
+    values = operators_values(path)  # of the path as it was given: folders that links are in count as well
+    path = path.resolve()
     try:
         config: Any = make(values)
     except ConfigurationError as error:

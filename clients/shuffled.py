@@ -25,17 +25,16 @@ from ..privacy import (
     Ledger,
     NoiseKeys,
     PrivateMachine,
-    RefusedError,
     Release,
     RowCache,
     ShuffledMachine,
     ShuffledPolicy,
-    protocol,
 )
 from ..privacy.shuffled import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
 from .base import PrivateClient, Request
-from .gradients import PerSampleGradients, Samples, flat_point, gradients_at
-from .online import CarefulGradients, ConvexSmoothGradients
+from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at
+from .online import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
+from .requests import malformed
 
 
 class ShuffledClient(PrivateClient):
@@ -97,13 +96,11 @@ class ShuffledClient(PrivateClient):
             )
         if policy.batch_size != len(samples):
             raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
-        self._farthest = math.inf
         if policy.accounting_used == "amplified" and policy.mechanism != NO_NOISE:
-            smoothness = check_amplified(gradients, learning_rate, policy.clip_norm)
-            rounding = smoothness * policy.steps * (sum(map(math.prod, gradients.shapes)) + 2) * 2.0**-53
-            self._farthest = ITERATION_ROUNDING * 2.0 * policy.clip_norm / rounding
+            check_amplified(gradients, learning_rate, policy.clip_norm)
         super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
         self.learning_rate = float(learning_rate)
+        self._farthest = self._farthest_start()
         self.public = public
         self.order: Order = order
         self.order_seed = order_seed
@@ -122,19 +119,22 @@ class ShuffledClient(PrivateClient):
         """
         start = flat_point(request.query_points[0])
         with np.errstate(over="ignore"):
-            if not np.linalg.norm(start) <= min(self._farthest, 1e100):
-                raise RefusedError(protocol.MALFORMED_REQUEST, "malformed request: the starting point is too far away")
+            if not np.linalg.norm(start) <= self._farthest:
+                raise malformed("the starting point is too far away")
         policy = self.machine.policy
-        gradients = self.gradients if self.machine.simulated else CarefulGradients(self.gradients)
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
-            order = epoch_order(self.order, len(self.samples), self.order_seed, release)[
+            # The number of samples is the one the machine was made with: asked again, their source might fail.
+            order = epoch_order(self.order, self.machine.num_samples, self.order_seed, release)[
                 : policy.private_steps
             ].tolist()
 
             def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
                 source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
-                return gradients_at(gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
+                if self.machine.simulated:
+                    return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
+                careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
+                return careful.at_points(point[None], np.array([j]))[0]
 
             with np.errstate(all="ignore"):
                 return noisy_epoch(
@@ -147,6 +147,31 @@ class ShuffledClient(PrivateClient):
                 )
 
         return self.machine.release_epoch(request.session, request.ack, epoch)
+
+    def _farthest_start(self) -> float:
+        """How far from the origin a starting point may be for rounding to stay within what is charged.
+
+        Under ``amplified`` every computed step moves iterates of two worlds apart by up to 2 eta D, with D the rounding
+        of a gradient and its point (:func:`~murmurfl.clients.online.farthest_point`). If each step's noise hides its
+        own, and the last m = n - n_d + 1 the replaced sample's 2 eta S as well, then in units of eta the shifts are
+        2 S / m + 2 D in those and 2 D in at most n others: relative to the exact account no more than
+        (m + n / 2) D / S <= 3/2 n D / S. An epoch's own steps, with their noise, lead away from the start.
+        """
+        policy = self.machine.policy
+        if policy.accounting_used != "amplified" or policy.mechanism == NO_NOISE:
+            return LARGEST_POINT
+        smoothness = check_amplified(self.gradients, self.learning_rate, policy.clip_norm)
+        size, longest = self.machine.num_parameters, longest_gradient(self.gradients, policy.clip_norm)
+        rounding = 1.5 * policy.steps * (size + FURTHER_ROUNDINGS) * UNIT_ROUNDOFF
+        reach = (ITERATION_ROUNDING * policy.clip_norm / rounding - longest) / smoothness
+        reach -= self.learning_rate * self.machine.plan.largest_value * math.sqrt(size)
+        if not reach > 0:
+            raise ConfigurationError(
+                f"Expected epochs whose rounding stays below {ITERATION_ROUNDING:g} of what is charged for accounting "
+                f"'amplified', got {policy.steps} steps of {size} parameters at learning_rate {self.learning_rate:g}: "
+                "lower the step, or ask for accounting 'composed'."
+            )
+        return min(reach, LARGEST_POINT)
 
     @classmethod
     def together(
@@ -186,7 +211,7 @@ def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_no
     Proof: docs/proofs/sensitivities.md.
     """
     instead = "lower the step, or ask for accounting 'composed', which needs no such thing and more noise"
-    if not isinstance(gradients, ConvexSmoothGradients):
+    if not declares_itself_convex(gradients):
         raise ConfigurationError(
             f"Expected a model that declares itself convex and smooth for accounting 'amplified', got "
             f"{type(gradients).__name__}: use 'composed', which needs no such thing and more noise."

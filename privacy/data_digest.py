@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import LedgerError
+from .errors import LedgerError, is_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,9 @@ def row_bytes(samples: Sliceable) -> RowBytes:
     def bytes_of_row(row: int) -> bytes:
         try:
             return b"".join(_parts(samples[row : row + 1]))
-        except Exception:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             logger.exception("A row could not be read to know it again; it is known as unreadable.")
             return _UNREADABLE
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 
 class MurmurflError(Exception):
     """Base class of every error murmurfl raises on purpose."""
@@ -33,6 +35,15 @@ class RefusedError(MurmurflError):
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception asks this process to end, and is no failure of the code that it came through.
+
+    A machine must not show that somebody's code failed on its data, whatever it raised: an extension written in Rust
+    panics with a ``BaseException``, a script may call ``sys.exit``. Ctrl-C reaches the main thread alone.
+    """
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 class UnsupportedFlowerError(MurmurflError, ImportError):

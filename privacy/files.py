@@ -80,6 +80,14 @@ def create_private(path: Path, what: str, data: bytes = b"", *, error: type[Murm
     sync_folder(path.parent)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a text to a file of mode 600, whatever the umask; one that is there is replaced."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def replace_durably(path: Path, data: bytes, *, error: type[MurmurflError] = LedgerError) -> None:
     """Put ``data`` in the place of a file: after a crash there is the old or the new one, whole.
 

@@ -90,8 +90,13 @@ class Grid:
         counts -= MARK
         return counts
 
-    def marked(self, scaled: NDArray[np.float64], bound: float | None = None) -> NDArray[np.int64]:
-        """:meth:`rounded`, all too large by ``MARK``: for whoever takes the difference of two, where it cancels."""
+    def marked(
+        self, scaled: NDArray[np.floating], bound: float | None = None, *, in_place: bool = True
+    ) -> NDArray[np.int64]:
+        """:meth:`rounded`, all too large by ``MARK``: for whoever takes the difference of two, where it cancels.
+
+        Values that are not to be overwritten (``in_place`` False) may be of another real dtype, and are converted.
+        """
         if bound is not None:
             fits = bound / self.spacing < _LARGEST_COUNT
         else:
@@ -103,7 +108,9 @@ class Grid:
             )
         # In [2^52, 2^53) the spacing of float64 is 1: adding 1.5 x 2^52 rounds to the nearest integer, ties to even as
         # rint does, and leaves that integer in the low bits. Twice as fast as rounding and converting.
-        scaled += _ROUNDER
+        if scaled.dtype != np.float64:
+            scaled, in_place = scaled.astype(np.float64), True
+        scaled = np.add(scaled, _ROUNDER, out=scaled if in_place else None)
         return scaled.view(np.int64)
 
     def values(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -196,11 +196,15 @@ def policy_guarantee(
     return Guarantee(mu, policy.delta, mechanism_words(policy), unit=unit, covers=covers, notes=notes)
 
 
+BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
+"""Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.normals`)."""
+
+
 def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
     """Why a policy with noise guarantees nothing, if it does not."""
     if not (math.isinf(mu) and policy.adds_noise):
         return ()
-    return (f"mu = {policy.mu:g} at delta = {policy.delta:g} is more than this noise can be vouched for.",)
+    return (BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta),)
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:
@@ -209,7 +213,8 @@ def mechanism_words(policy: PrivacyPolicy) -> str:
     schedule = policy.schedule or ("uniform" if policy.mechanism == "cancelling" else None)
     options = [str(value) for value in (schedule, *dict(policy.mechanism_options).values()) if value]
     words += f" ({', '.join(options)})" if options else ""
-    often = policy.sample_participations
+    # A policy may allow more participations than its cap has room for.
+    often = min(policy.sample_participations, -(-policy.max_participations // policy.min_separation))
     return (
         f"{words} noise on each machine{_CLIPS[policy.clip_unit]}"
         f"{f', every sample in up to {often} releases' if often > 1 else ''}"

@@ -41,8 +41,9 @@ _LARGEST_COUNT = 2.0**52
 # not settle it, nothing does.
 _MOST_DOUBLINGS = 16
 _MOST_MORE_NOISE = 4.0
-# Float64 rounding in a contractive update's local iterates, with room for millions of steps.
-_CONTRACTIVE_ROUNDING = 1e-6
+CONTRACTIVE_ROUNDING = 1e-6
+"""What float64 rounding of a contractive update's local iterates may add, relative; where it could be more, a machine
+refuses (:func:`murmurfl.clients.online.farthest_point`)."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class PrivacyPolicy:
         if self.clip_unit == "update":
             return 2.0 * self.clip_norm
         delta = 2.0 * self.clip_norm / self.batch_size
-        return delta * (1.0 + _CONTRACTIVE_ROUNDING) if self.clip_unit == "contractive" else delta
+        return delta * (1.0 + CONTRACTIVE_ROUNDING) if self.clip_unit == "contractive" else delta
 
     @property
     def rows_per_release(self) -> int:

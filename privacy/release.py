@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from . import protocol
 from .clipping import clip_per_sample
 from .data_digest import DataDigest, RowBytes, any_data
-from .errors import ConfigurationError, LedgerError, RefusedError
+from .errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
 from .grid import MARK, Grid
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord, by_a_servers_word
@@ -567,11 +567,13 @@ class PrivateMachine:
         share = self.policy.batch_size // self.policy.rows_per_release
         for start in range(samples.start, samples.stop, share):
             try:
-                row = self._rows_of(contribution, slice(start, start + share))
-            except Exception:
+                counts = self._mean_counts(self._rows_of(contribution, slice(start, start + share)))
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
                 logger.exception("A contribution could not be computed; it counts as zero.")
                 continue
-            total += self._mean_counts(row)
+            total += counts
         return total
 
     def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -638,11 +640,13 @@ class PrivateMachine:
             increment = increment._replace(added=increment.added - increment.removed, removed=None)
             bound = None if bound is None else 2 * bound
         added = self._marked_counts(increment.added, bound)
-        removed = kept if increment.removed is None else self._marked_counts(increment.removed, bound)
-        if self._rows is not None:
+        removed = kept
+        if kept is None and increment.removed is not None:
+            removed = self._marked_counts(increment.removed, bound)
+        if self._rows is not None and mechanism.memory in ("last", "all"):
             if mechanism.removes_last:
                 self._rows.keep(self._keys.secret_key, nonce, (added,))
-            elif mechanism.memory in ("last", "all") and increment.state is not None:
+            elif increment.state is not None:
                 self._rows.keep(self._keys.secret_key, nonce, increment.state)
         return added, removed, (increment.state or ()) if mechanism.memory == "state" else ()
 
@@ -652,10 +656,13 @@ class PrivateMachine:
         return float(self.plan.grid.factor(self.plan.noise_std))
 
     def _marked_counts(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
-        scaled = np.asarray(noise, dtype=np.float64)
-        if scaled is noise and self.plan.mechanism.memory in ("state", "all"):
-            scaled = scaled.copy()  # rounding is in place, and the mechanism may still need it
-        return self.plan.grid.marked(scaled, bound)
+        # Not in the mechanism's own memory unless it hands that over: what it adds may be part of its state, which a
+        # cache may hold, or of what it removes.
+        return self.plan.grid.marked(np.asarray(noise), bound, in_place=self._in_place)
+
+    @cached_property
+    def _in_place(self) -> bool:
+        return bool(vars(type(self.plan.mechanism)).get("hands_over", False))
 
     def _row_key(self, session: str, release: int) -> bytes | None:
         """The key of the normals a simulated machine's release will be made with; None where it must make its own."""

@@ -29,6 +29,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _GREET_AGAIN_S = 60.0
 _MOST_NAMED = 10
+_SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 
 class NodesUnavailableError(MurmurflError):
@@ -130,6 +131,18 @@ class MachineDirectory:
         For tests.
     message_type : str
         Of the messages in which machines are asked for their names.
+
+    Notes
+    -----
+    A node that says it is several machines is dropped: on real nodes one of them could take all names of a training.
+    An engine that simulates several machines on a node asks for it (:attr:`several_on_a_node`).
+
+    A name that two nodes report belongs to the one that was met first, of two met at once to the one with the smaller
+    node id, as long as that one is connected; the other one's report is dropped, logged, and counted when machines are
+    missing. The server cannot know which of the two is right: perhaps a node was restarted before its old connection
+    was given up, perhaps somebody pretends. Who may connect at all is for the SuperLink to check, by the nodes' keys.
+
+    **Formal guarantees.** None is drawn from names: a machine's guarantee holds whoever else takes its name.
     """
 
     def __init__(
@@ -144,6 +157,8 @@ class MachineDirectory:
         self.deadline_s = deadline_s
         self.names: list[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
+        self.several_on_a_node = False
+        """Whether a node may report several names: in a simulation only."""
         self._sleep = sleep
         self._message_type = message_type
         self._hosted: dict[int, list[str]] = {}
@@ -179,9 +194,6 @@ class MachineDirectory:
         ------
         NodesUnavailableError
             If the deadline passes first.
-        ConfigurationError
-            If two connected nodes report the same name before the training's machines are fixed. Later the node known
-            longer keeps it.
         """
         deadline = time.monotonic() + self.deadline_s
         pause = _FIRST_PAUSE_S
@@ -215,30 +227,37 @@ class MachineDirectory:
                 self._greeted[node_id] = (message_id or "", now)
         waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
         if waiting:
-            for reply in grid.pull_messages(list(waiting)):
-                self._met(reply, waiting.get(reply.metadata.reply_to_message_id))
-        self._check_names()
+            answered = [
+                (node_id, reply)
+                for reply in grid.pull_messages(list(waiting))
+                if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
+            ]
+            for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
+                self._met(reply, node_id)
+        self._report_repeated()
 
-    def _met(self, reply: Message, node_id: int | None) -> None:
-        if node_id is None:
-            return
+    def _met(self, reply: Message, node_id: int) -> None:
         names = None if reply.has_error() else _names_in(reply)
-        if names is not None:
+        if names is not None and (len(names) == 1 or self.several_on_a_node):
             self._hosted[node_id] = names
             del self._greeted[node_id]
             return
         self._greeted[node_id] = ("", self._greeted[node_id][1])
-        self._failures[_failure(reply)] += 1
+        if names is None:
+            self._failures[_failure(reply)] += 1
+            return
+        log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, len(names))
+        self._failures[_SEVERAL_NAMES] += 1
 
-    def _check_names(self) -> None:
-        repeated = sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
-        if repeated and not self.names:
-            raise ConfigurationError(f"Expected every machine to have its own name, got {repeated[:5]} twice.")
-        for name in repeated:
+    def _report_repeated(self) -> None:
+        for name in self._repeated():
             if name not in self._warned:
-                # Perhaps a node that was restarted before its old connection was given up, perhaps an impostor.
-                log(WARNING, "Machine %s is reported by two nodes; the one known longer is asked.", name)
+                log(WARNING, "Machine %r is reported by two nodes; the one met first is asked.", name)
                 self._warned.add(name)
+
+    def _repeated(self) -> list[str]:
+        """The names that more than one connected node reports."""
+        return sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
 
     def _all_names(self) -> Iterable[str]:
         return (name for names in self._hosted.values() for name in names)
@@ -248,6 +267,9 @@ class MachineDirectory:
 
     def _shortage(self, needed: int) -> str:
         failures = "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+        if repeated := self._repeated():
+            shown = ", ".join(map(repr, repeated[:_MOST_NAMED]))
+            failures += f"; {len(repeated)} reported by several nodes, of which one is asked: {shown}"
         connected = self.node_map() if self.names else self._known()
         gone = [name for name in self.names if name not in connected]
         missing = f" (missing: {', '.join(gone[:_MOST_NAMED])}{', ...' if len(gone) > _MOST_NAMED else ''})"
@@ -284,6 +306,8 @@ def _names_in(reply: Message) -> list[str] | None:
         return None
     names = config.get(protocol.MACHINES)
     names = [names] if isinstance(names, str) else names
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+    if not isinstance(names, list) or not names:
+        return None
+    if not all(isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME for name in names):
         return None
     return [str(name) for name in names]

@@ -8,6 +8,9 @@ import os
 import pytest
 from murmurfl.privacy import sqlite_ledger
 
+# Operators' files are refused where their group may write to them, which is how some systems make every file.
+os.umask(0o022)
+
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
 
 

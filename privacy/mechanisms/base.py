@@ -92,7 +92,12 @@ class Mechanism(ABC):
     memory: ClassVar[Memory]
 
     removes_last: ClassVar[bool] = False
-    """Whether what a release removes is what the last one added: whoever still has that need not make it again."""
+    """Whether what a release removes is, to the last bit, what the last one added: whoever still has that need not make
+    it again. Such a mechanism is then asked for an increment with an empty state, and for nothing to remove."""
+
+    hands_over: ClassVar[bool] = False
+    """Whether what an increment adds and removes is not needed by anybody else any more: then it is rounded in place.
+    True only of the very class that says so: a subclass may share its arrays."""
 
     def __init__(self, num_releases: int) -> None:
         if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
@@ -143,7 +148,8 @@ class Mechanism(ABC):
         Parameters
         ----------
         state : State
-            The state after release - 1; not changed.
+            The state after release - 1; not changed. Arrays that are returned stay as they are, too: they may be part
+            of each other, and of a state that is kept.
         release : int
             k, from 1.
         normals : ndarray of shape (draws x size,)

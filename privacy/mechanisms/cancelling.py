@@ -52,6 +52,7 @@ class CancellingNoise(Mechanism):
     """
 
     name = "cancelling"
+    hands_over = True
     memory = "last"
     removes_last = True
 

@@ -50,9 +50,12 @@ def check_mechanism(mechanism: Mechanism) -> None:
     for k in range(1, n + 1):
         increment = mechanism.increment(state, k, rows[k - 1].ravel(), 2.0)
         removed = 0.0 if increment.removed is None else increment.removed
-        whole = increment.removed is None if last is None else np.array_equal(removed, last)
-        _expect(whole or not mechanism.removes_last, name, f"increment {k} to remove what the last one added")
-        last = increment.added
+        if mechanism.removes_last:
+            whole = increment.removed is None if last is None else np.array_equal(removed, last)
+            _expect(whole, name, f"increment {k} to remove what the last one added, to the last bit")
+            alone = mechanism.increment((), k, rows[k - 1].ravel(), 2.0)
+            _expect(np.array_equal(alone.added, increment.added), name, "an increment with an empty state, for a cache")
+        last = increment.added.copy()
         _expect(np.allclose(increment.added - removed, 2.0 * inverse[k - 1], atol=_TOLERANCE), name, f"increment {k}")
         bound, parts = mechanism.increment_bound(k), (increment.added, removed)
         largest = max(float(np.abs(part).sum()) for part in parts) / 2.0

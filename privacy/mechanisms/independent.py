@@ -26,6 +26,7 @@ class IndependentNoise(Mechanism):
     """
 
     name = "independent"
+    hands_over = True
     memory = "nothing"
 
     def materialize(self, n: int | None = None) -> NDArray[np.float64]:

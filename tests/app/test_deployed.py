@@ -5,13 +5,15 @@ import json
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from murmurfl.app import client_app
 from murmurfl.app.config import RunConfig
 from murmurfl.app.experiment import NoReleasesError, prepare, run_experiment
 from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
-from murmurfl.app.server_app import run_folder
+from murmurfl.app.server_app import is_deployed, run_folder
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.strategies import Mu2
 from murmurfl.strategies.machines import NodesUnavailableError
@@ -46,6 +48,23 @@ def test_every_training_has_a_session_of_its_own_and_the_guarantee_is_the_machin
     assert first.strategy.session != second.strategy.session
     assert first.mu == max(statement["mu-guaranteed"] for statement in first.statements.values())
     assert "Real machines: the figure is what 2 of 2 machines say" in result_guarantee(first).sentence
+
+
+def test_a_grid_that_is_not_known_to_be_a_simulation_is_taken_for_real_machines():
+    """Seeded keys and sessions must not depend on recognising every way to reach a real node."""
+
+    class SomeNewGrid(Grid):
+        pass
+
+    for kind in (HttpGrid, InProcessGrid, SomeNewGrid):
+        assert is_deployed(kind.__new__(kind) if not kind.__abstractmethods__ else object())
+    assert not is_deployed(InMemoryGrid.__new__(InMemoryGrid))
+
+
+def test_only_simulated_nodes_may_have_several_names():
+    for deployed in (False, True):
+        strategy = run_experiment(grid_of(client_app.app), CONFIG, deployed=deployed).strategy
+        assert strategy.machines.several_on_a_node == (not deployed)
 
 
 @pytest.mark.parametrize("strategy", ["trusted-mu2", "tree-momentum"])

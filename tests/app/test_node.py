@@ -98,7 +98,7 @@ def test_a_file_that_is_no_toml_or_not_there_is_refused(tmp_path):
 def test_a_file_anybody_may_change_is_no_operators_file(tmp_path):
     path = write(tmp_path)
     path.chmod(path.stat().st_mode | stat.S_IWOTH)
-    with pytest.raises(ConfigurationError, match="chmod o-w"):
+    with pytest.raises(ConfigurationError, match="chmod go-w"):
         NodeConfig.read(path)
 
 

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
+from murmurfl.clients.update_policy import update_guarantee
 from murmurfl.privacy import (
     MECHANISMS,
     ConfigurationError,
@@ -240,8 +241,13 @@ def failing(error, **options):
     return app
 
 
+class PanicError(BaseException):
+    """What an extension written in Rust raises when it panics."""
+
+
 FAILURES = [
     ValueError(SECRET),
+    PanicError(SECRET),
     RefusedError(protocol.BUDGET_EXHAUSTED, SECRET),
     ConfigurationError(SECRET),
     SystemExit(SECRET),
@@ -622,12 +628,50 @@ def test_on_a_real_node_the_operators_file_decides(node, tmp_path, caplog):
     assert [session.releases for session in summary.sessions] == [3, 1]
 
 
-def test_on_a_real_node_a_failure_looks_like_any_other_release(node, caplog):
-    for k, error in enumerate(FAILURES[:3]):
-        reply = on_a_node(failing(error), request(**{protocol.ACK: k}), **node)
-        assert not reply.has_error()
-        assert sorted(reply.content["arrays"]) == sorted(SHAPES)
+@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+def test_on_a_real_node_a_failure_looks_like_any_other_release(error, node, caplog):
+    reply = on_a_node(failing(error), request(), **node)
+    assert not reply.has_error()
+    assert sorted(reply.content["arrays"]) == sorted(SHAPES)
     assert "counts as zero" in caplog.text
+    assert SECRET not in str(reply.content)
+
+
+NO_MODELS = {
+    "no arrays": lambda arrays: {},
+    "two models": lambda arrays: {"a": arrays, "b": arrays},
+    "arrays under other names": lambda arrays: {"a": ArrayRecord([np.zeros(3)])},
+    "another shape": lambda arrays: {"a": ArrayRecord({name: Array(np.zeros(7)) for name in arrays})},
+    "integers": lambda arrays: {"a": ArrayRecord({k: Array(v.numpy().astype(int)) for k, v in arrays.items()})},
+    "bytes that are no array": lambda arrays: {
+        "a": ArrayRecord({k: Array(v.dtype, v.shape, v.stype, b"") for k, v in arrays.items()})
+    },
+    "no message": None,
+}
+
+
+@pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
+def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(content, node, tmp_path, caplog):
+    """Whether training comes to a model may depend on the data: a refusal would say that it did not, at no cost."""
+    path = tmp_path / "node.toml"
+    path.write_text(path.read_text().replace("mu = 1.0", "mu = 1e4"))
+    (tmp_path / "ledger.sqlite").unlink()
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=1e4, delta=1e-6)
+    app = ClientApp(mods=[CorrelatedNoiseMod()])
+
+    @app.train()
+    def train_to_something_else(message, context):
+        if content is None:
+            return None
+        return Message(RecordDict(content(message.content["arrays"])), reply_to=message)
+
+    reply = on_a_node(app, request(), **node)
+    assert not reply.has_error()
+    assert sorted(reply.content["arrays"]) == sorted(SHAPES)
+    assert max(np.abs(array.numpy()).max() for array in reply.content["arrays"].values()) < 1e-2, "noise alone"
+    assert "counts as zero" in caplog.text
+    (session,) = read_ledger(tmp_path / "ledger.sqlite").sessions
+    assert session.releases == 1, "and is paid for"
 
 
 def test_without_an_operators_file_a_real_node_refuses(monkeypatch, caplog):
@@ -748,6 +792,16 @@ def test_noise_for_a_single_participation_is_caught():
     assumed = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=AUDITED, delta=0.05, releases_per_pass=AUDITED)
     result = audit(assumed, small(), runs=200)
     assert result.violated
+
+
+@pytest.mark.parametrize(
+    ("releases_per_pass", "words"),
+    [(1, "every sample in up to 30 releases"), (30, ""), (31, ""), (29, "every sample in up to 2 releases")],
+)
+def test_the_guarantee_of_an_update_says_in_how_many_releases_a_sample_is(releases_per_pass, words):
+    sentence = update_guarantee(policy(releases_per_pass=releases_per_pass), 2.0).sentence
+    assert words in sentence
+    assert bool(words) == ("in up to" in sentence)
 
 
 def test_policies_of_the_mod_are_ordinary_policies():

@@ -74,6 +74,20 @@ def test_a_caption_says_shared_terms_once_and_whose_are_whose():
         caption([])
 
 
+@pytest.mark.parametrize(
+    ("participations", "separation", "releases", "said"),
+    [(1, 1, 6, None), (2, 6, 6, None), (2, 10, 6, None), (2, 3, 6, 2), (3, 3, 6, 2), (3, 3, 7, 3), (9, 1, 4, 4)],
+)
+def test_a_sentence_says_in_how_many_releases_a_sample_can_really_be(participations, separation, releases, said):
+    policy = PrivacyPolicy(1.0, 1, releases, 1.0, sample_participations=participations, min_separation=separation)
+    often = max(len(range(first, releases, separation)) for first in range(separation))
+    often = min(often, releases) if participations > 1 else 1
+    assert said == (often if often > 1 else None), "by counting"
+    sentence = policy_guarantee(policy, 1.0).sentence
+    assert ("every sample in up to" in sentence) == (said is not None)
+    assert said is None or f"every sample in up to {said} releases" in sentence
+
+
 def test_a_policys_guarantee_is_its_own():
     policy = PrivacyPolicy(
         1.0, 4, 6, 2.0, clip_unit="update", noise_quality="fast", sample_participations=2, min_separation=3

@@ -182,16 +182,45 @@ def test_mus_of_sessions_add_in_squares():
     refused(protocol.BUDGET_EXHAUSTED, subject, "one more", 0)
 
 
-def test_acknowledgements_only_move_forward_to_a_release_that_exists():
-    subject = machine()
+@pytest.mark.parametrize("rule", ["acknowledged", "paper"])
+def test_acknowledgements_only_move_forward_to_a_release_that_exists(rule):
+    """Under the papers' rule as well, where nothing is taken back: a server that goes backwards is none of ours."""
+    subject = machine(release_rule=rule)
     for k in range(3):
         subject.release("s", k, contribution)
-    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", 1)
-    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", 4)
-    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", -1)
-    subject.release("s", 3, contribution)
-    refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", 2)
-    refused(protocol.BAD_ACKNOWLEDGEMENT, machine(), "s", 1)
+    for ack in (0, 1, 4, -1):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    assert subject.release("s", 3, contribution).ack == 3
+    for ack in (0, 1, 2, 5):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    with pytest.raises(RefusedError, match="backwards"):
+        subject.acknowledge("s", 2)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, machine(release_rule=rule), "s", 1)
+    assert subject.release("s", 4, contribution).ack == 4, "nothing of that was taken note of"
+
+
+@pytest.mark.parametrize("noting", [False, True], ids=["release", "release_noting"])
+def test_samples_are_fresh_over_all_sessions_however_they_are_mixed(noting):
+    """Each sample once, whichever session took the others and whether it notes something: the ledger counts for all."""
+    ledger, seen, acks = DurableLedger(), [], {"a": 0, "b": 0, "c": 0}
+    for session in "abbacabcc":
+        subject = machine(ledger, budget_mu=10.0)  # made again each time: nothing is remembered but the ledger
+
+        def record(samples):
+            seen.append((samples.start, samples.stop))
+            return DATA[samples]
+
+        note = (np.array([float(acks[session])]),)
+        if noting:
+            release = subject.release_noting(session, acks[session], lambda *_, record=record: record, note)
+            assert subject.noted(session)[1][0] == note[0]
+        else:
+            release = subject.release(session, acks[session], record)
+        acks[session] = release.release
+        with ledger.exclusive() as page:
+            assert page.account().samples_used == 2 * len(seen)
+    assert seen == [(2 * k, 2 * k + 2) for k in range(9)]
+    assert acks == {"a": 3, "b": 3, "c": 3}
 
 
 def test_an_unacknowledged_release_can_be_acknowledged_later():
@@ -202,6 +231,17 @@ def test_an_unacknowledged_release_can_be_acknowledged_later():
     third = subject.release("s", first.release, contribution)
     expected = sum(whole.release("s", k, contribution).values for k in range(3))
     assert (first.values + third.values == expected).all()
+
+
+def test_a_release_that_was_given_up_cannot_be_acknowledged_any_more():
+    """What it was is forgotten: a later release could not be told apart from it."""
+    subject, whole, heard = machine(), machine(), {}
+    for k in range(1, 7):
+        heard[k] = subject.release("s", 0, contribution).values
+    for ack in (1, 2):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    expected = sum(whole.release("s", k, contribution).values for k in range(7))
+    assert (heard[3] + subject.release("s", 3, contribution).values == expected).all(), "the last four still can be"
 
 
 def test_a_server_that_never_acknowledges_costs_the_machine_bounded_memory():

@@ -6,7 +6,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
@@ -328,12 +328,77 @@ def test_a_second_node_with_a_known_name_does_not_end_the_training():
     assert all(report.aggregated == 6 for report in strategy.history)
 
 
-def test_two_nodes_with_one_name_are_refused_before_the_first_round():
-    grid = InProcessGrid(app(zeros), 6, {})
+def with_a_double(nodes):
+    """Nodes of which the first two have one name."""
+    grid = InProcessGrid(app(zeros), nodes, {})
     first, second = list(grid._contexts.values())[:2]
     second.node_config["partition-id"] = first.node_config["partition-id"]
-    with pytest.raises(ConfigurationError, match="twice"):
-        mu2().start(grid, START, num_rounds=1)
+    return grid
+
+
+def test_of_two_nodes_with_one_name_the_one_met_first_has_it_and_the_run_goes_on(caplog):
+    strategy = mu2(clients_per_round=6)
+    grid = with_a_double(7)
+    strategy.start(grid, START, num_rounds=2)
+    assert [report.aggregated for report in strategy.history] == [6, 6]
+    assert strategy.machines.node_of("0") == min(grid.get_node_ids())
+    assert caplog.text.count("Machine '0' is reported by two nodes") == 1
+
+
+def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
+    strategy, grid = mu2(clients_per_round=6), with_a_double(7)
+    first, second = sorted(grid.get_node_ids())[:2]
+    strategy._on_round = lambda *_: grid._contexts.pop(first, None)
+    strategy.start(grid, START, num_rounds=2)
+    assert strategy.machines.node_of("0") == second
+
+
+def test_names_that_are_missing_for_a_double_are_reported_as_such():
+    with pytest.raises(NodesUnavailableError, match="1 reported by several nodes, of which one is asked: '0'"):
+        mu2(node_deadline_s=0.05).start(with_a_double(6), START, num_rounds=1)
+
+
+class Greedy(InProcessGrid):
+    """The last node says that it is all machines."""
+
+    def _handle(self, message, identifier):
+        reply = super()._handle(message, identifier)
+        if message.metadata.dst_node_id == max(self._contexts) and message.metadata.message_type == "query":
+            reply.content["config"][protocol.MACHINES] = [str(i) for i in range(6)]
+        return reply
+
+
+def test_a_node_with_every_machines_name_is_dropped_and_the_run_goes_on(caplog):
+    strategy = mu2(clients_per_round=6)
+    grid = Greedy(app(zeros), 7, {})
+    grid._contexts = dict(reversed(grid._contexts.items()))  # and it is met first
+    strategy.start(grid, START, num_rounds=2)
+    assert [report.aggregated for report in strategy.history] == [6, 6]
+    assert max(grid._contexts) not in strategy.machines.node_map().values()
+    assert "says that it is 6 machines and is not asked" in caplog.text
+    with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
+        mu2(node_deadline_s=0.05).start(Greedy(app(zeros), 6, {}), START, num_rounds=1)
+
+
+def test_in_a_simulation_a_node_may_be_several_machines():
+    strategy = mu2(clients_per_round=6)
+    strategy.machines.several_on_a_node = True
+    strategy.machines.meet(Greedy(app(zeros), 1, {}), 6)
+    assert set(strategy.machines.node_map()) == {str(i) for i in range(6)}
+
+
+@pytest.mark.parametrize("names", [[], [""], ["x" * 1000], [7], "", 1.5])
+def test_a_node_without_a_sensible_name_is_not_met(names):
+    class Nameless(InProcessGrid):
+        def _handle(self, message, identifier):
+            reply = super()._handle(message, identifier)
+            entries = dict(reply.content["config"])
+            del reply.content["config"]
+            reply.content["config"] = ConfigRecord({**entries, protocol.MACHINES: names})
+            return reply
+
+    with pytest.raises(NodesUnavailableError, match="does not understand"):
+        mu2(1, 1, node_deadline_s=0.05).start(Nameless(app(zeros), 1, {}), START, num_rounds=1)
 
 
 def test_bytes_that_are_an_archive_are_malformed_and_nothing_worse():

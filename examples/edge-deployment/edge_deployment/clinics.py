@@ -51,6 +51,7 @@ def make_clinics(folder: Path) -> list[Path]:
         np.savez(clinic / "samples.npz", features=features[own].astype(np.float32), labels=labels[own])
         files.append(clinic / "node.toml")
         files[-1].write_text(FILE.format(number=number))
+        files[-1].chmod(0o600)  # a node refuses a file that others could have changed
     return files
 
 

@@ -1,0 +1,270 @@
+"""A real machine with a sample that cannot be loaded or computed: what leaves is a release like any other.
+
+Whether a sample fails may depend on the sample, so a server must see nothing of it: no error, no refusal, and a release
+that differs from the one without the bad sample by no more than replacing any one sample is charged.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+from murmurfl.clients import (
+    DelayedMomentumClient,
+    IsrlDpClient,
+    Mu2Client,
+    NoisySGDClient,
+    OnlineClient,
+    ShuffledClient,
+    numpy_client_app,
+)
+from murmurfl.clients.gradients import CarefulGradients
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, ShuffledPolicy, SimulatedKeys, SystemKeys, protocol
+from murmurfl.privacy.errors import is_interrupt
+
+D, BATCH, COUNT, BAD, CLIP = 3, 8, 32, 2, 1.0
+SECRET = "patient 4711"
+
+
+class PanicError(BaseException):
+    """What an extension written in Rust raises when it panics."""
+
+
+class Loader:
+    """Samples all alike, one of which is special."""
+
+    def __init__(self, special=None):
+        self.special = special
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, chosen):
+        rows = np.zeros((COUNT, D))
+        rows[:, 0] = 1.0
+        numbers = np.arange(COUNT)[chosen]
+        if self.special is not None and BAD in numbers:
+            return self.special(rows[chosen])
+        return rows[chosen]
+
+
+class Linear:
+    """A linear loss, whose gradient is the sample; a row that begins with 777 gets what is planted."""
+
+    shapes, smoothness, gradient_bound, clips_contractively = ((D,),), 1e-3, 2.0, True
+
+    def __init__(self, planted=None):
+        self.planted = planted
+
+    def __call__(self, parameters, batch):
+        if self.planted is not None and (batch[:, 0] == 777).any():
+            return self.planted(batch)
+        return np.asarray(batch, dtype=np.float64)
+
+
+def raising(error):
+    def fail(rows):
+        raise error
+
+    return fail
+
+
+LOADERS = {
+    "a file that is gone": raising(OSError(SECRET)),
+    "a value that is none": raising(ValueError(SECRET)),
+    "no memory": raising(MemoryError()),
+    "an exit": raising(SystemExit(SECRET)),
+    "a panic": raising(PanicError(SECRET)),
+    "a closed generator": raising(GeneratorExit()),
+    "two rows for one": lambda rows: np.concatenate([rows, rows]),
+    "no row": lambda rows: rows[:0],
+    "a row of another size": lambda rows: np.ones((len(rows), D + 1)),
+    "words": lambda rows: np.full(rows.shape, SECRET),
+    "objects": lambda rows: np.full(rows.shape, None),
+    "nothing": lambda rows: None,
+    "not a number": lambda rows: np.full(rows.shape, np.nan),
+}
+GRADIENTS = {
+    "an exception": raising(ZeroDivisionError(SECRET)),
+    "a panic": raising(PanicError(SECRET)),
+    "one number": lambda batch: np.full((1, 1), 1e6),
+    "a bare number": lambda batch: 1e6,
+    "too many values": lambda batch: np.ones((1, D + 1)),
+    "too many rows": lambda batch: np.ones((2, D)),
+    "no batch axis": lambda batch: np.ones(D),
+    "words": lambda batch: np.full((1, D), SECRET),
+    "a set": lambda batch: {SECRET},
+    "nothing": lambda batch: None,
+    "infinities": lambda batch: np.full((1, D), np.inf),
+}
+
+
+class FixedNonces(SystemKeys):
+    """Real keys with nonces that repeat, for tests that compare two runs."""
+
+    def __init__(self):
+        super().__init__(bytes(32))
+
+    def nonce(self, session, release):
+        return release.to_bytes(16, "little")
+
+
+class DurableLedger(MemoryLedger):
+    """Stands in for a ledger on disk."""
+
+    durable = True
+
+
+def policy(**changes):
+    return PrivacyPolicy(**{"clip_norm": CLIP, "batch_size": BATCH, "max_participations": 2, "mu": 1.0, **changes})
+
+
+def shuffled(**changes):
+    return ShuffledPolicy(clip_norm=CLIP, batch_size=COUNT, max_participations=2, mu=1.0, **changes)
+
+
+PUBLIC = np.ones((COUNT, D)) / 2
+KINDS = {
+    "mu2": (Mu2Client, policy(), {}),
+    "noisy-sgd": (NoisySGDClient, policy(mechanism="independent"), {}),
+    "isrl-dp": (
+        IsrlDpClient,
+        policy(mechanism="independent", sample_participations=2, min_separation=1, release_rule="paper"),
+        {},
+    ),
+    "delayed-momentum": (DelayedMomentumClient, policy(), {}),
+    "online, update": (OnlineClient, policy(clip_unit="update"), {"learning_rate": 0.5}),
+    "online, contractive": (OnlineClient, policy(clip_unit="contractive"), {"learning_rate": 0.5}),
+    "shuffled": (ShuffledClient, shuffled(), {"learning_rate": 0.5, "order": "IG"}),
+    "shuffled, amplified": (
+        ShuffledClient,
+        shuffled(private_steps=8, public_steps=24),
+        {"learning_rate": 0.5, "order": "IG", "public": PUBLIC},
+    ),
+}
+
+
+def replies(kind, loader=None, gradient=None, keys=None):
+    """Both replies of a machine's session, and how far a replaced sample may move the first of them."""
+    make, terms, options = KINDS[kind]
+    special = loader
+    if gradient is not None:
+
+        def special(rows):
+            marked = rows.copy()
+            marked[:, 0] = 777
+            return marked
+
+    client = make(Linear(gradient), Loader(special), terms, DurableLedger(), keys or FixedNonces(), name="7", **options)
+    made = []
+    for t in (1, 2):
+        ack = t - 1 if client.machine.policy.release_rule == "acknowledged" else 0
+        config = {
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.SERVER_ROUND: t,
+            protocol.SESSION: "s",
+            protocol.ACK: ack,
+        }
+        made.append(client.fit([np.zeros(D)] * client.query_points, config))
+    charge = 2.0 * CLIP * 1.0001 if make is ShuffledClient else client.machine.plan.sensitivity
+    return made, charge
+
+
+def check(kind, **planted):
+    honest, charge = replies(kind)
+    spoilt, _ = replies(kind, **planted)
+    for (arrays, examples, metrics), (others, same_examples, same_metrics) in zip(honest, spoilt, strict=True):
+        assert (examples, metrics) == (same_examples, same_metrics)
+        assert [values.shape for values in arrays] == [values.shape for values in others]
+    assert np.linalg.norm(honest[0][0][0] - spoilt[0][0][0]) <= charge, "one sample's worth, not the batch's"
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_that_cannot_be_loaded_shows_no_more_than_any_other(kind, loader):
+    check(kind, loader=loader)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_that_cannot_be_computed_shows_no_more_than_any_other(kind, gradient):
+    check(kind, gradient=gradient)
+
+
+def test_an_update_that_a_bad_sample_takes_with_it_is_seen_to_move_by_more_than_is_charged():
+    """The planted bug of the tests above: whatever fails, the whole contractive update is zero."""
+
+    class Careless(CarefulGradients):
+        def at_points(self, points, samples):
+            whole = self._source[0:BATCH]
+            return np.asarray(self._gradients([points[0]], whole[:1]))
+
+    made, charge = replies("online, contractive")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("murmurfl.clients.online.CarefulGradients", Careless)
+        spoilt, _ = replies("online, contractive", loader=LOADERS["a value that is none"])
+    assert np.linalg.norm(made[0][0][0] - spoilt[0][0][0]) > 3.0 * charge
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_simulation_the_failure_of_a_sample_is_said_aloud(kind):
+    with pytest.raises(ValueError, match=SECRET):
+        replies(kind, loader=LOADERS["a value that is none"], keys=SimulatedKeys(1, "7"))
+
+
+def test_a_length_that_changes_or_fails_later_changes_nothing():
+    class Forgetful(Loader):
+        asked = 0
+
+        def __len__(self):
+            self.asked += 1
+            if self.asked > 2:
+                raise OSError(SECRET)
+            return COUNT
+
+    make, terms, options = KINDS["shuffled"]
+    client = make(Linear(), Forgetful(), terms, DurableLedger(), FixedNonces(), name="7", **options)
+    config = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: 1,
+        protocol.SESSION: "s",
+        protocol.ACK: 0,
+    }
+    arrays, _, _ = client.fit([np.zeros(D)], config)
+    assert arrays[0] == pytest.approx(replies("shuffled")[0][0][0][0])
+
+
+def test_a_gradient_that_writes_to_its_parameters_moves_no_later_step():
+    class Writing(Linear):
+        def __call__(self, parameters, batch):
+            row = np.asarray(batch) + np.asarray(parameters[0])
+            parameters[0][:] = 1e9
+            return row
+
+    seen = CarefulGradients(Writing(), np.ones((4, D)))
+    points = np.zeros((1, D))
+    assert seen.at_points(points, np.array([0])) == pytest.approx(np.ones((1, D)))
+    assert (points == 0).all()
+
+
+def test_ctrl_c_still_ends_a_machine():
+    with pytest.raises(KeyboardInterrupt):
+        replies("mu2", loader=raising(KeyboardInterrupt()))
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(is_interrupt(KeyboardInterrupt())))
+    thread.start()
+    thread.join()
+    assert seen == [False], "Ctrl-C reaches the main thread alone: elsewhere it is somebody's code"
+
+
+@pytest.mark.parametrize("error", [SystemExit(SECRET), PanicError(SECRET), GeneratorExit()])
+def test_whatever_a_client_raises_its_app_answers_with_one_fixed_sentence(error):
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from murmurfl.app.inprocess import InProcessGrid
+
+    grid = InProcessGrid(numpy_client_app(raising(error)), 1, {})
+    (node,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive(
+        [Message(RecordDict({"config": ConfigRecord()}), dst_node_id=node, message_type="query")]
+    )
+    assert reply.error.code == protocol.INTERNAL_ERROR
+    assert SECRET not in reply.error.reason

@@ -1,0 +1,400 @@
+"""Mutants of privacy/: small bugs that would make a printed epsilon untrue, each of which a test must notice.
+
+``make mutants`` (or ``python tests/mutants.py [WORDS]``, those whose names contain the words) puts one after the other
+into a copy of the tree and runs the tests that should notice it. A mutant that survives is a promise nobody tests:
+write the test. One whose text is not found exactly once was overtaken by the code: give it the text the code has now,
+such that it is still the bug it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_COPIED = (".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache", "__pycache__", "build", "dist", "runs")
+WORKERS = 2
+LONGEST_S = 240.0
+PASSED, FAILED = 0, 1
+
+RELEASE = "tests/privacy/test_release.py"
+CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
+SLOW = (
+    f"{RELEASE}::test_two_neighbouring_data_sets_are_as_far_apart_as_mu_says",  # measures what others compute
+    f"{RELEASE}::test_releases_add_up_to_the_dense_noisy_prefixes",
+    CARRIED_OVER,
+)
+"""Left out of their file where they are not asked for by name."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug.
+
+    Parameters
+    ----------
+    name : str
+        What is wrong with it.
+    file : str
+        Where, from the root.
+    old, new : str
+        A text that is there once, as short as it can be, and what stands in its place.
+    tests : tuple of str
+        The files, or single tests, that should notice it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def found(self, root: Path) -> int:
+        """How often its text is there."""
+        path = root / self.file
+        return path.read_text(encoding="utf-8").count(self.old) if path.is_file() else 0
+
+
+MUTANTS = (
+    Mutant(
+        "a release is never committed",
+        "privacy/release.py",
+        "page.commit(session, stream, Account(",
+        "(lambda *_: None)(session, stream, Account(",
+        (RELEASE,),
+    ),
+    Mutant(
+        "the cap is off by one",
+        "privacy/release.py",
+        "stream.release >= self.policy.max_participations",
+        "stream.release > self.policy.max_participations",
+        (RELEASE,),
+    ),
+    Mutant(
+        "the budget is not checked",
+        "privacy/release.py",
+        "reserved.reserved_mu > budget",
+        "reserved.reserved_mu > 1e300 * budget",
+        (RELEASE,),
+    ),
+    Mutant(
+        "a session is not charged",
+        "privacy/ledger.py",
+        "reserved={**self.reserved, session: mu}",
+        "reserved={**self.reserved, session: 0.0}",
+        (RELEASE,),
+    ),
+    Mutant(
+        "mus of sessions do not add up",
+        "privacy/gdp.py",
+        "return math.sqrt(math.fsum(",
+        "return math.sqrt(max(",
+        ("tests/privacy/test_gdp.py", RELEASE),
+    ),
+    Mutant(
+        "samples are forgotten in a second session that notes something",
+        "privacy/release.py",
+        "used = max(admission.account.samples_used, admission.samples.stop)",
+        "used = admission.samples.stop - (note is not None and len(admission.account.reserved) > 1)",
+        (RELEASE,),
+    ),
+    Mutant(
+        "the last sample is used once more",
+        "privacy/release.py",
+        "if start + batch > self.num_samples",
+        "if start + batch > self.num_samples + batch",
+        (RELEASE,),
+    ),
+    Mutant(
+        "samples return one release too early",
+        "privacy/release.py",
+        "stream.release % self.policy.min_separation * batch",
+        "stream.release % max(self.policy.min_separation - 1, 1) * batch",
+        (RELEASE,),
+    ),
+    Mutant(
+        "acknowledgements go backwards under the papers' rule",
+        "privacy/release.py",
+        "valid = stream.ack < ack <= stream.release",
+        "valid = ack <= stream.release",
+        (RELEASE,),
+    ),
+    Mutant(
+        "a release that was given up can be acknowledged",
+        "privacy/release.py",
+        "valid = ack > stream.ack and ack in stream.pending",
+        "valid = ack > stream.ack",
+        (RELEASE,),
+    ),
+    Mutant(
+        "a stream goes on under another policy or key",
+        "privacy/release.py",
+        "if stream.fingerprint != self._fingerprint:",
+        "if not self._fingerprint:",
+        (RELEASE,),
+    ),
+    Mutant(
+        "a real machine shows that a sample failed",
+        "privacy/release.py",
+        'logger.exception("A contribution could not be computed; it counts as zero.")',
+        "raise",
+        ("tests/clients/test_failures.py", RELEASE),
+    ),
+    Mutant(
+        "half the noise",
+        "privacy/release.py",
+        "self.plan.grid.factor(self.plan.noise_std)",
+        "self.plan.grid.factor(0.5 * self.plan.noise_std)",
+        (f"{RELEASE}::test_releases_add_up_to_the_dense_noisy_prefixes",),
+    ),
+    Mutant(
+        "noise that should cancel does not",
+        "privacy/release.py",
+        "counts -= MARK if removed is None else removed",
+        "counts -= MARK",
+        (RELEASE,),
+    ),
+    Mutant(
+        "what a lost reply carried is not carried over",
+        "privacy/release.py",
+        "counts += stream.pending[stream.release]",
+        "counts += 0",
+        (CARRIED_OVER,),
+    ),
+    Mutant(
+        "a mechanism's own arrays are overwritten",
+        "privacy/release.py",
+        "in_place=self._in_place",
+        "in_place=True",
+        ("tests/privacy/test_own_mechanisms.py",),
+    ),
+    Mutant(
+        "fast noise on a real machine",
+        "privacy/release.py",
+        'policy.noise_quality != "exact" and not keys.simulated',
+        'policy.noise_quality != "exact" and keys is None',
+        (RELEASE,),
+    ),
+    Mutant(
+        "a real machine may forget",
+        "privacy/release.py",
+        "if not keys.simulated and not ledger.durable",
+        "if keys.simulated and not ledger",
+        (RELEASE,),
+    ),
+    Mutant(
+        "nonces of a real machine repeat",
+        "privacy/keys.py",
+        "return secrets.token_bytes(NONCE_BYTES)",
+        "return _simulated_nonce(session, release)",
+        (RELEASE,),
+    ),
+    Mutant(
+        "all rows have one key",
+        "privacy/noise.py",
+        r'b"murmurfl noise row\x00" + nonce',
+        r'b"murmurfl noise row\x00"',
+        ("tests/privacy/test_noise.py", RELEASE),
+    ),
+    Mutant(
+        "the sensitivity of a batch of one row fewer",
+        "privacy/policy.py",
+        "delta = 2.0 * self.clip_norm / self.batch_size",
+        "delta = 2.0 * self.clip_norm / (self.batch_size + 1)",
+        ("tests/privacy/test_policy.py", RELEASE),
+    ),
+    Mutant(
+        "an update is charged by half",
+        "privacy/policy.py",
+        "return 2.0 * self.clip_norm\n",
+        "return self.clip_norm\n",
+        ("tests/privacy/test_policy.py", RELEASE),
+    ),
+    Mutant(
+        "rounding to the grid is not charged",
+        "privacy/grid.py",
+        "return self.spacing * math.sqrt(num_parameters)",
+        "return 0.0",
+        ("tests/privacy/test_grid.py", "tests/privacy/test_policy.py"),
+    ),
+    Mutant(
+        "what is too long is not clipped",
+        "privacy/clipping.py",
+        "within = safe_norms <= bound / scale_free",
+        "within = safe_norms <= 2 * bound / scale_free",
+        ("tests/privacy/test_clipping.py",),
+    ),
+    Mutant(
+        "what is not finite is clipped to its full length",
+        "privacy/clipping.py",
+        "rows[~finite] = 0.0",
+        "rows[~finite] = 1.0",
+        ("tests/privacy/test_clipping.py",),
+    ),
+    Mutant(
+        "one participation fewer of cancelling noise",
+        "privacy/mechanisms/cancelling.py",
+        "(2 * rank + 1) * tails[column]",
+        "2 * rank * tails[column] + (rank == 0) * tails[column]",
+        ("tests/privacy/test_mechanisms.py",),
+    ),
+    Mutant(
+        "one participation fewer of independent noise",
+        "privacy/mechanisms/independent.py",
+        "(n - 1) // min_separation + 1",
+        "max((n - 1) // min_separation, 1)",
+        ("tests/privacy/test_mechanisms.py",),
+    ),
+    Mutant(
+        "participations from the second release on",
+        "privacy/mechanisms/sensitivity.py",
+        "gram(np.arange(start, n, min_separation)[:num_participations])",
+        "gram(np.arange(start, n, min_separation)[: max(num_participations - 1, 1)])",
+        ("tests/privacy/test_mechanisms.py", "tests/privacy/test_toeplitz.py", RELEASE),
+    ),
+    Mutant(
+        "an epoch is amplified by one step too many",
+        "privacy/shuffled.py",
+        "steps = public_steps + 1 if",
+        "steps = public_steps + 2 if",
+        ("tests/privacy/test_shuffled.py",),
+    ),
+    Mutant(
+        "a ledger that was copied back is believed",
+        "privacy/sqlite_ledger.py",
+        "check_mark(page.state, mark, self.path)",
+        "mark = page.state",
+        ("tests/privacy/test_sqlite_ledger.py",),
+    ),
+    Mutant(
+        "a commit may forget what was spent",
+        "privacy/sqlite_ledger.py",
+        "account.samples_used < self.state.samples_used",
+        "account.samples_used < 0",
+        ("tests/privacy/test_sqlite_ledger.py",),
+    ),
+    Mutant(
+        "the mark stays behind the ledger",
+        "privacy/sqlite_ledger.py",
+        "        self.state.write_mark(self.header.mark)\n",
+        "",
+        ("tests/privacy/test_sqlite_ledger.py", "tests/privacy/test_killed_nodes.py"),
+    ),
+    Mutant(
+        "a ClientApp that answers with no model is refused",
+        "clients/noise_mod.py",
+        "        values = error\n",
+        "        raise\n",
+        (
+            "tests/clients/test_noise_mod.py::test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero",
+        ),
+    ),
+)
+
+
+def misplaced(mutants: Iterable[Mutant]) -> list[str]:
+    """What is wrong with the texts of mutants, a line each; they are there once in code that they fit."""
+    return [
+        f"{mutant.file}: expected once, got {count} times, the text of the mutant {mutant.name!r}: {mutant.old!r}"
+        for mutant in mutants
+        if (count := mutant.found(ROOT)) != 1
+    ]
+
+
+def tested(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Run tests in a copy; pytest's exit code, and the test that failed or the last lines."""
+    left_out = [f"--deselect={test}" for test in SLOW if test not in tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *left_out, *tests]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return FAILED, "it never ended"
+    failed = re.search(r"^FAILED \S*?::(.*?)( - .*)?$", done.stdout, flags=re.MULTILINE)
+    return done.returncode, failed[1] if failed else "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+
+
+def put_in(root: Path, mutant: Mutant) -> tuple[int, str]:
+    """Run a mutant's tests with it."""
+    path = root / mutant.file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        return tested(root, mutant.tests)
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def each(jobs: Sequence[Callable[[Path], str]], folder: Path) -> Iterable[str]:
+    """What every job returns for a copy of the tree that is its own while it runs, in their order."""
+    copies: SimpleQueue[Path] = SimpleQueue()
+    for number in range(WORKERS):
+        copy = folder / str(number)
+        if not copy.exists():
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
+        copies.put(copy)
+
+    def run(job: Callable[[Path], str]) -> str:
+        copy = copies.get()
+        try:
+            return job(copy)
+        finally:
+            copies.put(copy)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        yield from pool.map(run, jobs)
+
+
+def main(words: Sequence[str]) -> int:
+    """Try all mutants, or those with the words in their names; the exit code, not 0 if one survived."""
+    chosen = [mutant for mutant in MUTANTS if " ".join(words) in mutant.name]
+    if lost := misplaced(chosen):
+        print(*lost, "Give each the text the code has now, such that it is still the bug it is called.", sep="\n")
+        return 2
+    started, survivors = time.monotonic(), 0
+
+    def without(tests: tuple[str, ...]) -> Callable[[Path], str]:
+        def run(root: Path) -> str:
+            code, said = tested(root, tests)
+            return "" if code == PASSED else f"Without any mutant `pytest {' '.join(tests)}` ends with {code}: {said}"
+
+        return run
+
+    def attempt(mutant: Mutant) -> Callable[[Path], str]:
+        def run(root: Path) -> str:
+            since = time.monotonic()
+            code, said = put_in(root, mutant)
+            word = {PASSED: "SURVIVED", FAILED: "killed"}.get(code, f"BROKEN ({code})")
+            return f"{word:<9} {time.monotonic() - since:5.1f} s  {mutant.name} ({mutant.file}): {said}"
+
+        return run
+
+    with tempfile.TemporaryDirectory(prefix="murmurfl-mutants-") as name:
+        folder = Path(name)
+        tests = sorted({test for mutant in chosen for test in mutant.tests})
+        halves = [half for half in (tuple(tests[0::2]), tuple(tests[1::2])) if half]
+        if broken := [said for said in each([without(half) for half in halves], folder) if said]:
+            print(*broken, sep="\n")
+            return 2
+        print(f"All tests pass without a mutant ({time.monotonic() - started:.0f} s).", flush=True)
+        for line in each([attempt(mutant) for mutant in chosen], folder):
+            survivors += not line.startswith("killed")
+            print(line, flush=True)
+    print(f"{len(chosen)} mutants, {survivors} not killed, {time.monotonic() - started:.0f} s.")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
