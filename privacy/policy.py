@@ -293,20 +293,16 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
             "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
         )
-    # Calibration and this line are inverse up to rounding; the configured mu is what was asked for, never less noise.
-    mu = min(mu, policy.mu) if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
+    # Calibration and this line are inverse up to rounding; the configured mu is what was asked for.
+    mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
     fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
     return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern, problem)
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
     """The plan of a machine that adds no noise; a trusted server then adds it, on the machine's grid."""
-    finest = policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
-    # A server of T rounds adds about Delta sqrt(T) / mu to a sum. K of them are a machine's, and T is not known here:
-    # there is room for 16 K rounds before the grid is too fine for the server's noise, which then refuses.
-    noise = policy.sensitivity * math.sqrt(policy.max_participations) / policy.mu
-    coarse = 0.0 if policy.mechanism == NO_NOISE else 8 * FINEST_GRID * noise
-    grid = Grid(power_of_two_at_most(max(finest, coarse)))
+    # The same for all machines of a training: it depends on nothing of which they may have decided differently.
+    grid = Grid(power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
     fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)

@@ -226,11 +226,6 @@ class PrivateMachine:
         *,
         data: RowBytes | None = None,
     ) -> None:
-        if not keys.simulated and data is None:
-            raise ConfigurationError(
-                "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
-                "data=row_bytes(samples)."
-            )
         if not keys.simulated and not ledger.durable:
             raise ConfigurationError(
                 f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
@@ -245,6 +240,11 @@ class PrivateMachine:
             raise ConfigurationError(
                 f"Expected a noise mechanism on a real machine, got {policy.mechanism!r}: runs without noise are for "
                 "simulation only."
+            )
+        if not keys.simulated and data is None:
+            raise ConfigurationError(
+                "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
+                "data=row_bytes(samples)."
             )
         for name in ("budget_mu", "delta"):
             fixed, ours = getattr(ledger, name), getattr(policy, name)

@@ -93,11 +93,15 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         """Standard deviation in front of Z, for the mean of the gradients."""
         if math.isinf(self.mu):
             return 0.0
-        plan = self.policy.plan(num_parameters)
+        change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
         least_std, _ = self.mechanism.row_std_range()
-        std = self.mechanism.noise_std(plan.sensitivity, self.mu, **self.policy.pattern)
+        std = self.mechanism.noise_std(change, self.mu, **self.policy.pattern)
         ideal = self.ideal_mu(num_parameters, std * least_std)
-        return self.mechanism.noise_std(plan.sensitivity, ideal, **self.policy.pattern) / self.clients_per_round
+        return self.mechanism.noise_std(change, ideal, **self.policy.pattern) / self.clients_per_round
+
+    def unrounded_noise_std(self, num_parameters: int) -> float:
+        change, (least_std, _) = self.policy.plan(num_parameters).sensitivity, self.mechanism.row_std_range()
+        return self.mechanism.noise_std(change, self.mu, **self.policy.pattern) * least_std
 
     def settings(self) -> dict[str, Any]:
         own = {"mechanism": self.mechanism.name, "normalised": self.normalised}
@@ -113,17 +117,17 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
 
     def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
         self.check_round(server_round)
-        plan, size = self.policy.plan(len(release_sum)), len(release_sum)
+        grid, size = self.noise_grid(len(release_sum)), len(release_sum)
         scale = self.noise_std(size) * self.clients_per_round
         nonces = state.nonces.copy()
         nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
         # Sum and noise on one grid: rounded Gaussian releases (privacy/grid.py).
-        counts = plan.grid.counts(release_sum) + plan.grid.counts(np.asarray(increment.added, np.float64))
+        counts = grid.counts(release_sum) + grid.counts(np.asarray(increment.added, np.float64))
         if increment.removed is not None:
-            counts -= plan.grid.counts(np.asarray(increment.removed, np.float64))
-        gradient = plan.grid.values(counts) / self.clients_per_round
+            counts -= grid.counts(np.asarray(increment.removed, np.float64))
+        gradient = grid.values(counts) / self.clients_per_round
         momentum = (1 - self.alpha) * state.momentum + self.alpha * gradient
         if self.normalised:
             w = normalised_step(state.w, momentum, self.learning_rate)

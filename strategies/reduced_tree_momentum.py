@@ -132,8 +132,12 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
 
     def changes(self, num_parameters: int) -> Changes:
         """How far a sample, replaced, moves what the trees add up, for the sum over the machines."""
-        plan, policy = self.policy.plan(num_parameters), self.policy
-        rounding, clip = plan.grid.charge(num_parameters), policy.clip_norm
+        machines, server = self.policy.plan(num_parameters).grid, self.noise_grid(num_parameters)
+        return self._changes(machines.charge(num_parameters), server.charge(num_parameters))
+
+    def _changes(self, rounding: float, node_rounding: float) -> Changes:
+        """From what the machines' rounding and the server's add."""
+        policy, clip = self.policy, self.policy.clip_norm
 
         def difference(steps: int) -> float:
             way = self.learning_rate * steps * (1 + _ROUNDING)
@@ -141,14 +145,13 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
             return 2 * longest / policy.batch_size
 
         residual = tuple(difference(steps) + rounding for steps in range(self.epoch))
-        return Changes(2 * clip / policy.batch_size, difference(self.epoch), residual, node_rounding=2 * rounding)
+        return Changes(2 * clip / policy.batch_size, difference(self.epoch), residual, node_rounding=2 * node_rounding)
 
     def trees(self, num_parameters: int) -> tuple[ReconstructionTrees, NDArray[np.float64]]:
         """The trees, and the standard deviation of the noise on each node, for the sum over the machines."""
         if num_parameters not in self._trees:
             changes = self.changes(num_parameters)
-            shape = self.num_rounds, self.epoch, self.alpha
-            trees = ReconstructionTrees(*shape, best_gamma(*shape, changes) if self.gamma is None else self.gamma)
+            trees = self._trees_for(changes)
             if math.isinf(self.mu):
                 stds = np.zeros(trees.num_nodes)
             else:
@@ -156,12 +159,23 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
             self._trees[num_parameters] = trees, stds
         return self._trees[num_parameters]
 
+    def unrounded_noise_std(self, num_parameters: int) -> float:
+        changes = self._changes(self.policy.plan(num_parameters).grid.charge(num_parameters), 0.0)
+        trees = self._trees_for(changes)
+        return self._least_noise(trees, trees.noise_stds(changes, self.mu))
+
+    def _trees_for(self, changes: Changes) -> ReconstructionTrees:
+        shape = self.num_rounds, self.epoch, self.alpha
+        return ReconstructionTrees(*shape, best_gamma(*shape, changes) if self.gamma is None else self.gamma)
+
     def _noise_stds(self, trees: ReconstructionTrees, changes: Changes, num_parameters: int) -> NDArray[np.float64]:
         stds = trees.noise_stds(changes, self.mu)
+        return stds * (self.mu / self.ideal_mu(num_parameters, self._least_noise(trees, stds)))
+
+    def _least_noise(self, trees: ReconstructionTrees, stds: NDArray[np.float64]) -> float:
         # What is rounded is a round's combination of nodes.
         rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
-        least = min(float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows)
-        return stds * (self.mu / self.ideal_mu(num_parameters, least))
+        return min(float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -184,13 +198,13 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
 
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
         self.check_round(server_round)
-        plan = self.policy.plan(len(release_sum))
+        grid = self.noise_grid(len(release_sum))
         nonces = state.nonces.copy()
         nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
         momentum = (1 - self.alpha) * state.momentum + self.alpha * release_sum
         noise = self.noise(nonces, server_round, len(release_sum))
         # Both on one grid: a rounded Gaussian release (privacy/grid.py).
-        noisy = plan.grid.values(plan.grid.counts(momentum) + plan.grid.counts(noise))
+        noisy = grid.values(grid.counts(momentum) + grid.counts(noise))
         after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
         if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
             raise ConfigurationError(

@@ -107,12 +107,17 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         if math.isinf(self.mu):
             return np.zeros(self.num_rounds)
         if num_parameters not in self._noise_stds:
-            plan = self.policy.plan(num_parameters)
-            change, rounding = plan.sensitivity / self.clients_per_round, plan.grid.charge(num_parameters)
+            change = self.policy.plan(num_parameters).sensitivity / self.clients_per_round
+            rounding = self.noise_grid(num_parameters).charge(num_parameters)
             stds = self.tree.noise_stds(change, self.mu, rounding=rounding)
             stds = stds * (self.mu / self.ideal_mu(num_parameters, float(stds[stds > 0].min())))
             self._noise_stds[num_parameters] = stds
         return self._noise_stds[num_parameters]
+
+    def unrounded_noise_std(self, num_parameters: int) -> float:
+        change = self.policy.plan(num_parameters).sensitivity / self.clients_per_round
+        stds = self.tree.noise_stds(change, self.mu)
+        return float(stds[stds > 0].min())
 
     def initial_state(self, start: Vector) -> TreeMomentumState:
         return tree_momentum_start(start, self.num_rounds)
@@ -122,13 +127,13 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
 
     def step(self, state: TreeMomentumState, release_sum: Vector, server_round: int) -> TreeMomentumState:
         self.check_round(server_round)
-        plan, alpha = self.policy.plan(len(release_sum)), self.tree.alpha
+        grid, alpha = self.noise_grid(len(release_sum)), self.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
         key = row_key(self._keys.secret_key, self._keys.nonce(self.session, server_round))
         normals = standard_normals(key, len(node), self.policy.noise_quality)
         noise = normals * np.float64(self.noise_stds(len(node))[server_round - 1])
         # Sum and noise on one grid: one rounded Gaussian release (privacy/grid.py).
-        noisy = plan.grid.values(plan.grid.counts(node) + plan.grid.counts(noise))
+        noisy = grid.values(grid.counts(node) + grid.counts(noise))
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 
     def model(self, state: TreeMomentumState) -> Vector:

@@ -68,9 +68,13 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
         """Standard deviation of Y_t, the noise on q."""
         if math.isinf(self.mu):
             return 0.0
-        change, often = self.policy.plan(num_parameters).sensitivity, math.sqrt(self.num_rounds)
+        change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
+        often = math.sqrt(self.num_rounds)
         ideal = self.ideal_mu(num_parameters, change * often / self.mu)
         return change / self.clients_per_round * often / ideal
+
+    def unrounded_noise_std(self, num_parameters: int) -> float:
+        return self.policy.plan(num_parameters).sensitivity * math.sqrt(self.num_rounds) / self.mu
 
     def largest_shift(self) -> float:
         return self.mu / math.sqrt(self.num_rounds)
@@ -83,8 +87,8 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         self.check_round(server_round)
-        # On the machines' grid, so that sum and noise are one rounded Gaussian release (privacy/grid.py).
-        plan = self.policy.plan(len(release_sum))
+        # Both on one grid, so that sum and noise are one rounded Gaussian release (privacy/grid.py).
+        grid, total = self.noise_grid(len(release_sum)), state.release_sum + release_sum
         key = row_key(self._keys.secret_key, self._keys.nonce(self.session, server_round))
         normals = standard_normals(key, len(release_sum), self.policy.noise_quality)
         std = self.noise_std(len(release_sum)) * self.clients_per_round
@@ -95,7 +99,7 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
             clients_per_round=self.clients_per_round,
             learning_rate=self.learning_rate,
             diameter=self.diameter,
-            noise=plan.grid.values(plan.grid.counts(normals * np.float64(std))),
+            noise=grid.values(grid.counts(total) + grid.counts(normals * np.float64(std))) - total,
         )
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:

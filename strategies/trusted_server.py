@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from flwr.serverapp.strategy import Result
 
-from ..privacy import NO_NOISE, ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
+from ..privacy import NO_NOISE, ConfigurationError, Grid, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
+from ..privacy.grid import power_of_two_at_most
 from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError
@@ -115,6 +116,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         if self.checkpoint is not None and not self._keys.simulated:
             self._files = TrustedCheckpoint(self.checkpoint, keeps_key=self._keeps_key)
         self._mark: CheckpointMark | None = None
+        self._grids: dict[int, Grid] = {}
         self._new = False
 
     @property
@@ -157,7 +159,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         Raises
         ------
         ConfigurationError
-            If the noise cannot serve this mu or this number of rounds on the machines' grid.
+            If the noise cannot serve this mu for so many values.
 
         Notes
         -----
@@ -165,19 +167,40 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         """
         if self.policy.noise_quality != "exact":
             return self.mu
-        plan, values = self.policy.plan(num_parameters), num_parameters * self.num_rounds
+        values = num_parameters * self.num_rounds
         problem = self._range_problem(num_parameters)
         if problem and not self._keys.simulated:
             raise ConfigurationError(problem)
-        grid_per_std = plan.grid.spacing / noise_std
-        ideal = ideal_mu(self.mu, values, grid_per_std)
-        if grid_per_std < FINEST_GRID or math.isnan(ideal):
+        ideal = ideal_mu(self.mu, values, self.noise_grid(num_parameters).spacing / noise_std)
+        if math.isnan(ideal):
             raise ConfigurationError(
-                f"Expected noise of at most {plan.grid.spacing / FINEST_GRID:.3g} on the machines' grid, got "
-                f"{noise_std:.3g} for mu = {self.mu:g} over {self.num_rounds} rounds: finer than 2^-25 of the noise, a "
-                "grid shows which normals there are. Lower num_rounds, raise max_participations, or raise mu."
+                f"Expected a larger mu for {self.num_rounds} rounds of {num_parameters:,} values, got {self.mu:g}: the "
+                "resolution of the normals alone tells as much. Raise mu, or lower num_rounds or the model's size."
             )
         return ideal
+
+    def unrounded_noise_std(self, num_parameters: int) -> float:
+        """Smallest standard deviation of the noise on one rounded value, before anything is charged for rounding."""
+        raise NotImplementedError(f"{type(self).__name__} must define unrounded_noise_std.")
+
+    def noise_grid(self, num_parameters: int) -> Grid:
+        """Where sums and noise are rounded before they are published: the machines' grid, or a coarser one.
+
+        Against much noise the machines' grid may be finer than normals can be rounded to without showing
+        (:mod:`murmurfl.privacy.normals`). What rounding costs is charged on this grid.
+        """
+        if num_parameters not in self._grids:
+            spacing = self.policy.plan(num_parameters).grid.spacing
+            if self.policy.noise_quality == "exact" and math.isfinite(self.mu):
+                finest = power_of_two_at_most(4 * FINEST_GRID * self.unrounded_noise_std(num_parameters))
+                spacing = max(spacing, finest)
+            self._grids[num_parameters] = Grid(spacing)
+        return self._grids[num_parameters]
+
+    def rounding_charge(self, num_parameters: int) -> float:
+        """What rounding a sum to :meth:`noise_grid` adds to its sensitivity: nothing on the machines' own grid."""
+        grid = self.noise_grid(num_parameters)
+        return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
 
     def settings(self) -> dict[str, Any]:
         return {

@@ -117,7 +117,7 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
     change = subject.policy.plan(size).sensitivity / MACHINES
     plan = subject.policy.plan(size)
     expected = MomentumTree(ROUNDS, BATCHES, 0.3).noise_stds(change, 2.0, rounding=plan.grid.charge(size))
-    assert (stds == expected).all()
+    assert stds == pytest.approx(expected, rel=1e-9)
     seen = []
     for t in range(1, ROUNDS + 1):
         state = subject.step(state, np.zeros(size), t)

@@ -56,7 +56,7 @@ def test_exact_mu_of_what_was_published_is_at_most_the_claim(kind, interruptions
     """V' Sigma^+ v over the rows really drawn, with deaths at every point of a round; most calibrations are exact."""
     mu, numbers = mu_of_a_run(kind, tmp_path, monkeypatch, deaths_in(interruptions))
     assert numbers == list(range(1, ROUNDS + 1)), "one model a round, whatever happened"
-    assert mu <= CLAIM * (1 + 1e-6)
+    assert mu <= CLAIM * (1 + 1e-5)  # weights are read off the grid
     assert mu > (0.8 if kind == "reduced tree" else 0.999) * CLAIM
 
 
