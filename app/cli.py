@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..privacy import MurmurflError
+from .command_line import CommandLine
 from .config import RunConfig, parse_assignments
 from .ledger_command import ledger_cli
 from .node_command import deploy_demo, node
@@ -21,9 +22,7 @@ from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 _TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
-cli = typer.Typer(
-    help="Private federated learning whose noise cancels itself.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
 
 cli.add_typer(ledger_cli, name="ledger")
 

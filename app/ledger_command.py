@@ -26,8 +26,9 @@ from ..privacy import (
     read_ledger,
     rounded_up,
 )
+from .command_line import CommandLine
 
-ledger_cli = typer.Typer(help="A real node's ledger: make it, show it, mend it.", no_args_is_help=True)
+ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
