@@ -388,8 +388,9 @@ class Progress:
         Of the central evaluation, in rounds that have one.
     mu, epsilon : float
         The guarantee of the whole run.
-    seconds_left : float
-        Until the last round, if the others take as long as those so far.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None after the first, which waits
+        for the machines to start.
     machines : mapping
         The machines that were asked, and of each the number of its release that was aggregated, or None.
     """
@@ -400,7 +401,7 @@ class Progress:
     accuracy: float | None
     mu: float
     epsilon: float
-    seconds_left: float = 0.0
+    seconds_left: float | None = None
     machines: Mapping[str, int | None] = field(default_factory=dict)
 
 
@@ -526,8 +527,10 @@ def run_experiment(
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
         accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
-        done = report.server_round
-        left = (time.perf_counter() - started) / (len(progress) + 1) * (experiment.num_rounds - done)
+        now = time.perf_counter()
+        ended.append(now)
+        to_do = experiment.num_rounds - report.server_round
+        left = (now - ended[0]) / len(progress) * to_do if progress else None if to_do else 0.0
         progress.append(
             Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon, left, strategy.participation)
         )
@@ -536,6 +539,7 @@ def run_experiment(
         if on_progress is not None:
             on_progress(progress[-1])
 
+    ended: list[float] = []  # when rounds ended; machines of Ray start in the first
     every = 1 if online is not None else config.evaluate_every
     strategy = experiment.strategy(deployed=deployed, checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
     if config.lost_replies and not isinstance(grid, DirectMachines):

@@ -27,7 +27,7 @@ _LINES = 20
 _LINE = re.compile(
     r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
     r"  epsilon (?P<epsilon>\S+)(?P<note> \(.*?\))? \(whole run\)  replies (?P<aggregated>\d+)/(?P<asked>\d+)"
-    r"  left (?P<left>\S+)"
+    r"(?:  left (?P<left>\S+))?"
 )
 _FAST = " (fast noise: no guarantee)"
 
@@ -48,8 +48,8 @@ class RoundLine:
         Whether the noise is ``fast``, so that epsilon protects nobody.
     aggregated, asked : int
         Replies that entered the model, and machines asked.
-    seconds_left : float
-        Until the last round, if the others take as long as those so far.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None while that is not known.
     """
 
     server_round: int
@@ -60,7 +60,7 @@ class RoundLine:
     fast: bool
     aggregated: int
     asked: int
-    seconds_left: float
+    seconds_left: float | None
 
     @classmethod
     def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
@@ -85,7 +85,7 @@ class RoundLine:
         if found is None:
             return None
         accuracy, loss = found["accuracy"], found["loss"]
-        hours, minutes, seconds = (int(part) for part in found["left"].split(":"))
+        left = None if found["left"] is None else _seconds(found["left"])
         return cls(
             int(found["round"]),
             int(found["rounds"]),
@@ -95,7 +95,7 @@ class RoundLine:
             bool(found["note"]),
             int(found["aggregated"]),
             int(found["asked"]),
-            float(hours * 3600 + minutes * 60 + seconds),
+            left,
         )
 
     @property
@@ -110,7 +110,8 @@ class RoundLine:
         return (
             f"round {self.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}{measured}"
             f"  epsilon {self.epsilon}{_FAST if self.fast else ''} (whole run)"
-            f"  replies {self.aggregated}/{self.asked}  left {_clock(self.seconds_left)}"
+            f"  replies {self.aggregated}/{self.asked}"
+            f"{'' if self.seconds_left is None else f'  left {_clock(self.seconds_left)}'}"
         )
 
 
@@ -161,7 +162,8 @@ class RunDisplay:
             self._measured = f"{accuracy}loss {line.loss:.4g}  "
         said = (
             f"{self._measured}epsilon {line.epsilon}{_FAST if line.fast else ''}  "
-            f"replies {line.aggregated}/{line.asked}  {_clock(line.seconds_left)} left"
+            f"replies {line.aggregated}/{line.asked}"
+            f"{'' if line.seconds_left is None else f'  {_clock(line.seconds_left)} left'}"
         )
         self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
 
@@ -185,3 +187,8 @@ class RunDisplay:
 def _clock(seconds: float) -> str:
     whole = math.ceil(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _seconds(clock: str) -> float:
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return float(hours * 3600 + minutes * 60 + seconds)
