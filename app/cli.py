@@ -112,11 +112,10 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     from .experiment import Progress as RunProgress
     from .guarantees import expected_guarantee
     from .progress import RoundLine, RunDisplay
-    from .record import CHECKPOINT_NAME, write_record
+    from .record import write_record
     from .trackers import tracking
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     start = run_cohort if engine == "cohort" else run_in_process
     guarantee = expected_guarantee(config)
     with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
@@ -125,7 +124,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
             display.show(RoundLine.of(progress, config.noise_quality))
             trackers.round(progress)
 
-        result = start(config, checkpoint=checkpoint, on_progress=show)
+        result = start(config, on_progress=show)
         trackers.result(write_record(result, folder))
 
 

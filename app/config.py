@@ -81,6 +81,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "accounting": ACCOUNTINGS,
 }
 
+_LONGEST_RUN_NAME = 200
+"""Bytes; file systems take 255, and files that are being written have longer names for a moment."""
+
 _OPTION_OF = {"decoder": "tree", "workload": "optimal", "bands": "banded", "buffers": "blt"}
 
 

@@ -488,7 +488,7 @@ def run_experiment(
         Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
     config : RunConfig
     checkpoint : Path, optional
-        Where the server saves its state after every round.
+        Where the server saves its state after every round; of use where the machines' ledgers outlive the run.
     on_progress : callable, optional
         Called after every round.
     deployed : bool
