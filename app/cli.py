@@ -41,7 +41,9 @@ def run(
     assignments: Assignments = None,
     engine: Annotated[str, typer.Option(help="ray (through `flwr run`), inprocess or cohort.")] = "ray",
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
-    name: Annotated[str, typer.Option(help="Name of the run's folder; default from the settings and the time.")] = "",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; default from the settings and the time.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:

@@ -170,11 +170,12 @@ class RunConfig:
     give_up_after : int
         On real machines, rounds in a row without anything to aggregate after which a run ends; 0 for never.
     checkpoint : bool
-        Whether the server saves its state after every round.
+        On real machines, whether the server saves its state after every round. A simulation leaves no checkpoint: the
+        ledgers of its machines end with it, so that nobody could go on from there.
     out_dir : str
         Where results are written, as an absolute path; empty for ``runs/`` where the server runs.
     run_name : str
-        Folder under out_dir; empty for one made of strategy, task and seed.
+        Folder under out_dir (:func:`check_run_name`); empty for one made of strategy, task and seed.
     track : str
         Where the run is logged as well, separated by commas: ``tensorboard``, ``mlflow``, ``wandb``
         (:mod:`murmurfl.app.trackers`); empty for nowhere.
@@ -303,6 +304,8 @@ class RunConfig:
         unknown = [name for name in self.trackers if name not in TRACKERS]
         self._check("track", not unknown, f"names among {', '.join(TRACKERS)}, separated by commas")
         self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
+        if self.run_name:
+            check_run_name(self.run_name)
         if self.strategy == "reduced-tree-momentum":
             self._check(
                 "lost_replies", not self.lost_replies, "0 with this strategy: it ends with the first lost reply"
@@ -362,6 +365,27 @@ class RunConfig:
 @lru_cache(maxsize=16)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a run's name that is not simply the name of a folder.
+
+    Parameters
+    ----------
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
+        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
+    """
+    simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
+    if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
+        raise ConfigurationError(
+            f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
+            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
+        )
 
 
 def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:

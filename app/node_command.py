@@ -45,7 +45,7 @@ def deploy_demo(
         list[str] | None, typer.Option("--set", help="A run-config key=value; may be repeated.", show_default=False)
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
-    name: Annotated[str, typer.Option(help="Name of the run's folder; default from the time.")] = "",
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:

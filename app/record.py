@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..privacy import PrivacyPolicy, rounded_up
+from .config import check_run_name
 from .experiment import Experiment, RunResult, model_arrays
 from .guarantees import result_guarantee
 
@@ -27,12 +28,18 @@ _MOST_POINTS = 200
 
 
 @contextmanager
-def folder_for(out: Path, name: str, beginning: str) -> Iterator[Path]:
+def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
     """The folder of a run: ``out / name``, or without a name a new one called after the time.
 
     The latter is this run's own, also beside others that start in the same second; if nothing is put into it, it goes.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name would leave ``out`` (:func:`~murmurfl.app.config.check_run_name`).
     """
-    if name:
+    if name is not None:
+        check_run_name(name)
         yield out / name
         return
     folder = _new_folder(out, f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}")
