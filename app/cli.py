@@ -239,6 +239,7 @@ def plan(
             clip_norm=clip,
             parameters=parameters,
         )
+        request.check_rounds()
         made = make_plan(request)
         if as_json:
             typer.echo(json.dumps(made.document(), indent=2))

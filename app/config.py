@@ -104,13 +104,15 @@ class RunConfig:
     num_clients, clients_per_round : int
         M and m.
     num_rounds : int
-        T; 0 for one pass over the data.
+        T; 0 for one pass over the data. More than the machines' samples and caps last for are refused.
     batch_size : int
         b, samples a release; with ``online`` tau, one local step for each.
     passes : int
         How often every machine goes through its samples; the noise covers that they return.
     max_participations : int
         K, the cap; 0 for as many as rounds and samples allow.
+    run_dry : bool
+        Whether rounds may go on when machines have used up their samples or reached their cap: these refuse then.
     mu, delta : float
         The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.
     clip_norm, learning_rate, diameter : float
@@ -168,7 +170,7 @@ class RunConfig:
     round_timeout_s, node_deadline_s : float
         Longest waits, in seconds, for a round's replies and for enough machines.
     give_up_after : int
-        On real machines, rounds in a row without anything to aggregate after which a run ends; 0 for never.
+        Rounds in a row without anything to aggregate after which a run ends with an error; 0 for never.
     checkpoint : bool
         On real machines, whether the server saves its state after every round. A simulation leaves no checkpoint: the
         ledgers of its machines end with it, so that nobody could go on from there.
@@ -196,6 +198,7 @@ class RunConfig:
     batch_size: int = 8
     passes: int = 1
     max_participations: int = 0
+    run_dry: bool = False
     mu: float = 4.0
     delta: float = 1e-5
     clip_norm: float = 0.0
@@ -310,6 +313,7 @@ class RunConfig:
             self._check(
                 "lost_replies", not self.lost_replies, "0 with this strategy: it ends with the first lost reply"
             )
+            self._check("run_dry", not self.run_dry, "false with this strategy: it ends with the first refusal")
         if self.strategy in MOMENTUM:
             everybody = self.clients_per_round == self.num_clients
             self._check("clients_per_round", everybody, f"num-clients = {self.num_clients} with this strategy")

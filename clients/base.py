@@ -313,6 +313,7 @@ def statement_entries(machine: PrivateMachine, session: str) -> dict[str, Any]:
         "mu-budget": statement.mu_budget,
         "samples-used": statement.samples_used,
         "max-participations": statement.max_participations,
+        protocol.RELEASES_LEFT: statement.releases_left,
         "delta": machine.policy.delta,
         "mechanism": machine.policy.mechanism,
         "trust": machine.policy.trust,

@@ -151,6 +151,9 @@ class PrivacyStatement:
         Fresh samples used up.
     max_participations : int
         K.
+    releases_left : int
+        How many more releases of this session its cap and the fresh samples allow; whether the budget allows a session
+        at all is not in it.
     """
 
     releases: int
@@ -159,6 +162,7 @@ class PrivacyStatement:
     mu_budget: float
     samples_used: int
     max_participations: int
+    releases_left: int
 
 
 class PrivateMachine:
@@ -382,7 +386,17 @@ class PrivateMachine:
             mu_budget=math.inf if self.policy.trust == "trusted-server" else float(self.policy.budget_mu or 0.0),
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
+            releases_left=self._releases_left(stream, account),
         )
+
+    def _releases_left(self, stream: StreamRecord | None, account: Account) -> int:
+        """How many more releases of a session its cap and the fresh samples allow."""
+        if stream is not None and stream.fingerprint != self._fingerprint:
+            return 0
+        left = self.policy.max_participations - (0 if stream is None else stream.release)
+        if self.policy.sample_participations > 1:  # the same samples are gone through again
+            return left
+        return min(left, (self.num_samples - account.samples_used) // self.policy.batch_size)
 
     def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
         """What a request would be answered from, or a refusal."""

@@ -32,6 +32,7 @@ from .machines import (
     NodesUnavailableError,
     Sampling,
     by_length_and_name,
+    rounds_possible,
     sample_machines,
 )
 from .replies import (
@@ -47,8 +48,11 @@ from .replies import (
     exchange,
     is_statement,
     read_outcome,
+    releases_left,
     vector_size,
 )
+
+_STATEMENT_TIMEOUT_S = 60.0
 
 StateT = TypeVar("StateT")
 
@@ -82,6 +86,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         machine can spoil the model.
     evaluate_every : int
         Rounds between central evaluations of the published model; the last round is always evaluated.
+    run_dry : bool
+        Whether machines may reach their cap, or the end of their samples, before the last round: they refuse from then
+        on. By default :meth:`start` asks every machine how many releases it can still make, and refuses to begin a
+        training that asks one of them for more.
     on_round : callable, optional
         Called after every round with its report and the central evaluation's metrics.
 
@@ -112,6 +120,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         checkpoint: Path | str | None = None,
         largest_value: float = LARGEST_VALUE,
         evaluate_every: int = 1,
+        run_dry: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
         if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
@@ -143,6 +152,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
         self.largest_value = float(largest_value)
         self.evaluate_every = evaluate_every
+        self.run_dry = run_dry
         self._on_round = on_round
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
         self._asked: dict[str, int] = {}
@@ -280,6 +290,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             If too few machines are connected when the deadline passes.
         CheckpointError
             If a checkpoint exists and is damaged or of another training.
+        ConfigurationError
+            If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
         """
         if self.history:
             raise ConfigurationError(
@@ -292,6 +304,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         started = time.monotonic()
         self._ensure_state(initial_arrays)
         done = self._resume(result)
+        if done < num_rounds and not self.run_dry:
+            self._check_rounds(grid, done, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
@@ -377,11 +391,37 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             raise NodesUnavailableError(f"Expected {self.num_clients} machines, got {len(names)}.")
         return names[: self.num_clients]
 
+    def _check_rounds(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
+        """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins."""
+        if not isinstance(grid, DirectMachines):
+            self.machines.meet(grid, self.clients_per_round if self.machines.names else self.num_clients)
+        elif not self.machines.names:
+            self.machines.restore(self._direct_names(grid))
+        stated = {name: releases_left(said) for name, said in self.ask_privacy(grid, timeout).items()}
+        last, name = rounds_possible(self._sample, range(done + 1, num_rounds + 1), stated)
+        if last is None or name is None:
+            return
+        said = (
+            f"machine {name} says that it can make {stated[name]} {'more ' if done else ''}releases, and round {last} "
+            "asks it for one more: its cap (max-participations) and its fresh samples decide"
+        )
+        if not done:
+            raise ConfigurationError(
+                f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or run_dry=True "
+                "(run-dry = true in murmurfl's own app): machines that can make no more then refuse."
+            )
+        # A server that was killed asks for a round again: what its machines made of it then is spent.
+        log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+
+    def _sample(self, server_round: int) -> list[str]:
+        """The machines to ask in a round."""
+        return sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
+
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         """Sample the machines of a round; what to ask those of them that can be reached (None: all can)."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a round is planned.")
-        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
+        names = self._sample(server_round)
         self._sampled = len(names)
         self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
         aggregated = self.acks if self.acknowledges else {}

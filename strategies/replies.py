@@ -271,6 +271,14 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
     return all(isinstance(n, int | float) and not isinstance(n, bool) and not math.isnan(n) for n in numbers)
 
 
+def releases_left(statement: Mapping[str, Any]) -> float:
+    """How many more releases a machine says it can make in this session; of one that does not say, its cap allows."""
+    left = statement.get(protocol.RELEASES_LEFT)
+    if isinstance(left, int) and not isinstance(left, bool):
+        return max(left, 0)
+    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)
+
+
 def vector_size(layout: Layout) -> int:
     """d: values in all of the model's arrays."""
     return sum(math.prod(shape) for _, shape, _ in layout)

@@ -536,7 +536,7 @@ def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
 def test_the_cap_and_what_was_spent():
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
     grid = InProcessGrid(app, 2, {})
-    strategy = CorrelatedFedAvg(num_clients=2, seed=1)
+    strategy = CorrelatedFedAvg(num_clients=2, seed=1, run_dry=True)
     strategy.start(grid, START, num_rounds=5)
     assert [report.refused for report in strategy.history] == [{}, {}, {}, {"cap-reached": 2}, {"cap-reached": 2}]
     statements = strategy.ask_privacy(grid)
@@ -548,6 +548,18 @@ def test_the_cap_and_what_was_spent():
     second = CorrelatedFedAvg(num_clients=2, seed=1)
     second.start(grid, START, num_rounds=1)
     assert second.history[0].refused == {"budget-exhausted": 2}
+
+
+@pytest.mark.parametrize(("asked", "possible"), [(2, 3), (1, 5)])
+def test_more_rounds_than_the_machines_caps_allow_are_refused_before_the_first(asked, possible):
+    """With one of two machines asked the sampler decides: seed 4 asks for 1 0 1 1 0 1."""
+    app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
+    options = {"clients": 2, "clients_per_round": asked, "seed": 4}
+    with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: machine . says"):
+        train(app, rounds=possible + 1, **options)
+    strategy, _ = train(app, rounds=possible, lost=0.3, **options)  # a lost reply is a release
+    assert sum(report.refusals for report in strategy.history) == 0
+    assert sum(report.lost for report in strategy.history) > 0
 
 
 def test_a_run_goes_on_from_its_checkpoint_and_not_with_other_buffers(tmp_path):
