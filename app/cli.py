@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..privacy import MurmurflError
+from ..privacy import MurmurflError, rounded_up
 from .command_line import CommandLine
 from .config import RunConfig, parse_assignments
 from .ledger_command import ledger_cli
@@ -20,6 +21,7 @@ from .node_command import deploy_demo, node
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
 
 _TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
+_PRIVACY_COLUMNS = ("mu", "mu asked", "epsilon")
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
@@ -254,19 +256,22 @@ def plan(
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title)
-    formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f", "mu": ".3g"}
-    formats |= {"epsilon": ".4g", "delta": "g", "seconds": ".1f", "mu asked": ".4g", "step": "g"}
+    formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f"}
+    formats |= {"delta": "g", "seconds": ".1f", "step": "g"}
     formats |= {column: ".1f" for column in rows[0] if "regret" in column or "cumulative" in column}
     for column in rows[0]:
         table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=column == "mechanism")
     for row in rows:
-        table.add_row(
-            *(
-                "" if value is None else format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
-                for column, value in row.items()
-            )
-        )
+        table.add_row(*(_cell(column, value, formats) for column, value in row.items()))
     return table
+
+
+def _cell(column: str, value: Any, formats: Mapping[str, str]) -> str:
+    if value is None:
+        return ""
+    if column in _PRIVACY_COLUMNS:
+        return rounded_up(value)
+    return format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
 
 
 def _markdown_as_table(title: str, text: str) -> Table:

@@ -183,17 +183,17 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
 
 
 def _lines(summary: LedgerSummary, path: Path) -> list[str]:
-    def amount(mu: float, up: bool = False) -> str:
+    def amount(mu: float) -> str:
         if math.isinf(mu):
             return "no bound: a session under a trusted server sent its contributions without noise"
-        epsilon, mu_text = (rounded_up(v) if up else f"{v:.4g}" for v in (gdp_epsilon(mu, summary.delta), mu))
-        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {mu_text})"
+        # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
+        return f"epsilon {rounded_up(gdp_epsilon(mu, summary.delta))} at delta {summary.delta:g} (mu {rounded_up(mu)})"
 
     return [
         f"ledger    {path}",
         f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
         f"budget    {amount(summary.budget_mu)}",
-        f"spent     {amount(summary.reserved_mu, up=True)}: all releases the sessions below may make",
+        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
         f"left      {amount(summary.left_mu)}: for new sessions",
         f"that is   {ledger_guarantee(summary).sentence}",
         f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",

@@ -25,7 +25,7 @@ from ..clients.operators_file import (
     operators_file,
     read_operators_file,
 )
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol, rounded_up
 from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
@@ -291,9 +291,10 @@ def describe(client: PrivateClient) -> str:
     name, releases = f"Machine {client.name}", policy.max_participations
     if policy.trust == "trusted-server":
         return f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients."
+    budget = rounded_up(policy.budget_mu or policy.mu)
     return (
         f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
-        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {policy.budget_mu:.4g}."
+        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {budget}."
     )
 
 

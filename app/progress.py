@@ -71,7 +71,7 @@ class RoundLine:
             progress.num_rounds,
             progress.accuracy,
             progress.loss,
-            rounded_up(progress.epsilon, 3),
+            rounded_up(progress.epsilon),
             noise_quality != "exact",
             report.aggregated,
             report.asked,

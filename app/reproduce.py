@@ -27,6 +27,7 @@ from .engines import ENGINES, FIGURES, run_once
 from .excess import excess_entry, excess_rows, excess_table, plot_excess
 from .guarantees import table_caption
 from .papers import REPRODUCTIONS, VALIDATION_SEEDS, Cell, Overrides
+from .record import spread
 from .stationary import mean_gradient_norm, norm_entry, norm_rows, norm_table, plot_norms, slopes
 from .sweep import can_sweep, is_covered, run_sweep, sweep_of
 
@@ -337,6 +338,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
             settings = {**cell["settings"], **entry.get("settings", {})}
+            runs = len(entry["accuracy"]["runs"])
             row = {
                 "table": cell["table"],
                 "machines": settings["num-clients"],
@@ -345,7 +347,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "mu asked": settings["mu"],
                 "algorithm": label,
                 "accuracy %": 100 * entry["accuracy"]["mean"],
-                "± std": 100 * entry["accuracy"]["std"],
+                "± std": 100 * entry["accuracy"]["std"] if runs > 1 else None,
                 "paper %": entry["paper"].get("accuracy"),
                 "loss": entry["loss"]["mean"],
                 "paper loss": entry["paper"].get("loss"),
@@ -354,14 +356,14 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "noise": settings.get("noise-quality", RunConfig().noise_quality),
                 "delta": entry["delta"]["mean"],
                 "seconds": entry["seconds"]["mean"],
-                "runs": len(entry["accuracy"]["runs"]),
+                "runs": runs,
             }
             if "curves" in entry:
                 row["step"] = settings["learning-rate"]
                 for name in SUMS:
                     curve = entry["curves"].get(name)
                     row[name], row[f"± {name}"] = (
-                        (None, None) if curve is None else (curve["mean"][-1], curve["std"][-1])
+                        (None, None) if curve is None else (curve["mean"][-1], curve["std"][-1] if runs > 1 else None)
                     )
             rows.append(row)
     return rows
@@ -412,13 +414,13 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             row["table"],
             f"{row['asked']} of {row['machines']}",
             row["batch"],
-            f"{row['mu asked']:.4g}",
+            rounded_up(row["mu asked"]),
             row["algorithm"],
-            _spread(row, "accuracy %", "± std", ".1f"),
+            spread(row["accuracy %"], row["± std"], ".1f"),
             "" if paper is None else f"{paper:.1f}",
             f"{row['loss']:.4f}",
             "" if paper_loss is None else f"{paper_loss:.3f}",
-            rounded_up(row["epsilon"], places=2),
+            rounded_up(row["epsilon"]),
             row["noise"],
             f"{row['seconds']:.0f}",
         )
@@ -433,13 +435,13 @@ def _online_table(rows: list[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        sums = ["" if row[name] is None else _spread(row, name, f"± {name}", ".0f") for name in SUMS]
-        epsilon = "none" if row["epsilon"] is None else rounded_up(row["epsilon"], 3)
+        sums = ["" if row[name] is None else spread(row[name], row[f"± {name}"], ".0f") for name in SUMS]
+        epsilon = "none" if row["epsilon"] is None else rounded_up(row["epsilon"])
         cells = (
             row["table"],
             row["algorithm"],
             f"{row['step']:g}",
-            _spread(row, "accuracy %", "± std", ".1f"),
+            spread(row["accuracy %"], row["± std"], ".1f"),
             *sums,
             epsilon,
             row["noise"],
@@ -448,18 +450,13 @@ def _online_table(rows: list[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _spread(row: Mapping[str, Any], mean: str, std: str, form: str) -> str:
-    """A mean and, of more than one run, its standard deviation."""
-    return f"{row[mean]:{form}}" + (f" ± {row[std]:{form}}" if row["runs"] > 1 else "")
-
-
 def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = list(rows)
     labels = [
-        f"{row['table']}: mu {row['mu asked']:.4g}, {row['asked']} of {row['machines']}, {row['algorithm']}"
+        f"{row['table']}: mu {rounded_up(row['mu asked'])}, {row['asked']} of {row['machines']}, {row['algorithm']}"
         for row in rows
     ]
     lines = textwrap.wrap(caption, 150)
@@ -471,7 +468,7 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
     axes.barh(
         positions,
         [row["accuracy %"] for row in rows],
-        xerr=[row["± std"] for row in rows],
+        xerr=[row["± std"] or 0.0 for row in rows],
         color=[colours.get(row["algorithm"], "#d98e5f") for row in rows],
         error_kw={"elinewidth": 1, "ecolor": "#444444"},
     )
@@ -482,7 +479,7 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
     else:
         axes.set_xlabel("test accuracy [%], mean and standard deviation over seeds")
     for position, row in zip(positions, rows, strict=True):
-        note = f"ε = {rounded_up(row['epsilon'], 3)} at δ = {row['delta']:g}, {row['noise']} noise"
+        note = f"ε = {rounded_up(row['epsilon'])} at δ = {row['delta']:g}, {row['noise']} noise"
         axes.text(1, position, note, va="center", fontsize=7, color="white")
     axes.set_yticks(positions, labels, fontsize=8)
     axes.set_xlim(0, 100)
