@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from ..privacy import MurmurflError, rounded_up
 from .command_line import CommandLine
@@ -19,8 +18,9 @@ from .config import RunConfig, parse_assignments
 from .ledger_command import ledger_cli
 from .node_command import deploy_demo, node
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
+from .terminal import say, say_table
 
-_TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
+_LABELS = ("table", "setting", "algorithm", "mechanism")
 _PRIVACY_COLUMNS = ("mu", "mu asked", "epsilon")
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
@@ -68,7 +68,7 @@ def run(
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
         for line in summary_lines(document, folder):
-            typer.echo(line)
+            say(line)
 
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
@@ -81,7 +81,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
 
     check_trackers(config)
     guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
-    typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
+    say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
 
@@ -171,10 +171,10 @@ def reproduce(
             return
         rows = table_rows(document)
         # Tables of curves have a column for everything; people get those of the pages.
-        table = _markdown_as_table(name, markdown_table(rows)) if "step" in rows[0] else _table(name, rows)
-        Console(width=max(Console().width, 150)).print(table)
-        typer.echo(document["guarantee"])
-        typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
+        texts = _markdown_texts(markdown_table(rows)) if "step" in rows[0] else _texts(rows)
+        say_table(name, texts, _LABELS)
+        say(document["guarantee"])
+        say(f"{name}.json, .csv, .md and .png are in {folder}")
 
 
 @cli.command()
@@ -188,7 +188,7 @@ def report(
     from .report import make_report
 
     with _failing_clearly():
-        typer.echo(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
+        say(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
 
 
 @cli.command()
@@ -206,7 +206,7 @@ def audit(
             typer.echo(json.dumps(found.document(), indent=2))
         else:
             for line in audit_lines(found):
-                typer.echo(line)
+                say(line)
         if found.result.violated:
             _fail("the measured privacy loss is above the claimed one.", code=3)
 
@@ -248,22 +248,17 @@ def plan(
             return
         before, after = plan_lines(made)
         for line in before:
-            typer.echo(line)
-        Console(width=max(Console().width, 120)).print(_table("Noise of one value", plan_rows(made)))
+            say(line)
+        say_table("Noise of one value", _texts(plan_rows(made)), _LABELS)
         for line in after:
-            typer.echo(line)
+            say(line)
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title)
+def _texts(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f"}
     formats |= {"delta": "g", "seconds": ".1f", "step": "g"}
     formats |= {column: ".1f" for column in rows[0] if "regret" in column or "cumulative" in column}
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=column == "mechanism")
-    for row in rows:
-        table.add_row(*(_cell(column, value, formats) for column, value in row.items()))
-    return table
+    return [{column: _cell(column, value, formats) for column, value in row.items()} for row in rows]
 
 
 def _cell(column: str, value: Any, formats: Mapping[str, str]) -> str:
@@ -274,15 +269,10 @@ def _cell(column: str, value: Any, formats: Mapping[str, str]) -> str:
     return format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
 
 
-def _markdown_as_table(title: str, text: str) -> Table:
+def _markdown_texts(text: str) -> list[dict[str, str]]:
     text = text.strip().replace("**", "")
     header, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
-    table = Table(title=title)
-    for column in header:
-        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
+    return [dict(zip(header, line, strict=True)) for line in lines]
 
 
 class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
@@ -301,7 +291,7 @@ class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
-    typer.echo(f"murmurfl: {message}", err=True)
+    say(f"murmurfl: {message}", err=True)
     sys.exit(code)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ..privacy import (
     ConfigurationError,
@@ -27,6 +25,7 @@ from ..privacy import (
     rounded_up,
 )
 from .command_line import CommandLine
+from .terminal import say, say_table
 
 ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
@@ -51,7 +50,7 @@ def create(
         budget = mu if epsilon is None else gdp_mu(epsilon, delta)
         SQLiteLedger.create(path, budget_mu=budget or 0.0, delta=delta, data=data, mark=mark, key_file=key_file)
         for line in _lines(read_ledger(path), path):
-            typer.echo(line)
+            say(line)
 
 
 @ledger_cli.command()
@@ -66,11 +65,11 @@ def show(
         typer.echo(json.dumps(document_of(summary, path), indent=2, allow_nan=False))
         return
     for line in _lines(summary, path):
-        typer.echo(line)
+        say(line)
     if summary.sessions:
-        Console(width=max(Console().width, 160)).print(_table(summary))
+        say_table("Sessions: a run of training each", _rows(summary), ("session",))
     if summary.mark_problem:
-        typer.echo(f"\nThis node releases nothing: {summary.mark_problem}")
+        say(f"\nThis node releases nothing: {summary.mark_problem}")
 
 
 @ledger_cli.command("accept-rollback")
@@ -84,7 +83,7 @@ def accept(path: LedgerPath, yes: Yes = False) -> None:
         )
     with _one_line_errors():
         closed = accept_rollback(path)
-    typer.echo(f"Closed {closed} sessions. `murmurfl ledger show {path}` says what is left.")
+    say(f"Closed {closed} sessions. `murmurfl ledger show {path}` says what is left.")
 
 
 @ledger_cli.command("new-mark")
@@ -201,36 +200,22 @@ def _lines(summary: LedgerSummary, path: Path) -> list[str]:
     ]
 
 
-def _table(summary: LedgerSummary) -> Table:
-    table = Table(title="Sessions: a run of training each")
-    for column in (
-        "session",
-        "opened, UTC",
-        "last, UTC",
-        "releases",
-        "mu",
-        "epsilon",
-        "clip",
-        "batch",
-        "noise",
-        "state",
-    ):
-        table.add_column(column, overflow="fold")
-    for session in summary.sessions:
-        terms, mu = session.terms, session.mu
-        table.add_row(
-            session.session,
-            _when(session.first_release),
-            _when(session.last_release),
-            f"{session.releases} of {terms.get('max_participations', '?')}",
-            rounded_up(mu),
-            rounded_up(gdp_epsilon(mu, summary.delta)),
-            f"{terms.get('clip_norm', '?')} a {terms.get('clip_unit', '?')}",
-            str(terms.get("batch_size", "?")),
-            f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}",
-            "closed" if session.closed else "open",
-        )
-    return table
+def _rows(summary: LedgerSummary) -> list[dict[str, str]]:
+    return [
+        {
+            "session": session.session,
+            "opened, UTC": _when(session.first_release),
+            "last, UTC": _when(session.last_release),
+            "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
+            "mu": rounded_up(session.mu),
+            "epsilon": rounded_up(gdp_epsilon(session.mu, summary.delta)),
+            "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
+            "batch": str(session.terms.get("batch_size", "?")),
+            "noise": f"{session.terms.get('mechanism', '?')}, std {session.terms.get('noise_std', math.nan):.3g}",
+            "state": "closed" if session.closed else "open",
+        }
+        for session in summary.sessions
+    ]
 
 
 def _when(seconds: float | None) -> str:
@@ -249,5 +234,5 @@ class _one_line_errors:  # noqa: N801 - reads as a sentence where it is used
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, MurmurflError):
-            typer.echo(f"murmurfl: {error}", err=True)
+            say(f"murmurfl: {error}", err=True)
             raise typer.Exit(1) from error

@@ -12,7 +12,6 @@ import sys
 from dataclasses import dataclass
 from types import TracebackType
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
@@ -20,6 +19,7 @@ from rich.table import Column
 
 from ..privacy import Guarantee, rounded_up
 from .experiment import Progress
+from .terminal import say, width
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
@@ -104,6 +104,13 @@ class RoundLine:
         every = max(self.num_rounds // _LINES, 1)
         return self.loss is not None or self.server_round == self.num_rounds or not self.server_round % every
 
+    def within(self, columns: int | None) -> str:
+        """The line, shorter where it would not fit: what the guarantee above it says of the whole run goes first."""
+        text = str(self)
+        if columns is not None and len(text) > columns:
+            text = " ".join(text.replace(" (whole run)", "").split())
+        return text
+
     def __str__(self) -> str:
         measured = "" if self.accuracy is None else f"  accuracy {100 * self.accuracy:5.1f} %"
         measured += "" if self.loss is None else f"  loss {self.loss:.4g}"
@@ -133,7 +140,7 @@ class RunDisplay:
             TextColumn("round"),
             MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False, overflow="fold")),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=False,
@@ -155,7 +162,7 @@ class RunDisplay:
         """One round is done."""
         if not self._console.is_terminal:
             if line.wanted:
-                self.message(str(line))
+                self.message(line.within(width()))
             return
         if line.loss is not None:
             accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
@@ -179,7 +186,7 @@ class RunDisplay:
         if self._console.is_terminal and not error:
             self._console.print(text, markup=False, highlight=False)
         elif error or self._console.file is sys.stdout:
-            typer.echo(text, err=error)
+            say(text, err=error)
         else:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
