@@ -45,6 +45,7 @@ from ..privacy import (
     derived_seed,
     gdp_epsilon,
 )
+from ..privacy.training import TrainingFigures
 from ..strategies import (
     CorrelatedMomentum,
     DelayedMomentum,
@@ -475,6 +476,8 @@ class RunResult:
         Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
     deployed : bool
         Whether the machines were real ones.
+    training : dict of int to TrainingFigures
+        What clipping did in each round of a simulation: not private.
     gradient_norms : dict or None
         The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
     """
@@ -490,6 +493,7 @@ class RunResult:
     online: dict[str, Any] | None = None
     deployed: bool = False
     gradient_norms: dict[str, Any] | None = None
+    training: Mapping[int, TrainingFigures] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -635,6 +639,7 @@ def run_experiment(
         online=None if online is None else online.document(),
         deployed=deployed,
         gradient_norms=None if norms is None else norms.document(),
+        training={} if deployed else strategy.training,
     )
 
 

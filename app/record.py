@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..privacy import PrivacyPolicy, rounded_up
+from ..privacy.training import TrainingFigures
 from .config import check_run_name
 from .experiment import Experiment, RunResult, model_arrays
 from .guarantees import result_guarantee
@@ -108,9 +109,33 @@ def result_document(result: RunResult) -> dict[str, Any]:
         },
         "online": result.online,
         "gradient_norms": result.gradient_norms,
+        "training": training_document(result),
         # JSON has no infinity: null where nothing is guaranteed.
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
+    }
+
+
+def training_document(result: RunResult) -> dict[str, Any] | None:
+    """What clipping did in a simulation, in all and in each round; None where nothing is known of it.
+
+    Notes
+    -----
+    **Formal guarantees.** None: of a simulation's data without noise, and marked so. Never of real machines.
+    """
+    if not result.training:
+        return None
+    figures = list(result.training.values())
+    names = ("not_finite", "clipped", "median_ratio", "largest_ratio")
+    per_round = {name: [getattr(one, name) for one in figures] for name in names}
+    whole = TrainingFigures.together(figures)
+    rounds = list(result.training)
+    return {
+        **whole.document(),
+        "sentence": whole.sentence,
+        "worrying": whole.worrying,
+        "rounds": rounds,
+        **{f"{name}_per_round": values for name, values in per_round.items()},
     }
 
 
@@ -283,5 +308,8 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         ("lost replies", str(document["lost_replies"])),
         ("files", str(folder)),
     ]
+    training = document.get("training")
+    if training and training["worrying"]:
+        rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import protocol
-from .clipping import clip_per_sample
+from .clipping import clip_contributions, clip_per_sample
 from .errors import ConfigurationError, LedgerError, RefusedError
 from .grid import MARK, Grid
 from .keys import NoiseKeys
@@ -510,7 +510,9 @@ class PrivateMachine:
         return total
 
     def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
-        clipped = clip_per_sample(rows, self.policy.clip_norm)
+        # The steps of a contractive update were clipped one by one, where they were made.
+        clip = clip_per_sample if self.policy.clip_unit == "contractive" else clip_contributions
+        clipped = clip(rows, self.policy.clip_norm)
         share = 1.0 / self.policy.rows_per_release
         return self.plan.grid.counts(clipped, scale=share, bound=self.policy.clip_norm).sum(axis=0)
 

@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..privacy import ConfigurationError, protocol
+from ..privacy.training import FAR_BEYOND, TrainingFigures, observing
 from .checkpoint import load_checkpoint, save_checkpoint
 from .machines import (
     SAMPLINGS,
@@ -53,6 +54,7 @@ from .replies import (
 )
 
 _STATEMENT_TIMEOUT_S = 60.0
+_TOGETHER = ""  # of all machines of a round
 
 StateT = TypeVar("StateT")
 
@@ -145,6 +147,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.participation: dict[str, int | None] = {}
         """The machines asked in the last round, and the number of the release aggregated of each, or None."""
         self.history: list[RoundReport] = []
+        self.training: dict[int, TrainingFigures] = {}
+        """What clipping did in each round; of simulated machines only, and not private."""
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._fresh_seed = seed is None
         self._fresh_session = session is None
@@ -158,6 +162,9 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self._asked: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._sampled = 0
+        self._observed: Mapping[str, TrainingFigures] = {}
+        self._warned_of_not_finite = False
+        self._warned_of_ratio = 0.0
         self._start = ""
 
     # The update rule.
@@ -307,11 +314,13 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         if done < num_rounds and not self.run_dry:
             self._check_rounds(grid, done, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
+            log(INFO, "Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
             result.arrays = self._record(self._published())
             evaluation = evaluate_fn(done, result.arrays) if evaluate_fn else None
             if evaluation is not None:
+                _log_evaluation(done, num_rounds, evaluation)
                 result.evaluate_metrics_serverapp[done] = evaluation
         for server_round in range(done + 1, num_rounds + 1):
             if isinstance(grid, DirectMachines):
@@ -320,7 +329,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 metrics = self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
             else:
                 messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
-                _, metrics = self.aggregate_train(server_round, exchange(grid, messages, timeout))
+                with observing() as observer:  # simulated machines of this process
+                    replies = exchange(grid, messages, timeout)
+                self._observed = observer.machines
+                _, metrics = self.aggregate_train(server_round, replies)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
@@ -331,6 +343,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 result.arrays = self._record(self._published())
                 evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
             if evaluation is not None:
+                _log_evaluation(server_round, num_rounds, evaluation)
                 result.evaluate_metrics_serverapp[server_round] = evaluation
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
@@ -494,8 +507,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         aggregated: set[str] = set()
         refused: Counter[str] = Counter()
         late = malformed = 0
+        figures: dict[str, TrainingFigures] = {}
         for outcome in outcomes:
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, TrainingFigures):
+                figures[_TOGETHER] = outcome
+            elif isinstance(outcome, Refusal):
                 refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
             elif outcome is None or not self.check_reply(outcome):
                 malformed += 1
@@ -509,6 +525,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 release_sum.add(outcome)
                 self.acks[outcome.machine] = outcome.release
                 aggregated.add(outcome.machine)
+                found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
+                if found is not None:
+                    figures[outcome.machine] = found
+        self._take_figures(server_round, figures)
         self.participation = {name: self.acks[name] if name in aggregated else None for name in self._asked}
         answered = len(aggregated) + late + malformed + sum(refused.values())
         report = RoundReport(
@@ -527,6 +547,29 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 *(server_round, report.aggregated, report.asked, report.lost, report.refused, late, malformed),
             )
         return report
+
+    def _take_figures(self, server_round: int, figures: Mapping[str, TrainingFigures]) -> None:
+        """Keep what simulated machines say that clipping did, and warn of what makes a training useless."""
+        if not figures:
+            return
+        of_round = TrainingFigures.together(figures.values())
+        self.training[server_round] = of_round
+        name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
+        if of_round.not_finite and not self._warned_of_not_finite:
+            self._warned_of_not_finite = True
+            log(WARNING, "Round %d, in simulation: %s", server_round, of_round.sentence)
+        # Each time it has doubled: once is too few where a training diverges, every round too many.
+        if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
+            self._warned_of_ratio = of_round.median_ratio
+            log(
+                WARNING,
+                "Round %d, in simulation: half of the contributions were over %.3g times the clip norm%s: next to "
+                "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
+                *(server_round, of_round.median_ratio),
+                ""
+                if name == _TOGETHER
+                else f", the update of machine {name} was {worst.largest_ratio:.3g} times the clip",
+            )
 
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None:
@@ -566,3 +609,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         result.arrays = self._record(self.model(self.state))  # type: ignore[arg-type]
         log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
         return int(saved["server_round"])
+
+
+def _log_evaluation(server_round: int, num_rounds: int, metrics: MetricRecord) -> None:
+    """As Flower's own strategies log it, in rounds that have one."""
+    log(INFO, "")
+    log(INFO, "[ROUND %s/%s]", server_round, num_rounds)
+    log(INFO, "Global evaluation")
+    log(INFO, "\t└──> MetricRecord: %s", metrics)

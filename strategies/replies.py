@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..privacy import Release, protocol
 from ..privacy.arrays import read_array
 from ..privacy.grid import Grid
+from ..privacy.training import TrainingFigures
 
 Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
@@ -190,8 +191,9 @@ class Refusal:
     code: int
 
 
-Outcome = Reply | Refusal | None
-"""What came back for a request: a reply, an error reply, or (None) something that cannot be read."""
+Outcome = Reply | Refusal | TrainingFigures | None
+"""What came back for a request: a reply, an error reply, or (None) something that cannot be read. Machines that are
+asked directly may add what clipping did in the round, of all of them together."""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from murmurfl.app.cli import cli
 from murmurfl.app.cohort import CohortMachines
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
-from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment
+from murmurfl.app.experiment import NoReleasesError, guaranteed_mu, prepare, run_experiment
 from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.presets import hyperparameters
@@ -264,7 +264,7 @@ def test_a_resumed_run_in_which_nobody_answers_any_more_fails(tmp_path):
     experiment.strategy(checkpoint=checkpoint).start(
         CohortMachines(experiment), experiment.initial_arrays(), num_rounds=3
     )
-    with pytest.raises(ConfigurationError, match="bad-acknowledgement"):
+    with pytest.raises(NoReleasesError, match="bad-acknowledgement"):
         run_experiment(CohortMachines(experiment), config, checkpoint=checkpoint)
 
 

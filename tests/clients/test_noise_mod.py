@@ -773,3 +773,45 @@ def test_policies_of_the_mod_are_ordinary_policies():
         CorrelatedNoiseMod(private)
     with pytest.raises(ConfigurationError, match="max_participations"):
         policy(max_participations=0)
+
+
+def test_evaluations_are_logged_as_flower_logs_them(caplog):
+    """Word for word: the lines of Flower's own FedAvg for the same evaluations."""
+    wanted = ("Initial global", "[ROUND", "Global evaluation", "\t└──> MetricRecord")
+
+    def evaluate(server_round, arrays):
+        return MetricRecord({"accuracy": server_round / 4})
+
+    def lines(strategy, grid):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="flwr"):
+            strategy.start(grid, START, num_rounds=2, evaluate_fn=evaluate)
+        return [record.getMessage() for record in caplog.records if record.getMessage().startswith(wanted)]
+
+    grid = InProcessGrid(adding(nothing, simulation=policy()), 2, {})
+    ours = lines(CorrelatedFedAvg(num_clients=2, seed=1), grid)
+
+    class Skips(FedAvg):  # which does not train: the lines are all that is wanted
+        def configure_train(self, *_):
+            return []
+
+        def configure_evaluate(self, *_):
+            return []
+
+        def aggregate_train(self, *_):
+            return None, None
+
+        def aggregate_evaluate(self, *_):
+            return None
+
+    assert ours == lines(Skips(min_available_nodes=2), grid)
+    assert len(ours) == 7
+
+
+def test_an_evaluation_that_machines_do_not_allow_is_said_once(caplog):
+    app = adding(nothing, simulation=policy())
+    with caplog.at_level("WARNING", logger="flwr"):
+        _, result = train(app, rounds=3, evaluate_on_machines=True)
+    assert not result.evaluate_metrics_clientapp
+    assert caplog.text.count(f"Round 1: 0 of {CLIENTS} machines evaluated the model") == 1
+    assert caplog.text.count("allow_evaluation=True") == 1
