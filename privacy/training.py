@@ -65,8 +65,8 @@ class TrainingFigures:
         finite = max(self.rows - self.not_finite, 1)
         return (
             f"{self.not_finite:,} of {self.rows:,} contributions were not finite and count as zero, "
-            f"{100 * self.clipped / finite:.0f} % of the others were clipped; they were {self.median_ratio:.3g} times "
-            f"as long as the clip norm in the median, {self.largest_ratio:.3g} times at most."
+            f"{100 * self.clipped / finite:.0f} % of the others were clipped; they were {times(self.median_ratio)} "
+            f"as long as the clip norm in the median, {times(self.largest_ratio)} at most."
         )
 
     def document(self) -> dict[str, Any]:
@@ -95,6 +95,11 @@ class TrainingFigures:
             float(np.median([one.median_ratio for one in figures])) if figures else 0.0,
             max((one.largest_ratio for one in figures), default=0.0),
         )
+
+
+def times(ratio: float) -> str:
+    """A ratio for people, such as ``0.71 times`` or ``4,646 times``."""
+    return f"{ratio:.3g} times" if ratio < 1000 or ratio >= 1e9 else f"{ratio:,.0f} times"
 
 
 class TrainingObserver:

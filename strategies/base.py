@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..privacy import ConfigurationError, protocol
-from ..privacy.training import FAR_BEYOND, TrainingFigures, observing
+from ..privacy.training import FAR_BEYOND, TrainingFigures, observing, times
 from .checkpoint import load_checkpoint, save_checkpoint
 from .machines import (
     SAMPLINGS,
@@ -563,12 +563,12 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             self._warned_of_ratio = of_round.median_ratio
             log(
                 WARNING,
-                "Round %d, in simulation: half of the contributions were over %.3g times the clip norm%s: next to "
+                "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
                 "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
-                *(server_round, of_round.median_ratio),
+                *(server_round, times(of_round.median_ratio)),
                 ""
                 if name == _TOGETHER
-                else f", the update of machine {name} was {worst.largest_ratio:.3g} times the clip",
+                else f", the update of machine {name} was {times(worst.largest_ratio)} the clip",
             )
 
     def _save(self) -> None:
