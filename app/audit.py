@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,16 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     )
 
 
+def _rounded_down(value: float) -> str:
+    """A lower bound for people, never above what was measured."""
+    if not math.isfinite(value) or value <= 0:
+        return "infinite" if value > 0 else "0"
+    shown = Decimal(f"{value:.3e}")
+    if shown > Decimal(value):
+        shown -= Decimal((0, (1,), shown.adjusted() - 3))
+    return f"{float(shown):.4g}"
+
+
 def audit_lines(audit: RunAudit) -> list[str]:
     """What an audit found, to read."""
     result = audit.result
@@ -133,7 +144,7 @@ def audit_lines(audit: RunAudit) -> list[str]:
         f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, one sample of one "
         f"machine replaced; {result.runs} runs with the canary and {result.runs} without.",
         f"  claimed    mu {rounded_up(result.claimed_mu)}    epsilon {rounded_up(result.claimed_epsilon)}",
-        f"  measured   mu >= {result.measured_mu:.4g}, epsilon >= {result.measured_epsilon:.4g} "
+        f"  measured   mu >= {_rounded_down(result.measured_mu)}, epsilon >= {_rounded_down(result.measured_epsilon)} "
         f"({100 * result.confidence:g} % confidence, whatever the noise)",
         f"  estimated  mu {result.estimated_mu:.4g} if the noise is Gaussian; this canary can show at most "
         f"{audit.canary_mu:.4g}, so many runs at most {result.largest_measurable_mu:.4g}",

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from ..privacy import MurmurflError
+from ..privacy import MurmurflError, rounded_up
+from .command_line import CommandLine
 from .config import RunConfig, parse_assignments
 from .ledger_command import ledger_cli
 from .node_command import deploy_demo, node
 from .papers import DEFAULT_SEEDS, REPRODUCTIONS
+from .terminal import say, say_table
 
-_TEXT_COLUMNS = ("table", "setting", "algorithm", "mechanism")
+_LABELS = ("table", "setting", "algorithm", "mechanism")
+_PRIVACY_COLUMNS = ("mu", "mu asked", "epsilon")
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
-cli = typer.Typer(
-    help="Private federated learning whose noise cancels itself.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
 
 cli.add_typer(ledger_cli, name="ledger")
 
@@ -42,7 +43,9 @@ def run(
     assignments: Assignments = None,
     engine: Annotated[str, typer.Option(help="ray (through `flwr run`), inprocess or cohort.")] = "ray",
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
-    name: Annotated[str, typer.Option(help="Name of the run's folder; default from the settings and the time.")] = "",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; default from the settings and the time.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:
@@ -65,7 +68,7 @@ def run(
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
         for line in summary_lines(document, folder):
-            typer.echo(line)
+            say(line)
 
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
@@ -78,7 +81,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
 
     check_trackers(config)
     guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
-    typer.echo(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
+    say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
 
@@ -113,11 +116,10 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     from .experiment import Progress as RunProgress
     from .guarantees import expected_guarantee
     from .progress import RoundLine, RunDisplay
-    from .record import CHECKPOINT_NAME, write_record
+    from .record import write_record
     from .trackers import tracking
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
     start = run_cohort if engine == "cohort" else run_in_process
     guarantee = expected_guarantee(config)
     with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
@@ -126,7 +128,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
             display.show(RoundLine.of(progress, config.noise_quality))
             trackers.round(progress)
 
-        result = start(config, checkpoint=checkpoint, on_progress=show)
+        result = start(config, on_progress=show)
         trackers.result(write_record(result, folder))
 
 
@@ -169,10 +171,10 @@ def reproduce(
             return
         rows = table_rows(document)
         # Tables of curves have a column for everything; people get those of the pages.
-        table = _markdown_as_table(name, markdown_table(rows)) if "step" in rows[0] else _table(name, rows)
-        Console(width=max(Console().width, 150)).print(table)
-        typer.echo(document["guarantee"])
-        typer.echo(f"{name}.json, .csv, .md and .png are in {folder}")
+        texts = _markdown_texts(markdown_table(rows)) if "step" in rows[0] else _texts(rows)
+        say_table(name, texts, _LABELS)
+        say(document["guarantee"])
+        say(f"{name}.json, .csv, .md and .png are in {folder}")
 
 
 @cli.command()
@@ -186,7 +188,7 @@ def report(
     from .report import make_report
 
     with _failing_clearly():
-        typer.echo(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
+        say(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
 
 
 @cli.command()
@@ -204,7 +206,7 @@ def audit(
             typer.echo(json.dumps(found.document(), indent=2))
         else:
             for line in audit_lines(found):
-                typer.echo(line)
+                say(line)
         if found.result.violated:
             _fail("the measured privacy loss is above the claimed one.", code=3)
 
@@ -239,44 +241,38 @@ def plan(
             clip_norm=clip,
             parameters=parameters,
         )
+        request.check_rounds()
         made = make_plan(request)
         if as_json:
             typer.echo(json.dumps(made.document(), indent=2))
             return
         before, after = plan_lines(made)
         for line in before:
-            typer.echo(line)
-        Console(width=max(Console().width, 120)).print(_table("Noise of one value", plan_rows(made)))
+            say(line)
+        say_table("Noise of one value", _texts(plan_rows(made)), _LABELS)
         for line in after:
-            typer.echo(line)
+            say(line)
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title)
-    formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f", "mu": ".3g"}
-    formats |= {"epsilon": ".4g", "delta": "g", "seconds": ".1f", "mu asked": ".4g", "step": "g"}
+def _texts(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f"}
+    formats |= {"delta": "g", "seconds": ".1f", "step": "g"}
     formats |= {column: ".1f" for column in rows[0] if "regret" in column or "cumulative" in column}
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right", no_wrap=column == "mechanism")
-    for row in rows:
-        table.add_row(
-            *(
-                "" if value is None else format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
-                for column, value in row.items()
-            )
-        )
-    return table
+    return [{column: _cell(column, value, formats) for column, value in row.items()} for row in rows]
 
 
-def _markdown_as_table(title: str, text: str) -> Table:
+def _cell(column: str, value: Any, formats: Mapping[str, str]) -> str:
+    if value is None:
+        return ""
+    if column in _PRIVACY_COLUMNS:
+        return rounded_up(value)
+    return format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
+
+
+def _markdown_texts(text: str) -> list[dict[str, str]]:
     text = text.strip().replace("**", "")
     header, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
-    table = Table(title=title)
-    for column in header:
-        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
+    return [dict(zip(header, line, strict=True)) for line in lines]
 
 
 class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
@@ -295,7 +291,7 @@ class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:
-    typer.echo(f"murmurfl: {message}", err=True)
+    say(f"murmurfl: {message}", err=True)
     sys.exit(code)
 
 

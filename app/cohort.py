@@ -14,6 +14,7 @@ import numpy as np
 
 from ..clients import Cohort
 from ..privacy import MemoryLedger, RefusedError, RowCache, protocol
+from ..privacy.training import observing
 from ..strategies import Outcome, Refusal, Reply, RoundRequest
 from .experiment import Experiment
 from .network import reply_is_lost
@@ -57,6 +58,13 @@ class CohortMachines:
         if not all(np.isfinite(values).all() for point in points for values in point):
             yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in request.acks)  # as a client that reads messages
             return
+        with observing() as observer:
+            yield from self._outcomes(request, points)
+        figures = observer.figures()
+        if figures is not None:
+            yield figures
+
+    def _outcomes(self, request: RoundRequest, points: list[Any]) -> Iterator[Outcome]:
         config = self._experiment.config
         for name, outcome in self.cohort.releases(request.server_round, request.session, request.acks, points):
             lost = reply_is_lost(config.lost_replies, config.seed, request.server_round, name)

@@ -81,6 +81,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "accounting": ACCOUNTINGS,
 }
 
+_LONGEST_RUN_NAME = 200
+"""Bytes; file systems take 255, and files that are being written have longer names for a moment."""
+
 _OPTION_OF = {"decoder": "tree", "workload": "optimal", "bands": "banded", "buffers": "blt"}
 
 
@@ -101,13 +104,15 @@ class RunConfig:
     num_clients, clients_per_round : int
         M and m.
     num_rounds : int
-        T; 0 for one pass over the data.
+        T; 0 for one pass over the data. More than the machines' samples and caps last for are refused.
     batch_size : int
         b, samples a release; with ``online`` tau, one local step for each.
     passes : int
         How often every machine goes through its samples; the noise covers that they return.
     max_participations : int
         K, the cap; 0 for as many as rounds and samples allow.
+    run_dry : bool
+        Whether rounds may go on when machines have used up their samples or reached their cap: these refuse then.
     mu, delta : float
         The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.
     clip_norm, learning_rate, diameter : float
@@ -166,13 +171,14 @@ class RunConfig:
     round_timeout_s, node_deadline_s : float
         Longest waits, in seconds, for a round's replies and for enough machines.
     give_up_after : int
-        On real machines, rounds in a row without anything to aggregate after which a run ends; 0 for never.
+        Rounds in a row without anything to aggregate after which a run ends with an error; 0 for never.
     checkpoint : bool
-        Whether the server saves its state after every round.
+        On real machines, whether the server saves its state after every round. A simulation leaves no checkpoint: the
+        ledgers of its machines end with it, so that nobody could go on from there.
     out_dir : str
         Where results are written, as an absolute path; empty for ``runs/`` where the server runs.
     run_name : str
-        Folder under out_dir; empty for one made of strategy, task and seed.
+        Folder under out_dir (:func:`check_run_name`); empty for one made of strategy, task and seed.
     track : str
         Where the run is logged as well, separated by commas: ``tensorboard``, ``mlflow``, ``wandb``
         (:mod:`murmurfl.app.trackers`); empty for nowhere.
@@ -193,6 +199,7 @@ class RunConfig:
     batch_size: int = 8
     passes: int = 1
     max_participations: int = 0
+    run_dry: bool = False
     mu: float = 4.0
     delta: float = 1e-5
     clip_norm: float = 0.0
@@ -299,10 +306,13 @@ class RunConfig:
         unknown = [name for name in self.trackers if name not in TRACKERS]
         self._check("track", not unknown, f"names among {', '.join(TRACKERS)}, separated by commas")
         self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
+        if self.run_name:
+            check_run_name(self.run_name)
         if self.strategy == "reduced-tree-momentum":
             self._check(
                 "lost_replies", not self.lost_replies, "0 with this strategy: it ends with the first lost reply"
             )
+            self._check("run_dry", not self.run_dry, "false with this strategy: it ends with the first refusal")
         if self.strategy in MOMENTUM:
             everybody = self.clients_per_round == self.num_clients
             self._check("clients_per_round", everybody, f"num-clients = {self.num_clients} with this strategy")
@@ -363,6 +373,27 @@ class RunConfig:
 @lru_cache(maxsize=16)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a run's name that is not simply the name of a folder.
+
+    Parameters
+    ----------
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
+        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
+    """
+    simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
+    if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
+        raise ConfigurationError(
+            f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
+            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
+        )
 
 
 def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:

@@ -252,7 +252,7 @@ def ledger_line(machine: str, ledger: LedgerSummary) -> str:
     releases = sum(session.releases for session in ledger.sessions)
     return (
         f"  ledger of {machine}: {releases} releases, mu {rounded_up(ledger.reserved_mu)} of "
-        f"{ledger.budget_mu:.4g} spent: {ledger_guarantee(ledger).sentence}"
+        f"{rounded_up(ledger.budget_mu)} spent: {ledger_guarantee(ledger).sentence}"
     )
 
 

@@ -43,42 +43,29 @@ def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
     return {**{name: document[name] for name in FIGURES}, "curves": run_curves(document)}
 
 
-def run_in_process(
-    config: RunConfig, *, checkpoint: Path | None = None, on_progress: Callable[[Progress], None] | None = None
-) -> RunResult:
+def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
     """Run a configuration on the in-process grid.
 
-    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`.
+    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`. It leaves no checkpoint.
     """
-    _refuse_resuming(checkpoint)
     prepare(config)
     grid = InProcessGrid(app, config.num_clients, config.to_mapping())
-    return run_experiment(grid, config, checkpoint=checkpoint, on_progress=on_progress)
+    return run_experiment(grid, config, on_progress=on_progress)
 
 
 def run_cohort(
     config: RunConfig,
     *,
-    checkpoint: Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
 ) -> RunResult:
     """Run a configuration on the cohort engine.
 
     Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`; row_cache_mib is
-    :class:`~murmurfl.app.cohort.CohortMachines`'s.
+    :class:`~murmurfl.app.cohort.CohortMachines`'s. It leaves no checkpoint.
     """
-    _refuse_resuming(checkpoint)
     machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)
-    return run_experiment(machines, config, checkpoint=checkpoint, on_progress=on_progress)
-
-
-def _refuse_resuming(checkpoint: Path | None) -> None:
-    if checkpoint is not None and checkpoint.exists():
-        raise ConfigurationError(
-            f"Expected no checkpoint at {checkpoint}, got one: the ledgers of simulated machines end with their run, "
-            "so it cannot be resumed in a new one; choose another path."
-        )
+    return run_experiment(machines, config, on_progress=on_progress)
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:

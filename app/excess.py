@@ -85,7 +85,7 @@ def excess_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "algorithm": label,
                     "step": entry["learning-rate"],
                     "excess risk": _short(entry["excess"]["mean"]),
-                    "± std": _short(entry["excess"]["std"]),
+                    "± std": _short(entry["excess"]["std"]) if len(entry["loss"]["runs"]) > 1 else None,
                     "epsilon": entry["epsilon"]["mean"],
                     "delta": entry["delta"]["mean"],
                     "noise": settings.get("noise-quality", RunConfig().noise_quality),
@@ -119,7 +119,7 @@ def excess_table(rows: Iterable[Mapping[str, Any]]) -> str:
             for label, row in cell.items()
             if row["uncovered step"] is not None
         ]
-        epsilons = sorted({rounded_up(row["epsilon"], 3) for row in cell.values() if row["epsilon"]})
+        epsilons = sorted({rounded_up(row["epsilon"]) for row in cell.values() if row["epsilon"]})
         columns = (
             table,
             f"{first['n']} ({first['paper n']})",
@@ -134,7 +134,7 @@ def excess_table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _shown(row: Mapping[str, Any], best: float | None) -> str:
-    text = f"{row['excess risk']:.3g} ± {row['± std']:.1g}"
+    text = f"{row['excess risk']:.3g}" + ("" if row["± std"] is None else f" ± {row['± std']:.1g}")
     text = f"**{text}**" if row["epsilon"] != 0 and row["excess risk"] == best else text
     return f"{text} ({row['step']:g}{', not covered' if row['epsilon'] is None else ''})"
 

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -43,6 +45,7 @@ from ..privacy import (
     derived_seed,
     gdp_epsilon,
 )
+from ..privacy.training import TrainingFigures
 from ..strategies import (
     CorrelatedMomentum,
     DelayedMomentum,
@@ -68,6 +71,7 @@ from .models import Model, make_model
 from .network import LossyGrid
 from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
 from .regret import OnlineLosses
+from .rounds import Shortage, shortage
 from .tasks import Shard, Task, load_shards, load_task, public_shard
 
 _SERVER_NOISE = "server"
@@ -185,6 +189,48 @@ class Experiment:
         """The rounds of ``shuffled`` in which silos are asked."""
         return private_rounds(self.config.variant, self.num_rounds, self.config.private_share)  # type: ignore[arg-type]
 
+    @cached_property
+    def shortage(self) -> Shortage | None:
+        """The simulated machine that is asked once too often first, if one is."""
+        return self._shortage_within(self.num_rounds)
+
+    def _shortage_within(self, num_rounds: int) -> Shortage | None:
+        config, rounds = self.config, range(1, num_rounds + 1)
+        if config.strategy == "shuffled":
+            rounds = private_rounds(config.variant, num_rounds, config.private_share)  # type: ignore[arg-type]
+        return shortage(config, [len(shard) for shard in self.shards], rounds, self.values.sampling)
+
+    def check_rounds(self) -> None:
+        """Refuse more rounds than samples and caps of simulated machines allow.
+
+        Without ``num-rounds`` a run is one pass over all samples, in which a machine may use its own up before others
+        do: that is allowed, and :func:`run_experiment` says so. So is everything with ``run-dry``.
+
+        Raises
+        ------
+        ConfigurationError
+            With the number of rounds that is possible.
+        """
+        config, found = self.config, self.shortage
+        if found is None or config.run_dry or not (config.num_rounds or config.max_participations):
+            return
+        possible = self.num_rounds - 1 if config.strategy == "shuffled" else found.server_round - 1
+        while self._shortage_within(possible):  # which rounds are private may depend on how many there are
+            possible -= 1
+        ways = [
+            "fewer rounds",
+            "a larger cap" if config.max_participations else "more data, smaller batches, more passes",
+        ]
+        if config.clients_per_round < config.num_clients and self.values.sampling != "balanced":
+            ways.append("sampling = balanced, which asks all machines equally often")
+        if config.strategy != "reduced-tree-momentum":
+            ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
+        raise ConfigurationError(
+            f"Expected num-rounds <= {possible}, got {self.num_rounds}: machine {found.machine} can make "
+            f"{found.releases} releases ({found.reason}), and round {found.server_round} asks it for one more. Use "
+            f"{', or '.join(ways)}."
+        )
+
     @property
     def mechanism(self) -> str:
         """The mechanism of the machines' noise."""
@@ -284,6 +330,8 @@ class Experiment:
             "session": None if deployed else self.session,
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
+            # What simulated machines can do is known without asking them.
+            "run_dry": config.run_dry or not deployed,
             **options,
         }
         if config.strategy == "online":
@@ -375,7 +423,7 @@ def prepare(config: RunConfig) -> Experiment:
 
 
 class NoReleasesError(MurmurflError):
-    """Real machines have sent nothing that could be aggregated for too long."""
+    """Machines have sent nothing that could be aggregated for too long."""
 
 
 @dataclass(frozen=True)
@@ -390,8 +438,9 @@ class Progress:
         Of the central evaluation, in rounds that have one.
     mu, epsilon : float
         The guarantee of the whole run.
-    seconds_left : float
-        Until the last round, if the others take as long as those so far.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None after the first, which waits
+        for the machines to start.
     machines : mapping
         The machines that were asked, and of each the number of its release that was aggregated, or None.
     """
@@ -402,7 +451,7 @@ class Progress:
     accuracy: float | None
     mu: float
     epsilon: float
-    seconds_left: float = 0.0
+    seconds_left: float | None = None
     machines: Mapping[str, int | None] = field(default_factory=dict)
 
 
@@ -429,6 +478,8 @@ class RunResult:
         Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
     deployed : bool
         Whether the machines were real ones.
+    training : dict of int to TrainingFigures
+        What clipping did in each round of a simulation: not private.
     gradient_norms : dict or None
         The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
     """
@@ -444,6 +495,7 @@ class RunResult:
     online: dict[str, Any] | None = None
     deployed: bool = False
     gradient_norms: dict[str, Any] | None = None
+    training: Mapping[int, TrainingFigures] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -511,22 +563,26 @@ def run_experiment(
         Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
     config : RunConfig
     checkpoint : Path, optional
-        Where the server saves its state after every round.
+        Where the server saves its state after every round; of use where the machines' ledgers outlive the run.
     on_progress : callable, optional
         Called after every round.
     deployed : bool
         Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
-        session has a fresh name, the guarantee is what the machines state, and the run ends after ``give-up-after``
-        rounds in a row from which nothing could be aggregated.
+        session has a fresh name, the guarantee is what the machines state, and they are asked before the first round
+        how many releases they can make.
 
     Raises
     ------
     MurmurflError
-        If the configuration is impossible, machines are missing, or no machine's release was ever aggregated.
+        If the configuration is impossible, machines are missing or can make too few releases, nothing could be
+        aggregated in ``give-up-after`` rounds in a row, or ever.
     """
     if deployed:
         check_deployed(config)
     experiment = prepare(config)
+    if not deployed:
+        experiment.check_rounds()
+        _say_shortage(experiment)
     mu = guaranteed_mu(experiment)
     epsilon = gdp_epsilon(mu, config.delta) if math.isfinite(mu) else math.inf
     progress: list[Progress] = []
@@ -552,16 +608,23 @@ def run_experiment(
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
         accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
-        done = report.server_round
-        left = (time.perf_counter() - started) / (len(progress) + 1) * (experiment.num_rounds - done)
+        now = time.perf_counter()
+        ended.append(now)
+        to_do = experiment.num_rounds - report.server_round
+        left = (now - ended[0]) / len(progress) * to_do if progress else None if to_do else 0.0
         progress.append(
             Progress(report, experiment.num_rounds, loss, accuracy, mu, epsilon, left, strategy.participation)
         )
-        if deployed and config.give_up_after:
-            _give_up([entry.report for entry in progress[-config.give_up_after :]], config.give_up_after)
+        if report.aggregated:
+            silent.clear()
+        elif report.asked:
+            silent.append(report)
+        _give_up(silent, config.give_up_after)
         if on_progress is not None:
             on_progress(progress[-1])
 
+    ended: list[float] = []  # when rounds ended; machines of Ray start in the first
+    silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
     every = 1 if online is not None else config.evaluate_every
     strategy = experiment.strategy(deployed=deployed, checkpoint=checkpoint, evaluate_every=every, on_round=on_round)
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
@@ -603,6 +666,7 @@ def run_experiment(
         online=None if online is None else online.document(),
         deployed=deployed,
         gradient_norms=None if norms is None else norms.document(),
+        training={} if deployed else strategy.training,
     )
 
 
@@ -612,16 +676,26 @@ def _stated_mu(statements: dict[str, dict[str, Any]], configured: float, num_cli
     return max([*stated, *([configured] if len(statements) < num_clients else [])])
 
 
-def _give_up(reports: list[RoundReport], patience: int) -> None:
-    """End a run on real machines from which nothing comes any more."""
-    if len(reports) < patience or any(report.aggregated for report in reports):
+def _say_shortage(experiment: Experiment) -> None:
+    found = experiment.shortage
+    if found is not None:
+        log(
+            WARNING,
+            "Not every machine lasts for all %d rounds: machine %d is the first to run out; it can make %d releases "
+            "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
+            *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
+        )
+
+
+def _give_up(silent: list[RoundReport], patience: int) -> None:
+    """End a run from which nothing comes any more."""
+    if not patience or len(silent) < patience:
         return
-    last = reports[-1]
-    reasons = " and ".join(sorted({reason for report in reports for reason in report.refused}))
+    reasons = " and ".join(sorted({reason for report in silent for reason in report.refused}))
     raise NoReleasesError(
         f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
-        f"{last.server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
-        f"{sum(report.lost for report in reports)} replies were lost. See the machines' logs; give-up-after sets how "
+        f"{silent[-1].server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
         "many such rounds are waited for."
     )
 

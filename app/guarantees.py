@@ -85,6 +85,8 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
         If the configuration is impossible.
     """
     experiment = prepare(config)
+    if not deployed:
+        experiment.check_rounds()
     return run_guarantee(experiment, guaranteed_mu(experiment), deployed=deployed)
 
 

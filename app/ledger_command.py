@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ..privacy import (
     ConfigurationError,
@@ -29,8 +27,10 @@ from ..privacy import (
     upgrade_ledger,
 )
 from ..privacy.guarantee import SESSION
+from .command_line import CommandLine
+from .terminal import say, say_table
 
-ledger_cli = typer.Typer(help="A real node's ledger: make it, show it, mend it.", no_args_is_help=True)
+ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
 _NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
@@ -56,7 +56,7 @@ def create(
         budget = mu if epsilon is None else gdp_mu(epsilon, delta)
         SQLiteLedger.create(path, budget_mu=budget or 0.0, delta=delta, data=data, mark=mark, key_file=key_file)
         for line in _lines(read_ledger(path), path):
-            typer.echo(line)
+            say(line)
 
 
 @ledger_cli.command()
@@ -71,11 +71,11 @@ def show(
         typer.echo(json.dumps(document_of(summary, path), indent=2, allow_nan=False))
         return
     for line in _lines(summary, path):
-        typer.echo(line)
+        say(line)
     if summary.sessions:
-        Console(width=max(Console().width, 160)).print(_table(summary))
+        say_table("Sessions: a run of training each", _rows(summary), ("session",))
     if summary.mark_problem:
-        typer.echo(f"\nThis node releases nothing: {summary.mark_problem}")
+        say(f"\nThis node releases nothing: {summary.mark_problem}")
 
 
 @ledger_cli.command("accept-rollback")
@@ -89,7 +89,7 @@ def accept(path: LedgerPath, yes: Yes = False) -> None:
         )
     with _one_line_errors():
         closed = accept_rollback(path)
-    typer.echo(f"Closed {closed} sessions. `murmurfl ledger show {path}` says what is left.")
+    say(f"Closed {closed} sessions. `murmurfl ledger show {path}` says what is left.")
 
 
 @ledger_cli.command("new-mark")
@@ -212,17 +212,17 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
 
 
 def _lines(summary: LedgerSummary, path: Path) -> list[str]:
-    def amount(mu: float, up: bool = False) -> str:
+    def amount(mu: float) -> str:
         if math.isinf(mu):
             return "no bound: a session under a trusted server, of version 0.1, reserved none"
-        epsilon, mu_text = (rounded_up(v) if up else f"{v:.4g}" for v in (gdp_epsilon(mu, summary.delta), mu))
-        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {mu_text})"
+        # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
+        return f"epsilon {rounded_up(gdp_epsilon(mu, summary.delta))} at delta {summary.delta:g} (mu {rounded_up(mu)})"
 
     return [
         f"ledger    {path}",
         f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
         f"budget    {amount(summary.budget_mu)}",
-        f"spent     {amount(summary.reserved_mu, up=True)}: all releases the sessions below may make",
+        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
         f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
         f"that is   {ledger_guarantee(summary).sentence}",
         f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
@@ -230,36 +230,22 @@ def _lines(summary: LedgerSummary, path: Path) -> list[str]:
     ]
 
 
-def _table(summary: LedgerSummary) -> Table:
-    table = Table(title="Sessions: a run of training each")
-    for column in (
-        "session",
-        "opened, UTC",
-        "last, UTC",
-        "releases",
-        "mu",
-        "epsilon",
-        "clip",
-        "batch",
-        "noise",
-        "state",
-    ):
-        table.add_column(column, overflow="fold")
-    for session in summary.sessions:
-        terms, mu = session.terms, session.mu
-        table.add_row(
-            session.session,
-            _when(session.first_release),
-            _when(session.last_release),
-            f"{session.releases} of {terms.get('max_participations', '?')}",
-            rounded_up(mu),
-            rounded_up(gdp_epsilon(mu, summary.delta)),
-            f"{terms.get('clip_norm', '?')} a {terms.get('clip_unit', '?')}",
-            str(terms.get("batch_size", "?")),
-            "none: the server's" if session.trusted else _noise(terms),
-            "closed" if session.closed else "open",
-        )
-    return table
+def _rows(summary: LedgerSummary) -> list[dict[str, str]]:
+    return [
+        {
+            "session": session.session,
+            "opened, UTC": _when(session.first_release),
+            "last, UTC": _when(session.last_release),
+            "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
+            "mu": rounded_up(session.mu),
+            "epsilon": rounded_up(gdp_epsilon(session.mu, summary.delta)),
+            "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
+            "batch": str(session.terms.get("batch_size", "?")),
+            "noise": "none: the server's" if session.trusted else _noise(session.terms),
+            "state": "closed" if session.closed else "open",
+        }
+        for session in summary.sessions
+    ]
 
 
 def _noise(terms: Mapping[str, Any]) -> str:
@@ -282,5 +268,5 @@ class _one_line_errors:  # noqa: N801 - reads as a sentence where it is used
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, MurmurflError):
-            typer.echo(f"murmurfl: {error}", err=True)
+            say(f"murmurfl: {error}", err=True)
             raise typer.Exit(1) from error

@@ -82,5 +82,7 @@ class LossyGrid(Grid):
         config = message.content.get(protocol.CONFIG, None)
         if message.metadata.message_type != MessageType.TRAIN or not isinstance(config, ConfigRecord):
             return False
+        if protocol.ASK in config:  # a query to a noise mod, in a message of this type
+            return False
         server_round, machine = config[protocol.SERVER_ROUND], config[protocol.MACHINE]
         return reply_is_lost(self._lost_replies, self._seed, int(server_round), str(machine))  # type: ignore[arg-type]

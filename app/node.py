@@ -25,7 +25,15 @@ from ..clients.operators_file import (
     operators_file,
     read_operators_file,
 )
-from ..privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SQLiteLedger, policy_guarantee, protocol
+from ..privacy import (
+    MECHANISMS,
+    ConfigurationError,
+    PrivacyPolicy,
+    SQLiteLedger,
+    policy_guarantee,
+    protocol,
+    rounded_up,
+)
 from .config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
 from .models import Model, make_model
 from .presets import feature_bound
@@ -295,15 +303,16 @@ def describe(client: PrivateClient) -> str:
     """A machine and what it guarantees, in one sentence for its operator's log."""
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
+    budget = rounded_up(policy.budget_mu or policy.mu)
     if policy.trust == "trusted-server":
         return (
             f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients. "
-            f"Against everybody else it is trusted to keep mu = {policy.mu:.4g} a run; budget of all runs: mu = "
-            f"{policy.budget_mu:.4g}."
+            f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
+            f"mu = {budget}."
         )
     return (
         f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
-        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {policy.budget_mu:.4g}."
+        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {budget}."
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from .config import parse_assignments
+from .terminal import say
 
 
 def node(
@@ -35,7 +36,7 @@ def node(
         settings = read_node(config)
         if check:
             _, description = machine_of(settings)
-            typer.echo(f"{description}\nConfiguration, data and ledger are in order.")
+            say(f"{description}\nConfiguration, data and ledger are in order.")
         else:
             run_node(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
 
@@ -45,7 +46,7 @@ def deploy_demo(
         list[str] | None, typer.Option("--set", help="A run-config key=value; may be repeated.", show_default=False)
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
-    name: Annotated[str, typer.Option(help="Name of the run's folder; default from the time.")] = "",
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
 ) -> None:
@@ -68,10 +69,10 @@ def deploy_demo(
             if name and folder.exists():
                 _fail(f"Expected a new run folder, got {folder}; choose another --name.")
             config = demo_config(parse_assignments(assignments or []), out.resolve(), name or folder.name)
-            typer.echo(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
+            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
             with RunDisplay(expected_guarantee(config, deployed=True)) as display:
                 document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
         lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
         for line in [*summary_lines(document, folder), "", *lines]:
-            typer.echo(line)
+            say(line)

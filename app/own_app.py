@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from ..clients import CorrelatedNoiseMod, UpdateNode
 from ..clients.operators_file import operators_values
 from ..clients.update_policy import update_guarantee
-from ..privacy import ConfigurationError, SQLiteLedger
+from ..privacy import ConfigurationError, SQLiteLedger, rounded_up
 from .node import NodeConfig
 
 Answers = Callable[[Message, Context], Message]
@@ -106,7 +106,8 @@ def own_app(node: UpdateNode) -> Answers:
 def describe_own(node: UpdateNode) -> str:
     """A machine with a ClientApp of its own and what it guarantees, for its operator's log."""
     policy = node.policy(SQLiteLedger(node.ledger))
+    budget = rounded_up(policy.budget_mu or policy.mu)
     return (
         f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
-        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {policy.budget_mu:.4g}."
+        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
     )

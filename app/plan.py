@@ -75,6 +75,24 @@ class PlanRequest:
                 f"Expected batch_size <= the {self.samples} samples of a machine, got {self.batch_size}."
             )
 
+    def check_rounds(self) -> None:
+        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would.
+
+        Raises
+        ------
+        ConfigurationError
+            With the number of rounds that is possible.
+        """
+        possible = self.machines * self.passes * self.separation // self.per_round
+        if self.rounds > possible:
+            often = f", each {self.passes} times" if self.passes > 1 else ""
+            raise ConfigurationError(
+                f"Expected rounds <= {possible}, got {self.rounds}: {self.samples} samples in batches of "
+                f"{self.batch_size}{often} last for {self.passes * self.separation} releases of a machine, and so many "
+                f"rounds ask each for {self.rounds * self.per_round / self.machines:.4g}. Use fewer rounds, smaller "
+                "batches, more passes, or ask fewer machines a round."
+            )
+
     @property
     def separation(self) -> int:
         """Releases of one pass."""
@@ -259,6 +277,13 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
         f"{plan.sensitivity:.6g} when one sample does.",
         f"Guarantee: {plan.guarantee.sentence}",
     ]
+    if request.per_round < request.machines:
+        asked = request.rounds * request.per_round / request.machines
+        before.insert(
+            1,
+            f"Asked: each machine for {asked:.4g} releases on average. With sampling = uniform some are asked for more "
+            "(`murmurfl run` says how many rounds that leaves), with balanced all equally often.",
+        )
     after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
     if plan.best_for_mu2 is not None:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")

@@ -12,7 +12,6 @@ import sys
 from dataclasses import dataclass
 from types import TracebackType
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
@@ -20,6 +19,7 @@ from rich.table import Column
 
 from ..privacy import Guarantee, rounded_up
 from .experiment import Progress
+from .terminal import say, width
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
@@ -27,7 +27,7 @@ _LINES = 20
 _LINE = re.compile(
     r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
     r"  epsilon (?P<epsilon>\S+)(?P<note> \(.*?\))? \(whole run\)  replies (?P<aggregated>\d+)/(?P<asked>\d+)"
-    r"  left (?P<left>\S+)"
+    r"(?:  left (?P<left>\S+))?"
 )
 _FAST = " (fast noise: no guarantee)"
 
@@ -48,8 +48,8 @@ class RoundLine:
         Whether the noise is ``fast``, so that epsilon protects nobody.
     aggregated, asked : int
         Replies that entered the model, and machines asked.
-    seconds_left : float
-        Until the last round, if the others take as long as those so far.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None while that is not known.
     """
 
     server_round: int
@@ -60,7 +60,7 @@ class RoundLine:
     fast: bool
     aggregated: int
     asked: int
-    seconds_left: float
+    seconds_left: float | None
 
     @classmethod
     def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
@@ -71,7 +71,7 @@ class RoundLine:
             progress.num_rounds,
             progress.accuracy,
             progress.loss,
-            rounded_up(progress.epsilon, 3),
+            rounded_up(progress.epsilon),
             noise_quality != "exact",
             report.aggregated,
             report.asked,
@@ -85,7 +85,7 @@ class RoundLine:
         if found is None:
             return None
         accuracy, loss = found["accuracy"], found["loss"]
-        hours, minutes, seconds = (int(part) for part in found["left"].split(":"))
+        left = None if found["left"] is None else _seconds(found["left"])
         return cls(
             int(found["round"]),
             int(found["rounds"]),
@@ -95,7 +95,7 @@ class RoundLine:
             bool(found["note"]),
             int(found["aggregated"]),
             int(found["asked"]),
-            float(hours * 3600 + minutes * 60 + seconds),
+            left,
         )
 
     @property
@@ -104,13 +104,21 @@ class RoundLine:
         every = max(self.num_rounds // _LINES, 1)
         return self.loss is not None or self.server_round == self.num_rounds or not self.server_round % every
 
+    def within(self, columns: int | None) -> str:
+        """The line, shorter where it would not fit: what the guarantee above it says of the whole run goes first."""
+        text = str(self)
+        if columns is not None and len(text) > columns:
+            text = " ".join(text.replace(" (whole run)", "").split())
+        return text
+
     def __str__(self) -> str:
         measured = "" if self.accuracy is None else f"  accuracy {100 * self.accuracy:5.1f} %"
         measured += "" if self.loss is None else f"  loss {self.loss:.4g}"
         return (
             f"round {self.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}{measured}"
             f"  epsilon {self.epsilon}{_FAST if self.fast else ''} (whole run)"
-            f"  replies {self.aggregated}/{self.asked}  left {_clock(self.seconds_left)}"
+            f"  replies {self.aggregated}/{self.asked}"
+            f"{'' if self.seconds_left is None else f'  left {_clock(self.seconds_left)}'}"
         )
 
 
@@ -132,7 +140,7 @@ class RunDisplay:
             TextColumn("round"),
             MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False, overflow="fold")),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=False,
@@ -154,14 +162,15 @@ class RunDisplay:
         """One round is done."""
         if not self._console.is_terminal:
             if line.wanted:
-                self.message(str(line))
+                self.message(line.within(width()))
             return
         if line.loss is not None:
             accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
             self._measured = f"{accuracy}loss {line.loss:.4g}  "
         said = (
             f"{self._measured}epsilon {line.epsilon}{_FAST if line.fast else ''}  "
-            f"replies {line.aggregated}/{line.asked}  {_clock(line.seconds_left)} left"
+            f"replies {line.aggregated}/{line.asked}"
+            f"{'' if line.seconds_left is None else f'  {_clock(line.seconds_left)} left'}"
         )
         self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
 
@@ -177,7 +186,7 @@ class RunDisplay:
         if self._console.is_terminal and not error:
             self._console.print(text, markup=False, highlight=False)
         elif error or self._console.file is sys.stdout:
-            typer.echo(text, err=error)
+            say(text, err=error)
         else:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -185,3 +194,8 @@ class RunDisplay:
 def _clock(seconds: float) -> str:
     whole = math.ceil(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _seconds(clock: str) -> float:
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return float(hours * 3600 + minutes * 60 + seconds)

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..privacy import PrivacyPolicy, rounded_up
+from ..privacy.training import TrainingFigures
+from .config import check_run_name
 from .experiment import Experiment, RunResult, model_arrays
 from .guarantees import result_guarantee
 
@@ -27,12 +29,18 @@ _MOST_POINTS = 200
 
 
 @contextmanager
-def folder_for(out: Path, name: str, beginning: str) -> Iterator[Path]:
+def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
     """The folder of a run: ``out / name``, or without a name a new one called after the time.
 
     The latter is this run's own, also beside others that start in the same second; if nothing is put into it, it goes.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name would leave ``out`` (:func:`~murmurfl.app.config.check_run_name`).
     """
-    if name:
+    if name is not None:
+        check_run_name(name)
         yield out / name
         return
     folder = _new_folder(out, f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -101,9 +109,33 @@ def result_document(result: RunResult) -> dict[str, Any]:
         },
         "online": result.online,
         "gradient_norms": result.gradient_norms,
+        "training": training_document(result),
         # JSON has no infinity: null where nothing is guaranteed.
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
+    }
+
+
+def training_document(result: RunResult) -> dict[str, Any] | None:
+    """What clipping did in a simulation, in all and in each round; None where nothing is known of it.
+
+    Notes
+    -----
+    **Formal guarantees.** None: of a simulation's data without noise, and marked so. Never of real machines.
+    """
+    if not result.training:
+        return None
+    figures = list(result.training.values())
+    names = ("not_finite", "clipped", "median_ratio", "largest_ratio")
+    per_round = {name: [getattr(one, name) for one in figures] for name in names}
+    whole = TrainingFigures.together(figures)
+    rounds = list(result.training)
+    return {
+        **whole.document(),
+        "sentence": whole.sentence,
+        "worrying": whole.worrying,
+        "rounds": rounds,
+        **{f"{name}_per_round": values for name, values in per_round.items()},
     }
 
 
@@ -200,6 +232,19 @@ def shown(value: float | None) -> str:
     return rounded_up(math.inf if value is None else value)
 
 
+def spread(mean: float, std: float | None, form: str) -> str:
+    """A mean and its standard deviation for people; of a single run (None) the figure alone.
+
+    Parameters
+    ----------
+    mean : float
+    std : float or None
+    form : str
+        How both are formatted, such as ``.1f``.
+    """
+    return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form}}"
+
+
 def shown_accuracy(document: Mapping[str, Any]) -> str:
     """A run's accuracy for people, or its loss where the model has no accuracy."""
     if document["accuracy"] is None:
@@ -264,5 +309,8 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         ("lost replies", str(document["lost_replies"])),
         ("files", str(folder)),
     ]
+    training = document.get("training")
+    if training and training["worrying"]:
+        rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]

@@ -226,6 +226,7 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
                 "tiles": _tiles(run),
                 "plots": [plot.inline(f"run{i}") for plot in made],
                 "refusals": _refusals(run),
+                "training": run.document.get("training"),
                 "machines": _machines(run),
                 "left_out": max(len(run.names) - _MOST_MACHINES, 0),
                 "settings": run.settings,

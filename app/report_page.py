@@ -39,6 +39,7 @@ p { max-width: 62rem; margin: .4rem 0; }
 .guarantee {
   border-left: 4px solid var(--c0); background: var(--panel); padding: .7rem 1rem; border-radius: 0 6px 6px 0;
 }
+.worrying { border-left: 4px solid var(--c1); background: var(--panel); padding: .7rem 1rem; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 .tile { background: var(--panel); border-radius: 6px; padding: .55rem .8rem; }
 .tile b { display: block; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
@@ -62,7 +63,7 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
 <body>
 <h1>{{ "Report of a run" if runs | length == 1 else "Report of %d runs" % (runs | length) }}</h1>
 <p class="soft">Made by <code>murmurfl report</code> from what the server wrote down. Nothing here is more than a server
-knows.</p>
+knows, but what is marked as a simulation's alone.</p>
 
 {% macro figures(plots) %}
 <div class="plots">
@@ -116,6 +117,10 @@ knows.</p>
 {{ reason }} {{ count }}{{ "." if loop.last else "," }}
 {% endfor %}
 </p>
+{% endif %}
+{% if run.training %}
+<p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
+{{ run.training.sentence }}</p>
 {% endif %}
 {% if run.machines %}
 <details><summary>Machines</summary>

@@ -27,6 +27,7 @@ from .engines import ENGINES, FIGURES, run_once
 from .excess import excess_entry, excess_rows, excess_table, plot_excess
 from .guarantees import table_caption
 from .papers import REPRODUCTIONS, VALIDATION_SEEDS, Cell, Overrides
+from .record import spread
 from .stationary import mean_gradient_norm, norm_entry, norm_rows, norm_table, plot_norms, slopes
 from .sweep import can_sweep, is_covered, run_sweep, sweep_of
 
@@ -338,6 +339,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         for label, entry in cell["algorithms"].items():
             settings = {**cell["settings"], **entry.get("settings", {})}
             noisy = settings.get("mechanism") != NO_NOISE
+            runs = len(entry["accuracy"]["runs"])
             row = {
                 "table": cell["table"],
                 "machines": settings["num-clients"],
@@ -346,7 +348,7 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "mu asked": settings["mu"] if noisy else None,
                 "algorithm": label,
                 "accuracy %": 100 * entry["accuracy"]["mean"],
-                "± std": 100 * entry["accuracy"]["std"],
+                "± std": 100 * entry["accuracy"]["std"] if runs > 1 else None,
                 "paper %": entry["paper"].get("accuracy"),
                 "loss": entry["loss"]["mean"],
                 "paper loss": entry["paper"].get("loss"),
@@ -355,14 +357,14 @@ def table_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "noise": settings.get("noise-quality", RunConfig().noise_quality) if noisy else NO_NOISE,
                 "delta": entry["delta"]["mean"],
                 "seconds": entry["seconds"]["mean"],
-                "runs": len(entry["accuracy"]["runs"]),
+                "runs": runs,
             }
             if "curves" in entry:
                 row["step"] = settings["learning-rate"]
                 for name in SUMS:
                     curve = entry["curves"].get(name)
                     row[name], row[f"± {name}"] = (
-                        (None, None) if curve is None else (curve["mean"][-1], curve["std"][-1])
+                        (None, None) if curve is None else (curve["mean"][-1], curve["std"][-1] if runs > 1 else None)
                     )
             rows.append(row)
     return rows
@@ -413,13 +415,13 @@ def markdown_table(rows: Iterable[Mapping[str, Any]]) -> str:
             row["table"],
             f"{row['asked']} of {row['machines']}",
             row["batch"],
-            "" if row["mu asked"] is None else f"{row['mu asked']:.4g}",
+            "" if row["mu asked"] is None else rounded_up(row["mu asked"]),
             row["algorithm"],
-            _spread(row, "accuracy %", "± std", ".1f"),
+            spread(row["accuracy %"], row["± std"], ".1f"),
             "" if paper is None else f"{paper:.1f}",
             f"{row['loss']:.4f}",
             "" if paper_loss is None else f"{paper_loss:.3f}",
-            "none" if row["epsilon"] is None else rounded_up(row["epsilon"], places=2),
+            "none" if row["epsilon"] is None else rounded_up(row["epsilon"]),
             row["noise"],
             f"{row['seconds']:.0f}",
         )
@@ -434,13 +436,13 @@ def _online_table(rows: list[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        sums = ["" if row[name] is None else _spread(row, name, f"± {name}", ".0f") for name in SUMS]
-        epsilon = "none" if row["epsilon"] is None else rounded_up(row["epsilon"], 3)
+        sums = ["" if row[name] is None else spread(row[name], row[f"± {name}"], ".0f") for name in SUMS]
+        epsilon = "none" if row["epsilon"] is None else rounded_up(row["epsilon"])
         cells = (
             row["table"],
             row["algorithm"],
             f"{row['step']:g}",
-            _spread(row, "accuracy %", "± std", ".1f"),
+            spread(row["accuracy %"], row["± std"], ".1f"),
             *sums,
             epsilon,
             row["noise"],
@@ -449,17 +451,12 @@ def _online_table(rows: list[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _spread(row: Mapping[str, Any], mean: str, std: str, form: str) -> str:
-    """A mean and, of more than one run, its standard deviation."""
-    return f"{row[mean]:{form}}" + (f" ± {row[std]:{form}}" if row["runs"] > 1 else "")
-
-
 def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = list(rows)
-    mus = ["no noise" if row["mu asked"] is None else f"mu {row['mu asked']:.4g}" for row in rows]
+    mus = ["no noise" if row["mu asked"] is None else f"mu {rounded_up(row['mu asked'])}" for row in rows]
     labels = [
         f"{row['table']}: {mu}, {row['asked']} of {row['machines']}, {row['algorithm']}"
         for row, mu in zip(rows, mus, strict=True)
@@ -473,7 +470,7 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
     axes.barh(
         positions,
         [row["accuracy %"] for row in rows],
-        xerr=[row["± std"] for row in rows],
+        xerr=[row["± std"] or 0.0 for row in rows],
         color=[colours.get(row["algorithm"], "#d98e5f") for row in rows],
         error_kw={"elinewidth": 1, "ecolor": "#444444"},
     )
@@ -486,7 +483,7 @@ def _plot(rows: Iterable[Mapping[str, Any]], name: str, path: Path, caption: str
     for position, row in zip(positions, rows, strict=True):
         note = "not private: no noise"
         if row["epsilon"] is not None:
-            note = f"ε = {rounded_up(row['epsilon'], 3)} at δ = {row['delta']:g}, {row['noise']} noise"
+            note = f"ε = {rounded_up(row['epsilon'])} at δ = {row['delta']:g}, {row['noise']} noise"
         axes.text(1, position, note, va="center", fontsize=7, color="white")
     axes.set_yticks(positions, labels, fontsize=8)
     axes.set_xlim(0, 100)

@@ -37,8 +37,7 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
     Raises
     ------
     ConfigurationError
-        If the folder holds another run. In simulation its checkpoint is no use either: the ledgers of simulated
-        machines end with their run, so a simulation cannot be taken up again in a new one.
+        If the folder holds another run; for a simulation also if it holds the checkpoint of one on real machines.
     """
     name = config.run_name or f"{config.strategy}-{config.task}-seed{config.seed}-{run_id}"
     folder = (Path(config.out_dir) if config.out_dir else Path.cwd() / "runs") / name
@@ -86,7 +85,7 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
         check_deployed(config)
     guarantee = expected_guarantee(config, deployed=deployed)
     log(INFO, "%s", guarantee)
-    checkpoint = folder / CHECKPOINT_NAME if config.checkpoint else None
+    checkpoint = folder / CHECKPOINT_NAME if deployed and config.checkpoint else None
     with tracking(config, folder, guarantee) as trackers:
 
         def show(progress: Progress) -> None:

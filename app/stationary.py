@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..privacy import rounded_up
 from .config import RunConfig
 from .curves import curve_statistics
+from .record import spread
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -109,17 +111,18 @@ def norm_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
             settings = {**cell["settings"], **entry["settings"]}
+            several = len(entry["accuracy"]["runs"]) > 1
             rows.append(
                 {
                     "table": cell["table"],
                     "algorithm": label,
                     "step": settings.get("learning-rate"),
                     "gradient norm": entry["gradient_norm"]["mean"],
-                    "± gradient norm": entry["gradient_norm"]["std"],
+                    "± gradient norm": entry["gradient_norm"]["std"] if several else None,
                     "last gradient norm": entry["last_gradient_norm"]["mean"],
-                    "± last gradient norm": entry["last_gradient_norm"]["std"],
+                    "± last gradient norm": entry["last_gradient_norm"]["std"] if several else None,
                     "accuracy %": 100 * entry["accuracy"]["mean"],
-                    "± std": 100 * entry["accuracy"]["std"],
+                    "± std": 100 * entry["accuracy"]["std"] if several else None,
                     "loss": entry["loss"]["mean"],
                     "mu": entry["mu"]["mean"],
                     "epsilon": entry["epsilon"]["mean"],
@@ -144,10 +147,10 @@ def norm_table(rows: Iterable[Mapping[str, Any]]) -> str:
             row["table"],
             row["algorithm"],
             "" if row["step"] is None else f"{row['step']:.3g}",
-            f"{row['gradient norm']:.4f} ± {row['± gradient norm']:.4f}",
-            f"{row['last gradient norm']:.4f} ± {row['± last gradient norm']:.4f}",
-            f"{row['accuracy %']:.1f} ± {row['± std']:.1f}",
-            f"{row['epsilon']:.3g}",
+            spread(row["gradient norm"], row["± gradient norm"], ".4f"),
+            spread(row["last gradient norm"], row["± last gradient norm"], ".4f"),
+            spread(row["accuracy %"], row["± std"], ".1f"),
+            rounded_up(row["epsilon"]),
             row["noise"],
             f"{row['seconds']:.0f}",
         )

@@ -66,7 +66,7 @@ def summary() -> str:
         note = "" if "noisy-sgd" in algorithms else " (the papers' release rule)"
         lines.append(
             f"| {cell['table']}, μ = {settings['mu']:g} | {settings['clients-per-round']} of "
-            f"{settings['num-clients']} | {rounded_up(ours['epsilon']['mean'], 3)} | {cells[0]} | {cells[1]}{note} |"
+            f"{settings['num-clients']} | {rounded_up(ours['epsilon']['mean'])} | {cells[0]} | {cells[1]}{note} |"
         )
     lines += [
         "",

@@ -30,8 +30,10 @@ from ..privacy import (
 )
 from ..privacy.cohort import DenseContributions, StackedContributions
 from ..privacy.mechanisms import State
+from ..privacy.training import observing
 from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten
 from .requests import check_version, integer_entry, malformed, session_entry
+from .simulation import training_entries
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,8 @@ class PrivateClient(NumPyClient):
         -------
         tuple
             The release in the model's shapes, the configured batch size, and the entries of the reply: none of them
-            but the release depends on data.
+            but the release depends on data. Simulated machines in another process add entries that do
+            (:mod:`murmurfl.privacy.training`).
 
         Raises
         ------
@@ -230,13 +233,21 @@ class PrivateClient(NumPyClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        release = self.release(self._read(parameters, config))
+        request = self._read(parameters, config)
+        figures = None
+        if self.machine.simulated:  # a real machine does not even count
+            with observing() as observer:
+                release = self.release(request)
+            figures = observer.figures()
+        else:
+            release = self.release(request)
         metrics = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
             protocol.ACK: release.ack,
             protocol.SENSITIVITY: self.machine.plan.sensitivity,
             protocol.MACHINE: self.name,
+            **training_entries(self.name, figures),
         }
         return unflatten(release.values, self._shapes), self.machine.policy.batch_size, metrics
 
@@ -328,6 +339,7 @@ def statement_entries(machine: PrivateMachine, session: str) -> dict[str, Any]:
         "mu-budget": statement.mu_budget,
         "samples-used": statement.samples_used,
         "max-participations": statement.max_participations,
+        protocol.RELEASES_LEFT: statement.releases_left,
         "delta": machine.policy.delta,
         "mechanism": machine.policy.mechanism,
         "trust": machine.policy.trust,

@@ -32,13 +32,14 @@ from ..privacy import (
 )
 from ..privacy.arrays import read_array
 from ..privacy.errors import is_interrupt
+from ..privacy.training import observing
 from .answers import answer
 from .base import statement_entries
 from .context_ledger import LEDGER_RECORDS, ContextLedger
 from .gradients import unflatten
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
-from .simulation import in_simulation, simulated_machine
+from .simulation import in_simulation, simulated_machine, training_entries
 from .update_policy import UpdateNode, UpdatePolicy, update_guarantee
 
 _MOST_PARAMETERS = 2**40
@@ -219,7 +220,11 @@ def _train(
         with np.errstate(all="ignore"):  # what is not finite is clipped to zero
             return (trained() - start)[None, :]
 
-    release = private.release(session, ack, contribution)
+    with observing() as observer:
+        release = private.release(session, ack, contribution)
+    figures = observer.figures()
+    if not private.simulated and figures is not None and figures.worrying:
+        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence)
     # Of a simulation's many machines each says it once; the server's log has it in every round.
     log(
         DEBUG if private.simulated and release.release > 1 else INFO, "%s", _sentence(machine, private, release.release)
@@ -235,6 +240,7 @@ def _train(
         protocol.DELTA: machine.policy.delta,
         protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
+        **training_entries(machine.name, figures if private.simulated else None),
     }
     return RecordDict(
         {

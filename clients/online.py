@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release, RowCache
-from ..privacy.clipping import clip_per_sample
+from ..privacy.clipping import clip_contributions
 from ..privacy.cohort import DenseContributions, StackedContributions
 from ..privacy.policy import CONTRACTIVE_ROUNDING
 from .base import PrivateClient, Request, Together
@@ -112,7 +112,7 @@ def local_updates(
             chosen = slice(first * steps + t, (first + len(total)) * steps, steps)
             rows = gradients_at(gradients, iterates, pick(samples, chosen))
             if clip_norm is not None:
-                rows = clip_per_sample(rows, clip_norm)
+                rows = clip_contributions(rows, clip_norm)
             total += rows
             if t + 1 < steps:
                 iterates -= np.multiply(rates[:, t, None], rows, out=step)

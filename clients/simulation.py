@@ -11,6 +11,7 @@ from typing import TypedDict
 from flwr.app import Context
 
 from ..privacy import ConfigurationError, SimulatedKeys
+from ..privacy.training import TrainingFigures, observer_around
 from .context_ledger import ContextLedger
 
 _in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
@@ -32,6 +33,31 @@ def in_simulation() -> bool:
         return True
     ray = sys.modules.get("ray")  # a worker of Ray's has imported it
     return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+
+
+def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
+    """What clipping did to a simulated machine's release, as entries of its reply; none in this process.
+
+    There whoever carries the messages is told directly, and a reply is what a real machine's would be.
+
+    Parameters
+    ----------
+    name : str
+        The machine's.
+    figures : TrainingFigures or None
+
+    Notes
+    -----
+    **Formal guarantees.** None: not private. Outside a simulation there are no entries, and nobody is told.
+    """
+    if figures is None or not in_simulation():
+        return {}
+    if not _in_process.get():
+        return figures.entries()
+    observer = observer_around()
+    if observer is not None:
+        observer.machines[name] = figures
+    return {}
 
 
 class SimulatedMachine(TypedDict):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import ConfigurationError
+from .training import observe
 
 # Rounding of the norm and of the scaling is a few units in the last place of float64; this margin swallows it, so the
 # bound below is true of the numbers, not only of the reals behind them.
@@ -42,6 +43,20 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
     with it any mean, does not depend on the data.
     Proof: docs/proofs/sensitivities.md.
     """
+    return _clipped(contributions, clip_norm, observed=False)
+
+
+def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
+    """:func:`clip_per_sample`, of what a machine is about to release: a simulation may observe it (:mod:`.training`).
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`clip_per_sample`.
+    """
+    return _clipped(contributions, clip_norm, observed=True)
+
+
+def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> NDArray[np.float64]:
     if not (math.isfinite(clip_norm) and clip_norm > 0):
         raise ConfigurationError(f"Expected clip_norm > 0 and finite, got {clip_norm!r}.")
     rows = np.array(contributions, dtype=np.float64)
@@ -60,6 +75,9 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
     else:
         scale_free = np.ones_like(scale_free)
     unit_norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    if observed:
+        with np.errstate(over="ignore"):
+            observe(np.where(finite, unit_norms * scale_free, np.nan), clip_norm)
     safe_norms = np.where(unit_norms > 0, unit_norms, 1.0)
     bound = clip_norm * _MARGIN
     with np.errstate(over="ignore"):  # an infinite bound is no bound, as it should be

@@ -15,12 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .clipping import bounded_scales, clip_per_sample
+from .clipping import bounded_scales, clip_contributions, clip_per_sample
 from .errors import ConfigurationError, RefusedError
 from .ledger import LedgerPage
 from .mechanisms import State
 from .noise import NoiseQuality, each_normal_row
 from .release import Admission, PrivateMachine, Release
+from .training import observe
 
 
 class StackedContributions(Protocol):
@@ -136,10 +137,11 @@ def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) ->
     stack = contributions([i for i, _, _ in admitted], [admission.samples for _, _, admission in admitted])
     batches = [machine.policy.rows_per_release for _, machine, _ in admitted]
     clip_norms = np.repeat([machine.policy.clip_norm for _, machine, _ in admitted], batches)
-    scales = bounded_scales(stack.norms(), clip_norms).tolist()
+    norms = stack.norms()
+    scales = bounded_scales(norms, clip_norms).tolist()
     row = 0
     for (_, machine, _), batch in zip(admitted, batches, strict=True):
-        yield _counts(machine, stack, row, scales[row : row + batch])
+        yield _counts(machine, stack, row, scales[row : row + batch], norms[row : row + batch])
         row += batch
 
 
@@ -155,15 +157,25 @@ def _normals(admitted: Sequence[Admitted], session: str) -> Iterator[NDArray[np.
         yield from (None for _ in keys)
 
 
-def _counts(machine: PrivateMachine, stack: StackedContributions, first: int, scales: list[float]) -> NDArray[np.int64]:
+def _counts(
+    machine: PrivateMachine,
+    stack: StackedContributions,
+    first: int,
+    scales: list[float],
+    norms: NDArray[np.float64],
+) -> NDArray[np.int64]:
     """The mean of one machine's clipped rows, on the grid; each is rounded by itself."""
     grid, clip_norm, share = machine.plan.grid, machine.policy.clip_norm, 1.0 / len(scales)
+    observed = machine.policy.clip_unit != "contractive"  # whose steps were clipped one by one
     if not all(map(math.isfinite, scales)):  # a row that is not finite, or too large to square: the careful way
         rows = np.empty((len(scales), machine.num_parameters))
         with np.errstate(all="ignore"):
             for i, row in enumerate(rows):
                 stack.write(first + i, 1.0, row)
-        return grid.counts(clip_per_sample(rows, clip_norm), scale=share, bound=clip_norm).sum(axis=0)
+        clipped = (clip_contributions if observed else clip_per_sample)(rows, clip_norm)
+        return grid.counts(clipped, scale=share, bound=clip_norm).sum(axis=0)
+    if observed:
+        observe(norms, clip_norm)
     factor = share / grid.spacing
     total: NDArray[np.int64] | None = None
     for i, scale in enumerate(scales):

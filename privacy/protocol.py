@@ -42,6 +42,7 @@ NOT_PRIVATE = "not-private"
 # Entries of a query for what a machine has spent, and of its reply.
 NUM_PARAMETERS = "num-parameters"
 MACHINES = "machines"
+RELEASES_LEFT = "releases-left"
 
 LONGEST_SESSION_NAME = 64
 LONGEST_MACHINE_NAME = 64

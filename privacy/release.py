@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import protocol
-from .clipping import clip_per_sample
+from .clipping import clip_contributions, clip_per_sample
 from .data_digest import DataDigest, RowBytes, any_data
 from .errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
 from .grid import MARK, Grid
@@ -156,6 +156,9 @@ class PrivacyStatement:
         Fresh samples used up.
     max_participations : int
         K.
+    releases_left : int
+        How many more releases of this session its cap and the fresh samples allow; whether the budget allows a session
+        at all is not in it.
     """
 
     releases: int
@@ -164,6 +167,7 @@ class PrivacyStatement:
     mu_budget: float
     samples_used: int
     max_participations: int
+    releases_left: int
 
 
 def _noise_version(stream: StreamRecord) -> int:
@@ -446,7 +450,17 @@ class PrivateMachine:
             mu_budget=math.inf if no_bound else float(self.policy.budget_mu or 0.0),
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
+            releases_left=self._releases_left(stream, account),
         )
+
+    def _releases_left(self, stream: StreamRecord | None, account: Account) -> int:
+        """How many more releases of a session its cap and the fresh samples allow."""
+        if stream is not None and stream.fingerprint != self._fingerprint:
+            return 0
+        left = self.policy.max_participations - (0 if stream is None else stream.release)
+        if self.policy.sample_participations > 1:  # the same samples are gone through again
+            return left
+        return min(left, (self.num_samples - account.samples_used) // self.policy.batch_size)
 
     def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
         """What a request would be answered from, or a refusal."""
@@ -577,7 +591,9 @@ class PrivateMachine:
         return total
 
     def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
-        clipped = clip_per_sample(rows, self.policy.clip_norm)
+        # The steps of a contractive update were clipped one by one, where they were made.
+        clip = clip_per_sample if self.policy.clip_unit == "contractive" else clip_contributions
+        clipped = clip(rows, self.policy.clip_norm)
         share = 1.0 / self.policy.rows_per_release
         return self.plan.grid.counts(clipped, scale=share, bound=self.policy.clip_norm).sum(axis=0)
 

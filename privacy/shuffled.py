@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .clipping import clip_per_sample
+from .clipping import clip_contributions
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .keys import derived_seed
@@ -159,7 +159,7 @@ def noisy_epoch(
     total = np.zeros_like(start)
     for i in range(steps):
         row = np.asarray(gradient(start - learning_rate * total, i), dtype=np.float64)
-        total += row if clip_norm is None else clip_per_sample(row[None], clip_norm)[0]
+        total += row if clip_norm is None else clip_contributions(row[None], clip_norm)[0]
         if noise is not None:
             total += next(noise)
     return total

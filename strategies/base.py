@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..privacy import ConfigurationError, protocol
+from ..privacy.training import FAR_BEYOND, TrainingFigures, observing, times
 from .checkpoint import load_checkpoint, save_checkpoint
 from .machines import (
     SAMPLINGS,
@@ -32,6 +33,7 @@ from .machines import (
     NodesUnavailableError,
     Sampling,
     by_length_and_name,
+    rounds_possible,
     sample_machines,
 )
 from .replies import (
@@ -47,8 +49,12 @@ from .replies import (
     exchange,
     is_statement,
     read_outcome,
+    releases_left,
     vector_size,
 )
+
+_STATEMENT_TIMEOUT_S = 60.0
+_TOGETHER = ""  # of all machines of a round
 
 StateT = TypeVar("StateT")
 
@@ -82,6 +88,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         machine can spoil the model.
     evaluate_every : int
         Rounds between central evaluations of the published model; the last round is always evaluated.
+    run_dry : bool
+        Whether machines may reach their cap, or the end of their samples, before the last round: they refuse from then
+        on. By default :meth:`start` asks every machine how many releases it can still make, and refuses to begin a
+        training that asks one of them for more.
     on_round : callable, optional
         Called after every round with its report and the central evaluation's metrics.
 
@@ -112,6 +122,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         checkpoint: Path | str | None = None,
         largest_value: float = LARGEST_VALUE,
         evaluate_every: int = 1,
+        run_dry: bool = False,
         on_round: OnRound | None = None,
     ) -> None:
         if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
@@ -136,6 +147,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.participation: dict[str, int | None] = {}
         """The machines asked in the last round, and the number of the release aggregated of each, or None."""
         self.history: list[RoundReport] = []
+        self.training: dict[int, TrainingFigures] = {}
+        """What clipping did in each round; of simulated machines only, and not private."""
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._fresh_seed = seed is None
         self._fresh_session = session is None
@@ -143,11 +156,15 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
         self.largest_value = float(largest_value)
         self.evaluate_every = evaluate_every
+        self.run_dry = run_dry
         self._on_round = on_round
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = []
         self._asked: dict[str, int] = {}
         self._nodes: dict[str, int] = {}
         self._sampled = 0
+        self._observed: Mapping[str, TrainingFigures] = {}
+        self._warned_of_not_finite = False
+        self._warned_of_ratio = 0.0
         self._start = ""
 
     # The update rule.
@@ -280,6 +297,8 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             If too few machines are connected when the deadline passes.
         CheckpointError
             If a checkpoint exists and is damaged or of another training.
+        ConfigurationError
+            If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
         """
         if self.history:
             raise ConfigurationError(
@@ -292,12 +311,16 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         started = time.monotonic()
         self._ensure_state(initial_arrays)
         done = self._resume(result)
+        if done < num_rounds and not self.run_dry:
+            self._check_rounds(grid, done, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
+            log(INFO, "Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
             result.arrays = self._record(self._published())
             evaluation = evaluate_fn(done, result.arrays) if evaluate_fn else None
             if evaluation is not None:
+                _log_evaluation(done, num_rounds, evaluation)
                 result.evaluate_metrics_serverapp[done] = evaluation
         for server_round in range(done + 1, num_rounds + 1):
             if isinstance(grid, DirectMachines):
@@ -306,7 +329,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 metrics = self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
             else:
                 messages = self.configure_train(server_round, initial_arrays, train_config or ConfigRecord(), grid)
-                _, metrics = self.aggregate_train(server_round, exchange(grid, messages, timeout))
+                with observing() as observer:  # simulated machines of this process
+                    replies = exchange(grid, messages, timeout)
+                self._observed = observer.machines
+                _, metrics = self.aggregate_train(server_round, replies)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
@@ -317,6 +343,7 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 result.arrays = self._record(self._published())
                 evaluation = evaluate_fn(server_round, result.arrays) if evaluate_fn else None
             if evaluation is not None:
+                _log_evaluation(server_round, num_rounds, evaluation)
                 result.evaluate_metrics_serverapp[server_round] = evaluation
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
@@ -377,11 +404,37 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
             raise NodesUnavailableError(f"Expected {self.num_clients} machines, got {len(names)}.")
         return names[: self.num_clients]
 
+    def _check_rounds(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
+        """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins."""
+        if not isinstance(grid, DirectMachines):
+            self.machines.meet(grid, self.clients_per_round if self.machines.names else self.num_clients)
+        elif not self.machines.names:
+            self.machines.restore(self._direct_names(grid))
+        stated = {name: releases_left(said) for name, said in self.ask_privacy(grid, timeout).items()}
+        last, name = rounds_possible(self._sample, range(done + 1, num_rounds + 1), stated)
+        if last is None or name is None:
+            return
+        said = (
+            f"machine {name} says that it can make {stated[name]} {'more ' if done else ''}releases, and round {last} "
+            "asks it for one more: its cap (max-participations) and its fresh samples decide"
+        )
+        if not done:
+            raise ConfigurationError(
+                f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or run_dry=True "
+                "(run-dry = true in murmurfl's own app): machines that can make no more then refuse."
+            )
+        # A server that was killed asks for a round again: what its machines made of it then is spent.
+        log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+
+    def _sample(self, server_round: int) -> list[str]:
+        """The machines to ask in a round."""
+        return sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
+
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         """Sample the machines of a round; what to ask those of them that can be reached (None: all can)."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a round is planned.")
-        names = sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
+        names = self._sample(server_round)
         self._sampled = len(names)
         self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
         aggregated = self.acks if self.acknowledges else {}
@@ -454,8 +507,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         aggregated: set[str] = set()
         refused: Counter[str] = Counter()
         late = malformed = 0
+        figures: dict[str, TrainingFigures] = {}
         for outcome in outcomes:
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, TrainingFigures):
+                figures[_TOGETHER] = outcome
+            elif isinstance(outcome, Refusal):
                 refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
             elif outcome is None or not self.check_reply(outcome):
                 malformed += 1
@@ -469,6 +525,10 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 release_sum.add(outcome)
                 self.acks[outcome.machine] = outcome.release
                 aggregated.add(outcome.machine)
+                found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
+                if found is not None:
+                    figures[outcome.machine] = found
+        self._take_figures(server_round, figures)
         self.participation = {name: self.acks[name] if name in aggregated else None for name in self._asked}
         answered = len(aggregated) + late + malformed + sum(refused.values())
         report = RoundReport(
@@ -487,6 +547,29 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
                 *(server_round, report.aggregated, report.asked, report.lost, report.refused, late, malformed),
             )
         return report
+
+    def _take_figures(self, server_round: int, figures: Mapping[str, TrainingFigures]) -> None:
+        """Keep what simulated machines say that clipping did, and warn of what makes a training useless."""
+        if not figures:
+            return
+        of_round = TrainingFigures.together(figures.values())
+        self.training[server_round] = of_round
+        name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
+        if of_round.not_finite and not self._warned_of_not_finite:
+            self._warned_of_not_finite = True
+            log(WARNING, "Round %d, in simulation: %s", server_round, of_round.sentence)
+        # Each time it has doubled: once is too few where a training diverges, every round too many.
+        if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
+            self._warned_of_ratio = of_round.median_ratio
+            log(
+                WARNING,
+                "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
+                "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
+                *(server_round, times(of_round.median_ratio)),
+                ""
+                if name == _TOGETHER
+                else f", the update of machine {name} was {times(worst.largest_ratio)} the clip",
+            )
 
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None:
@@ -535,3 +618,11 @@ class ReleaseStrategy(Strategy, Generic[StateT]):
         self.machines.restore(list(saved["machines"]))
         self.seed, self.session = int(saved["seed"]), str(saved["session"])
         self.history = [RoundReport(**report) for report in saved["history"]]
+
+
+def _log_evaluation(server_round: int, num_rounds: int, metrics: MetricRecord) -> None:
+    """As Flower's own strategies log it, in rounds that have one."""
+    log(INFO, "")
+    log(INFO, "[ROUND %s/%s]", server_round, num_rounds)
+    log(INFO, "Global evaluation")
+    log(INFO, "\t└──> MetricRecord: %s", metrics)

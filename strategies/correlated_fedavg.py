@@ -114,6 +114,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
         self._stated: dict[tuple[Unit, float], float] = {}
+        self._said_who_evaluates = False
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "learning_rate": self.learning_rate}
@@ -169,6 +170,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The plain mean of what the machines that allow it report; **not private**."""
+        replies = list(replies)
         reports = [
             dict(record)
             for reply in replies
@@ -176,6 +178,15 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             for record in reply.content.metric_records.values()
             if record.get(protocol.NOT_PRIVATE) == 1
         ]
+        if len(reports) < len(replies) and not self._said_who_evaluates:
+            self._said_who_evaluates = True
+            log(
+                WARNING,
+                "Round %d: %d of %d machines evaluated the model. A machine does so only where its own configuration "
+                "allows it: allow_evaluation=True in its UpdatePolicy, allow-evaluation = true in its operator's file. "
+                "The results have no noise; evaluate_fn, on public data, needs no permission.",
+                *(server_round, len(reports), len(replies)),
+            )
         if not reports:
             return None
         log(WARNING, "Round %d: results of evaluations came without noise; no epsilon covers them.", server_round)
@@ -204,6 +215,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))
         if metrics is not None:
+            log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
             result.evaluate_metrics_clientapp[server_round] = metrics
 
     def _ensure_state(self, arrays: ArrayRecord) -> AverageState:

@@ -7,10 +7,11 @@ and the round alone: the same machines on every engine.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from logging import INFO, WARNING
 from typing import Any, Literal, get_args
@@ -68,6 +69,36 @@ def sample_machines(
         return [names[i] for i in _dealer(len(names), count, seed).hand(server_round)]
     generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
     return [names[i] for i in sorted(generator.choice(len(names), size=count, replace=False))]
+
+
+def rounds_possible(
+    asked: Callable[[int], Iterable[str]], rounds: Iterable[int], releases: Mapping[str, float]
+) -> tuple[int | None, str | None]:
+    """How far rounds get before a machine is asked for more releases than it can make.
+
+    Parameters
+    ----------
+    asked : callable
+        The machines that are asked in a round. A lost reply spends samples as well.
+    rounds : iterable of int
+        The rounds in question, in order.
+    releases : mapping of str to float
+        How many releases each machine can make; a machine that is missing can make any number.
+
+    Returns
+    -------
+    tuple
+        The first round that asks a machine once too often, and that machine; None and None if there is none.
+    """
+    if not releases:
+        return None, None
+    left = dict(releases)
+    for server_round in rounds:
+        for name in asked(server_round):
+            left[name] = left.get(name, math.inf) - 1
+            if left[name] < 0:
+                return server_round, name
+    return None, None
 
 
 class _Dealer:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..privacy import Release, protocol
 from ..privacy.arrays import read_array
 from ..privacy.grid import Grid
+from ..privacy.training import TrainingFigures
 
 Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
@@ -190,8 +191,9 @@ class Refusal:
     code: int
 
 
-Outcome = Reply | Refusal | None
-"""What came back for a request: a reply, an error reply, or (None) something that cannot be read."""
+Outcome = Reply | Refusal | TrainingFigures | None
+"""What came back for a request: a reply, an error reply, or (None) something that cannot be read. Machines that are
+asked directly may add what clipping did in the round, of all of them together."""
 
 
 @runtime_checkable
@@ -269,6 +271,14 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
     """Whether the entries of an answer are those of a machine's privacy statement."""
     numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
     return all(isinstance(n, int | float) and not isinstance(n, bool) and not math.isnan(n) for n in numbers)
+
+
+def releases_left(statement: Mapping[str, Any]) -> float:
+    """How many more releases a machine says it can make in this session; of one that does not say, its cap allows."""
+    left = statement.get(protocol.RELEASES_LEFT)
+    if isinstance(left, int) and not isinstance(left, bool):
+        return max(left, 0)
+    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)
 
 
 def vector_size(layout: Layout) -> int:

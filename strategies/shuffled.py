@@ -10,7 +10,7 @@ An epoch on public samples alone is the server's own: nobody is asked and nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.shuffled import noisy_epoch
 from .base import ReleaseStrategy
-from .replies import RoundRequest, Vector
+from .replies import Vector
 
 Regularizer = Literal["none", "l2", "l1", "ball"]
 REGULARIZERS: tuple[Regularizer, ...] = get_args(Regularizer)
@@ -203,9 +203,5 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     def _asks_silos(self, server_round: int) -> bool:
         return self.rounds is None or server_round in self.rounds
 
-    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
-        request = super()._plan_round(server_round, reachable)
-        if self._asks_silos(server_round):
-            return request
-        self._sampled, self._asked = 0, {}
-        return RoundRequest(server_round, self.session, {}, self.acks, request.points)
+    def _sample(self, server_round: int) -> list[str]:
+        return super()._sample(server_round) if self._asks_silos(server_round) else []

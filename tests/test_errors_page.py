@@ -145,6 +145,9 @@ class World:
         assert read_ledger(path).left_mu == pytest.approx(1.5)
         return said, training(1.4)
 
+    def too_many_rounds(self):
+        return run("--set", "num-rounds=1000"), run("--set", "num-rounds=17")
+
     def run_exists(self):
         assert run() == ""
         return run(), run("--name", "another")

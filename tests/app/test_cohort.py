@@ -49,7 +49,7 @@ CONFIGURATIONS = {
     "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
     "mu2, losses": replace(BASE, lost_replies=0.3, num_rounds=12),
     "mu2, losses, papers' rule": replace(BASE, lost_replies=0.3, release_rule="paper"),
-    "mu2, refusals": replace(BASE, max_participations=3),
+    "mu2, refusals": replace(BASE, max_participations=3, run_dry=True, give_up_after=0),
     "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=2),
     "mu2, fast noise": replace(BASE, noise_quality="fast"),
     "mu2, mlp": replace(BASE, model="mlp"),
@@ -74,13 +74,15 @@ CONFIGURATIONS = {
         synthetic_samples=300,
         synthetic_features=20,
         clients_per_round=10,
-        num_rounds=40,
+        num_rounds=10,
     ),
     "online, no noise": replace(BASE, strategy="online", mechanism="none"),
     "shuffled, interleaved": SHUFFLED,
     "shuffled, dp-shuffleg, losses": replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3),
     "shuffled, priv-pub, l1": replace(SHUFFLED, variant="priv-pub", regularizer="l1", regularizer_strength=0.01),
-    "shuffled, pub-priv, refusals": replace(SHUFFLED, variant="pub-priv", order="SO", max_participations=2),
+    "shuffled, pub-priv, refusals": replace(
+        SHUFFLED, variant="pub-priv", order="SO", max_participations=2, run_dry=True
+    ),
     "shuffled, public-only, ball": replace(
         SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1
     ),

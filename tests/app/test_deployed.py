@@ -1,6 +1,7 @@
 """What a run over real machines does differently, on the in-process grid; the real thing is in tests/deployment."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -82,8 +83,10 @@ def test_machines_that_all_refuse_end_the_run_after_as_many_rounds_as_configured
     reports = []
     with pytest.raises(NoReleasesError, match=r"none in 3 rounds in a row.*round 3: machines refused with budget-exh"):
         run_experiment(grid_of(app), CONFIG, deployed=True, on_progress=reports.append)
+    with pytest.raises(NoReleasesError, match="none in 3 rounds in a row"):
+        run_experiment(grid_of(app), CONFIG)
     with pytest.raises(ConfigurationError, match="none in 4 rounds"):
-        run_experiment(grid_of(app), CONFIG)  # a simulation goes to its end
+        run_experiment(grid_of(app), replace(CONFIG, give_up_after=0))  # goes to its end
 
 
 def test_another_version_is_named_whoever_notices_it():

@@ -15,12 +15,13 @@ from murmurfl.app.cli import cli
 from murmurfl.app.cohort import CohortMachines
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
-from murmurfl.app.experiment import guaranteed_mu, prepare, run_experiment
+from murmurfl.app.experiment import NoReleasesError, guaranteed_mu, prepare, run_experiment
 from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.presets import hyperparameters
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.server_app import run_folder
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 from typer.testing import CliRunner
 
@@ -241,12 +242,20 @@ def test_the_noise_of_a_run_is_that_of_its_seed():
     assert one.session != prepare(RunConfig(seed=2)).session
 
 
-@pytest.mark.parametrize("run", [run_in_process, run_cohort])
-def test_a_simulation_is_not_resumed_without_its_ledgers(run, tmp_path):
-    checkpoint = tmp_path / "checkpoint.npz"
-    run(RunConfig(num_rounds=2), checkpoint=checkpoint)
-    with pytest.raises(ConfigurationError, match="ledgers"):
-        run(RunConfig(num_rounds=2), checkpoint=checkpoint)
+@pytest.mark.parametrize("engine", ["cohort", "inprocess"])
+def test_a_simulation_that_is_cut_off_leaves_no_checkpoint_and_its_name_free(engine, tmp_path, monkeypatch):
+    quick = ["run", "--engine", engine, "--out", str(tmp_path), "--name", "x", "--set", "num-rounds=2"]
+    whole = record.write_record
+
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "write_record", cut_off)
+    assert CliRunner().invoke(cli, quick).exit_code == 130
+    assert not list(tmp_path.rglob("*.npz"))
+    monkeypatch.setattr(record, "write_record", whole)
+    assert CliRunner().invoke(cli, quick).exit_code == 0
+    assert not (tmp_path / "x" / "checkpoint.npz").exists()
 
 
 def test_a_resumed_run_in_which_nobody_answers_any_more_fails(tmp_path):
@@ -255,7 +264,7 @@ def test_a_resumed_run_in_which_nobody_answers_any_more_fails(tmp_path):
     experiment.strategy(checkpoint=checkpoint).start(
         CohortMachines(experiment), experiment.initial_arrays(), num_rounds=3
     )
-    with pytest.raises(ConfigurationError, match="bad-acknowledgement"):
+    with pytest.raises(NoReleasesError, match="bad-acknowledgement"):
         run_experiment(CohortMachines(experiment), config, checkpoint=checkpoint)
 
 
@@ -284,8 +293,6 @@ def test_fast_noise_is_named_wherever_an_epsilon_is_shown():
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path):
-    from murmurfl.app.server_app import run_folder
-
     config = RunConfig(out_dir=str(tmp_path), run_name="x")
     folder = run_folder(config, 7)
     folder.mkdir()
@@ -308,3 +315,42 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, 
     assert CliRunner().invoke(cli, [*quick, "--set", "task=mnist", "--set", f"data-root={tmp_path}"]).exit_code == 1
     assert CliRunner().invoke(cli, [*quick, "--name", name]).exit_code == 1
     assert len(list(tmp_path.iterdir())) == 3
+
+
+OUTSIDE = [
+    "../evil",
+    "/evil",
+    "a/b",
+    "a\\b",
+    "..",
+    ".",
+    "",
+    " ",
+    "a ",
+    "a\x00b",
+    "a\nb",
+    "c:evil",
+    "x" * 201,
+    "\u202eevil",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_runs_name_cannot_leave_its_folder_of_runs(name, tmp_path):
+    out = tmp_path / "deep" / "runs"
+    for command in ("run", "deploy-demo"):
+        if "\x00" not in name:  # no operating system hands such an argument over
+            result = CliRunner().invoke(cli, [command, "--out", str(out), "--name", name])
+            assert result.exit_code == 1
+            assert "Expected a run's name to be the name of a folder" in result.stderr
+    if name:  # empty: one made of strategy, task and seed
+        with pytest.raises(ConfigurationError, match="run's name"):
+            RunConfig.from_mapping({"run-name": name})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["first", "mu=4, digits", "Übung 3", "v0.2..rc", "a b'\"c", "x" * 200])
+def test_any_other_name_is_a_folders(name, tmp_path):
+    assert run_folder(RunConfig.from_mapping({"run-name": name, "out-dir": str(tmp_path)}), 1) == tmp_path / name
+    with record.folder_for(tmp_path, name, "") as folder:
+        assert folder.parent == tmp_path

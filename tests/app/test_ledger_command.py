@@ -33,7 +33,7 @@ def path(tmp_path):
     path = tmp_path / "ledger.db"
     made = murmurfl("create", path, "--epsilon", BUDGET, "--delta", 1e-5, "--data", "ward 3")
     assert made.exit_code == 0
-    assert f"epsilon {BUDGET:.4g} at delta 1e-05 (mu 2)" in made.stdout
+    assert f"epsilon {rounded_up(BUDGET)} at delta 1e-05 (mu 2)" in made.stdout
     return path
 
 

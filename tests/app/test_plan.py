@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,6 +120,21 @@ def test_the_command_prints_a_table_and_the_best():
 def test_the_command_prints_json_and_nothing_else(plan):
     result = CliRunner().invoke(cli, [*ARGUMENTS, "--json"])
     assert json.loads(result.stdout) == json.loads(json.dumps(plan.document()))
+
+
+@pytest.mark.parametrize(
+    ("machines", "asked", "possible"),
+    [(10, 10, 24), (10, 5, 48)],
+)
+def test_more_rounds_than_samples_last_for_are_refused_as_in_a_run(machines, asked, possible):
+    arguments = ["plan", f"--machines={machines}", "--samples=96", "--batch=4", f"--per-round={asked}", "--epsilon=3"]
+    assert CliRunner().invoke(cli, [*arguments, f"--rounds={possible}"]).exit_code == 0
+    result = CliRunner().invoke(cli, [*arguments, f"--rounds={possible + 1}"])
+    assert result.exit_code == 1
+    assert f"murmurfl: Expected rounds <= {possible}, got {possible + 1}: 96 samples" in result.stderr
+    config = RunConfig(num_clients=machines, clients_per_round=machines, batch_size=4, training_samples=960)
+    with pytest.raises(ConfigurationError, match="num-rounds <= 24, got 25"):
+        run_cohort(replace(config, num_rounds=25))
 
 
 def test_the_command_refuses_in_one_line():

@@ -4,6 +4,8 @@ import io
 import math
 
 import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort
 from murmurfl.app.progress import RoundLine, RunDisplay
 from murmurfl.privacy import Guarantee
 from rich.console import Console
@@ -18,6 +20,7 @@ FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
         FULL,
         RoundLine(1, 3, None, 2.5, "infinite", False, 0, 0, 0.0),
         RoundLine(12, 17, None, None, "24.4", True, 10, 10, 59.0),
+        RoundLine(1, 17, 0.1, 2.5, "24.39", True, 10, 10, None),
     ],
 )
 def test_a_line_is_read_back_as_what_it_says(line):
@@ -67,3 +70,11 @@ def test_on_a_terminal_a_bar_moves_below_the_guarantee():
 
 def test_time_left_is_rounded_up():
     assert str(RoundLine(1, 2, None, None, "1", False, 1, 1, math.nextafter(1.0, 2.0))).endswith("left 0:00:02")
+
+
+def test_time_left_leaves_out_the_first_round_which_waits_for_the_machines(monkeypatch):
+    clock = iter([100.0, 130.0, 131.0, 132.0, 133.0, 134.0])  # the start of the run, then the end of every round
+    monkeypatch.setattr("murmurfl.app.experiment.time.perf_counter", lambda: next(clock))
+    progress = run_cohort(RunConfig(num_rounds=4, evaluate_every=4)).progress
+    assert [entry.seconds_left for entry in progress] == [None, 2.0, 1.0, 0.0]
+    assert "left" not in str(RoundLine.of(progress[0], "exact"))

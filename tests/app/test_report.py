@@ -19,7 +19,7 @@ from murmurfl.app.report_plots import run_plots
 from murmurfl.privacy import gdp_epsilon
 from typer.testing import CliRunner
 
-LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0)
+LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0, run_dry=True)
 PLOTS = {"accuracy", "loss", "epsilon", "participation", "replies", "noise"}
 
 

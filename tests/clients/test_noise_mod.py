@@ -542,7 +542,7 @@ def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
 def test_the_cap_and_what_was_spent():
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
     grid = InProcessGrid(app, 2, {})
-    strategy = CorrelatedFedAvg(num_clients=2, seed=1)
+    strategy = CorrelatedFedAvg(num_clients=2, seed=1, run_dry=True)
     strategy.start(grid, START, num_rounds=5)
     assert [report.refused for report in strategy.history] == [{}, {}, {}, {"cap-reached": 2}, {"cap-reached": 2}]
     statements = strategy.ask_privacy(grid)
@@ -554,6 +554,18 @@ def test_the_cap_and_what_was_spent():
     second = CorrelatedFedAvg(num_clients=2, seed=1)
     second.start(grid, START, num_rounds=1)
     assert second.history[0].refused == {"budget-exhausted": 2}
+
+
+@pytest.mark.parametrize(("asked", "possible"), [(2, 3), (1, 5)])
+def test_more_rounds_than_the_machines_caps_allow_are_refused_before_the_first(asked, possible):
+    """With one of two machines asked the sampler decides: seed 4 asks for 1 0 1 1 0 1."""
+    app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
+    options = {"clients": 2, "clients_per_round": asked, "seed": 4}
+    with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: machine . says"):
+        train(app, rounds=possible + 1, **options)
+    strategy, _ = train(app, rounds=possible, lost=0.3, **options)  # a lost reply is a release
+    assert sum(report.refusals for report in strategy.history) == 0
+    assert sum(report.lost for report in strategy.history) > 0
 
 
 def test_a_run_goes_on_from_its_checkpoint_and_not_with_other_buffers(tmp_path):
@@ -815,3 +827,45 @@ def test_policies_of_the_mod_are_ordinary_policies():
         CorrelatedNoiseMod(private)
     with pytest.raises(ConfigurationError, match="max_participations"):
         policy(max_participations=0)
+
+
+def test_evaluations_are_logged_as_flower_logs_them(caplog):
+    """Word for word: the lines of Flower's own FedAvg for the same evaluations."""
+    wanted = ("Initial global", "[ROUND", "Global evaluation", "\t└──> MetricRecord")
+
+    def evaluate(server_round, arrays):
+        return MetricRecord({"accuracy": server_round / 4})
+
+    def lines(strategy, grid):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="flwr"):
+            strategy.start(grid, START, num_rounds=2, evaluate_fn=evaluate)
+        return [record.getMessage() for record in caplog.records if record.getMessage().startswith(wanted)]
+
+    grid = InProcessGrid(adding(nothing, simulation=policy()), 2, {})
+    ours = lines(CorrelatedFedAvg(num_clients=2, seed=1), grid)
+
+    class Skips(FedAvg):  # which does not train: the lines are all that is wanted
+        def configure_train(self, *_):
+            return []
+
+        def configure_evaluate(self, *_):
+            return []
+
+        def aggregate_train(self, *_):
+            return None, None
+
+        def aggregate_evaluate(self, *_):
+            return None
+
+    assert ours == lines(Skips(min_available_nodes=2), grid)
+    assert len(ours) == 7
+
+
+def test_an_evaluation_that_machines_do_not_allow_is_said_once(caplog):
+    app = adding(nothing, simulation=policy())
+    with caplog.at_level("WARNING", logger="flwr"):
+        _, result = train(app, rounds=3, evaluate_on_machines=True)
+    assert not result.evaluate_metrics_clientapp
+    assert caplog.text.count(f"Round 1: 0 of {CLIENTS} machines evaluated the model") == 1
+    assert caplog.text.count("allow_evaluation=True") == 1

@@ -120,10 +120,13 @@ def test_a_node_that_never_comes_back_ends_the_run_in_time_with_the_reason(tmp_p
 def test_nodes_that_all_refuse_end_the_run_in_time_with_the_reason(tmp_path):
     folder, again = tmp_path / "run", tmp_path / "again"
     config, second = configuration(folder, num_rounds=2), configuration(again, num_rounds=6, give_up_after=2)
-    with nodes_of(config, folder) as running:
+    third = configuration(tmp_path / "third", num_rounds=11)
+    with nodes_of(config, folder, **SPARE) as running:
         running.submit(config.to_mapping())
         with pytest.raises(LaunchError, match="budget-exhausted"):  # the budget was for one run
             running.submit(second.to_mapping())
+        with pytest.raises(LaunchError, match="at most 10 rounds, got 11: machine node-0 says"):
+            running.submit(third.to_mapping())
     assert "got none in 2 rounds in a row" in failure(again)["reason"]
     assert "machines refused with budget-exhausted" in failure(again)["reason"]
 

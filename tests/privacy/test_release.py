@@ -588,3 +588,19 @@ def test_a_streams_next_state_is_the_record_with_those_fields_replaced():
         after, release=5, nonces=b"m" * 16, pending={5: counts}, noise_state=()
     )
     assert (before.ack, before.release, list(before.pending)) == (2, 4, [3, 4])
+
+
+def test_what_is_left_of_a_session_is_stated():
+    """Of 20 samples in batches of 3: its own cap, then the samples that another session has used up."""
+    ledger = MemoryLedger()
+    subject = machine(batch_size=3, max_participations=4, budget_mu=9.0, num_samples=20, ledger=ledger)
+    assert subject.statement("s").releases_left == 4
+    for left in (3, 2, 1, 0):
+        subject.release("s", 0, contribution)
+        assert subject.statement("s").releases_left == left
+    assert subject.statement("t").releases_left == 2
+    for _ in range(2):
+        subject.release("t", 0, contribution)
+    assert subject.statement("t").releases_left == 0
+    with pytest.raises(RefusedError):
+        subject.release("t", 0, contribution)

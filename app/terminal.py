@@ -1,0 +1,125 @@
+"""What people read, no wider than their terminal: lines are wrapped, tables are cut between columns.
+
+In a file or a pipe, where nobody's window ends, a line is as long as what it says, and stays one line for tools. The
+environment variable COLUMNS sets a width anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_LEAST = 20
+_MOST_NATURAL = 10_000
+# Of a table's border and padding: " | " between columns and "| " and " |" around them.
+_BETWEEN, _AROUND = 3, 1
+# Of two or more spaces after a name: what follows is its value, and goes on below itself.
+_NAMED = re.compile(r"\s*\S+(?: \S+){0,2}? {2,}(?=\S)")
+_WIDEST_LABEL = 24
+
+
+def width(*, err: bool = False) -> int | None:
+    """Columns of the terminal, or of COLUMNS; None where there is neither.
+
+    Parameters
+    ----------
+    err : bool
+        Whether of standard error.
+    """
+    if not os.environ.get("COLUMNS", "").isdigit() and not (sys.stderr if err else sys.stdout).isatty():
+        return None
+    return max(shutil.get_terminal_size().columns, _LEAST)
+
+
+def wrapped(line: str, columns: int | None) -> str:
+    """A line as several, if it must be: what has a name goes on below its value. Words, paths say, stay whole."""
+    if columns is None or len(line) <= columns:
+        return line
+    named = _NAMED.match(line)
+    indent = named.end() if named else len(line) - len(line.lstrip())
+    if named and max(map(len, line[indent:].split())) > columns - indent:
+        indent = min(indent, 4)  # a path has more room on a line of its own
+    parts = textwrap.wrap(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(part.rstrip() for part in parts)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines for people, wrapped where there is a terminal.
+
+    Parameters
+    ----------
+    text : str
+    err : bool
+        Whether to standard error.
+    """
+    columns = width(err=err)
+    for line in text.split("\n"):
+        typer.echo(wrapped(line, columns), err=err)
+
+
+def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> None:
+    """Print a table; one that is wider than the terminal comes in parts, each with the columns that say whose a row is.
+
+    Parameters
+    ----------
+    title : str
+    rows : sequence of mapping
+        Texts, alike in their keys; columns without any text are left out.
+    labels : sequence of str
+        Columns that say whose a row is; they stand on the left, and may be folded.
+    """
+    columns = [name for name in rows[0] if name in labels or any(row[name] for row in rows)]
+    available = width()
+    wide = {name: max(_longest_word(name), *(len(row[name]) for row in rows)) for name in columns}
+    natural = {name: max(len(name), wide[name]) for name in columns}
+    if available is None or sum(natural.values()) + _BETWEEN * len(columns) + _AROUND <= available:
+        _print(title, rows, columns, labels, {}, available or _MOST_NATURAL)
+        return
+    own = [name for name in columns if name in labels]
+    share = max((available - _AROUND) // (2 * max(len(own), 1)) - _BETWEEN, 6)
+    whole = {name: max(_longest_word(text) for text in (name, *(row[name] for row in rows))) for name in own}
+    folded = {name: min(wide[name], max(share, whole[name]), _WIDEST_LABEL) for name in own}
+    taken = sum(folded.values()) + _BETWEEN * len(own) + _AROUND
+    parts: list[list[str]] = []
+    room = 0
+    for name in columns:
+        if name in own:
+            continue
+        folded[name] = min(wide[name], available - taken - _BETWEEN)
+        needed = folded[name] + _BETWEEN
+        if not parts or needed > room:
+            parts.append([])
+            room = available - taken
+        parts[-1].append(name)
+        room -= needed
+    for number, part in enumerate(parts, 1):
+        _print(f"{title} ({number} of {len(parts)})", rows, [*own, *part], labels, folded, available)
+
+
+def _print(
+    title: str,
+    rows: Sequence[Mapping[str, str]],
+    columns: Sequence[str],
+    labels: Sequence[str],
+    folded: Mapping[str, int],
+    available: int,
+) -> None:
+    table = Table(title=title)
+    for name in columns:
+        side = "left" if name in labels else "right"
+        table.add_column(name, justify=side, overflow="fold", width=folded.get(name))
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    Console(width=available).print(table)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)

@@ -1,0 +1,166 @@
+"""What clipping did to the contributions of a simulation: how many were not finite, and how far beyond the clip.
+
+A training that gives NaN, or updates hundreds of times as long as the clip, learns nothing and says nothing: a row that
+is not finite counts as zero, a long one is scaled down. These figures are computed from private data without any noise.
+So nothing is counted unless somebody is :func:`observing`: a simulation, which marks them as what they are, and a real
+machine for its own log, which they never leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_PRIVATE = "simulation only: computed from private data without noise, not private"
+FAR_BEYOND = 10.0
+"""A median of so many clip norms is worth a warning: next to nothing is left of such contributions."""
+
+_PREFIX = "simulated-training-"
+_LARGEST_RATIO = 1e300
+
+
+@dataclass(frozen=True)
+class TrainingFigures:
+    """Rows that were clipped: per-sample gradients, local steps, or whole updates.
+
+    Parameters
+    ----------
+    rows : int
+        How many.
+    not_finite : int
+        Those with a NaN or an infinity in them, which count as zero.
+    clipped : int
+        Those longer than the clip norm.
+    median_ratio : float
+        Their length over the clip norm: the median over releases of the median of a release's finite rows.
+    largest_ratio : float
+        The largest of any finite row.
+
+    Notes
+    -----
+    **Formal guarantees.** None: not private, for simulations only.
+    """
+
+    rows: int = 0
+    not_finite: int = 0
+    clipped: int = 0
+    median_ratio: float = 0.0
+    largest_ratio: float = 0.0
+
+    @property
+    def worrying(self) -> bool:
+        """Whether whoever started the run should know."""
+        return self.not_finite > 0 or self.median_ratio > FAR_BEYOND
+
+    @property
+    def sentence(self) -> str:
+        """The figures in words."""
+        finite = max(self.rows - self.not_finite, 1)
+        return (
+            f"{self.not_finite:,} of {self.rows:,} contributions were not finite and count as zero, "
+            f"{100 * self.clipped / finite:.0f} % of the others were clipped; they were {times(self.median_ratio)} "
+            f"as long as the clip norm in the median, {times(self.largest_ratio)} at most."
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Plain values, marked as what they are."""
+        return {"note": NOT_PRIVATE, **asdict(self)}
+
+    def entries(self) -> dict[str, int | float]:
+        """As entries of a simulated machine's reply."""
+        return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in asdict(self).items()}
+
+    @classmethod
+    def read(cls, entries: Mapping[str, Any]) -> TrainingFigures | None:
+        """The figures in a reply's entries; None if they are not all there."""
+        values = {f.name: entries.get(f"{_PREFIX}{f.name.replace('_', '-')}") for f in fields(cls)}
+        numbers = [v for v in values.values() if isinstance(v, int | float) and math.isfinite(v) and v >= 0]
+        return cls(**values) if len(numbers) == len(values) else None  # type: ignore[arg-type]
+
+    @classmethod
+    def together(cls, figures: Iterable[TrainingFigures]) -> TrainingFigures:
+        """Of several releases, or of several rounds."""
+        figures = list(figures)
+        return cls(
+            sum(one.rows for one in figures),
+            sum(one.not_finite for one in figures),
+            sum(one.clipped for one in figures),
+            float(np.median([one.median_ratio for one in figures])) if figures else 0.0,
+            max((one.largest_ratio for one in figures), default=0.0),
+        )
+
+
+def times(ratio: float) -> str:
+    """A ratio for people, such as ``0.71 times`` or ``4,646 times``."""
+    return f"{ratio:.3g} times" if ratio < 1000 or ratio >= 1e9 else f"{ratio:,.0f} times"
+
+
+class TrainingObserver:
+    """Collects the lengths of rows over their clip norm while :func:`observing`."""
+
+    def __init__(self) -> None:
+        self.machines: dict[str, TrainingFigures] = {}
+        """What machines of this process that observe themselves have handed over."""
+        self._ratios: list[NDArray[np.float64]] = []
+
+    def add(self, norms: NDArray[np.float64], clip_norm: float) -> None:
+        """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
+        self._ratios.append(norms / clip_norm)
+
+    def figures(self) -> TrainingFigures | None:
+        """What was observed since the last call; None if that is nothing."""
+        ratios, self._ratios = self._ratios, []
+        if not ratios:
+            return None
+        rows = np.concatenate(ratios)
+        finite = rows[~np.isnan(rows)]
+        if len(finite) == len(rows) and len({len(one) for one in ratios}) == 1:
+            medians = np.median(rows.reshape(len(ratios), -1), axis=1)
+        else:
+            known = [one[~np.isnan(one)] for one in ratios]
+            medians = np.array([np.median(one) for one in known if len(one)])
+        return TrainingFigures(
+            len(rows),
+            len(rows) - len(finite),
+            int((finite > 1.0).sum()),
+            min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0,
+            min(float(finite.max(initial=0.0)), _LARGEST_RATIO),
+        )
+
+
+_observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_observer", default=None)
+
+
+@contextmanager
+def observing() -> Iterator[TrainingObserver]:
+    """Count what is clipped inside.
+
+    Notes
+    -----
+    **Formal guarantees.** None: what is counted is not private. It must not leave a real machine.
+    """
+    before, observer = _observer.get(), TrainingObserver()
+    _observer.set(observer)
+    try:
+        yield observer
+    finally:
+        _observer.set(before)
+
+
+def observer_around() -> TrainingObserver | None:
+    """Whoever is :func:`observing` in this process."""
+    return _observer.get()
+
+
+def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
+    """Tell whoever is :func:`observing` of rows that are clipped, shape (rows,); otherwise nothing happens."""
+    observer = _observer.get()
+    if observer is not None:
+        observer.add(norms, clip_norm)

@@ -1,0 +1,100 @@
+"""One rounding of mu and epsilon wherever they are shown, and no spread of a single run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from murmurfl.app.audit import _rounded_down
+from murmurfl.app.cli import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.curves import SUMS
+from murmurfl.app.engines import run_cohort
+from murmurfl.app.progress import RoundLine
+from murmurfl.app.record import spread
+from murmurfl.app.reproduce import markdown_table, table_rows
+from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+DELTA = 1e-5
+
+
+def command(*arguments):
+    result = CliRunner().invoke(cli, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_run_says_the_same_epsilon_in_every_round_and_in_its_summary(tmp_path):
+    text = command("run", "--engine", "cohort", "--out", tmp_path, "--set", "num-rounds=2")
+    figures = re.findall(r"epsilon (?:= )? *([\d.]+)", text)
+    assert len(figures) == 5  # two rounds, the sentence above and below, the summary
+    assert set(figures) == {"24.39"}
+    assert gdp_epsilon(4.0, DELTA) > 24.38
+
+
+@pytest.mark.parametrize("mu", [4.0, 1.2345678, 0.333333])
+def test_a_budget_reads_like_the_session_that_spends_all_of_it(mu, tmp_path):
+    from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger
+
+    path = tmp_path / "ledger"
+    command("ledger", "create", path, "--delta", DELTA, "--mu", mu)
+
+    def amounts():
+        return dict(
+            re.findall(r"^(budget|spent|left) +epsilon (\S+) .*", command("ledger", "show", path), re.MULTILINE)
+        )
+
+    assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": "0", "left": amounts()["budget"]}
+    ledger = SQLiteLedger(path)
+    policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=2, mu=mu)
+    PrivateMachine(policy, 3, 9, ledger, ledger.keys()).release("s", 0, lambda samples: [[0.0] * 3])
+    assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": amounts()["budget"], "left": "0"}
+
+
+def test_a_round_and_a_table_round_as_the_guarantee_does():
+    result = run_cohort(RunConfig(num_rounds=1, mu=gdp_mu(1.23456, DELTA)))
+    assert RoundLine.of(result.progress[-1], "exact").epsilon == rounded_up(result.epsilon) == "1.235"
+
+
+def entry(runs):
+    return {"mean": 0.5, "std": 0.0 if runs == 1 else 0.1, "runs": [0.5] * runs}
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "gradient norm", "curves"])
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_single_run_has_no_spread(runs, kind):
+    figures = {name: entry(runs) for name in ("accuracy", "loss", "mu", "epsilon", "delta", "seconds")}
+    algorithm = {**figures, "settings": {"strategy": "mu2"}, "paper": {}}
+    settings = {"num-clients": 2, "clients-per-round": 2, "batch-size": 1, "mu": 1.0, "learning-rate": 0.1}
+    if kind == "gradient norm":
+        algorithm |= {"gradient_norm": entry(runs), "last_gradient_norm": entry(runs)}
+    if kind == "curves":
+        curve = {"rounds": [1], "mean": [5.0], "std": [0.0]}
+        algorithm["curves"] = dict.fromkeys(SUMS, curve)
+    document = {"cells": [{"table": "t", "settings": settings, "algorithms": {"mu2": algorithm}}]}
+    rows = table_rows(document)
+    spreads = [value for name, value in rows[0].items() if name.startswith("±")]
+    assert spreads
+    assert all((value is None) == (runs == 1) for value in spreads)
+    assert ("±" in markdown_table(rows)) == (runs > 1)
+    assert spread(0.5, None, ".1f") == "0.5"
+
+
+def test_what_was_measured_is_a_lower_bound_and_rounded_down():
+    assert [_rounded_down(value) for value in (24.3899, 4.0, 0.0)] == ["24.38", "4", "0"]
+
+
+def test_nothing_else_rounds_a_mu_or_an_epsilon():
+    """Settings that were asked for, such as a table's name, are not rounded: ``:g``."""
+    own = re.compile(r"\{[^{}]*(?:epsilon|\bmu\b|_mu\b)[^{}]*:\.\d[efg]\}")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for folder in ("app", "clients", "strategies", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if own.search(line)
+    ]
+    # What an audit estimates is neither a claim nor a bound.
+    assert {line.partition(":")[0] for line in found} <= {"audit.py"}, found
+    assert all("estimated_mu" in line or "canary_mu" in line for line in found)

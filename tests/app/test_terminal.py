@@ -1,0 +1,176 @@
+"""At 80 columns nothing is wider than 80, and nothing that matters is cut off; in a pipe lines stay whole."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from murmurfl.app.cli import cli
+from murmurfl.app.papers import REPRODUCTIONS
+from murmurfl.app.plan import PlanRequest, make_plan
+from murmurfl.app.progress import RoundLine, RunDisplay
+from murmurfl.app.reproduce import table_rows
+from murmurfl.app.terminal import say_table, wrapped
+from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up
+from rich.console import Console
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = ["plan", "--machines=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"]
+QUICK = ["--engine", "cohort", "--set", "num-rounds=2", "--set", "noise-quality=fast"]
+COMMANDS = ["", "run", "reproduce", "plan", "audit", "report", "node", "deploy-demo", "ledger", "ledger create"]
+COMMANDS += ["ledger show", "ledger accept-rollback", "ledger new-mark"]
+
+
+def shown(*arguments, columns="80"):
+    result = CliRunner().invoke(cli, list(map(str, arguments)), env={"COLUMNS": columns} if columns else {})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fits(text, columns=80):
+    assert max(map(len, text.splitlines())) <= columns
+    assert "…" not in text
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits(command):
+    fits(shown(*command.split(), "--help"))
+
+
+def test_a_plan_fits_and_names_every_mechanism_whole():
+    text = fits(shown(*PLAN))
+    plan = make_plan(
+        PlanRequest(machines=10, samples=140, rounds=17, batch_size=8, epsilon=2.0, delta=1e-5, per_round=10)
+    )
+    for made in plan.mechanisms:
+        for word in made.name.split():
+            assert word in text
+        assert f"{made.server_mu2_rmse:.4g}" in text
+        assert f" {made.memory_bytes} " in text
+    assert plan.guarantee.sentence in text
+
+
+def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = fits(shown("run", *QUICK, "--out", "runs", "--name", "x").replace(str(tmp_path.resolve()), ""))
+    assert "epsilon 24.39 (fast noise: no guarantee)" in text
+    assert "files /runs/x" in text
+    fits(shown("report", "runs/x"))
+    assert "The claim stands" in fits(shown("audit", "--set", "num-rounds=2", "--runs", "20"))
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_every_reproduction_fits_with_all_its_algorithms(name, monkeypatch):
+    document = {"guarantee": "words", **json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())}
+    monkeypatch.setattr("murmurfl.app.reproduce.run_cells", lambda *_, **__: document)
+    monkeypatch.setattr("murmurfl.app.reproduce.write_reproduction", lambda *_: None)
+    text = fits(shown("reproduce", name))
+    for row in table_rows(document):
+        for word in f"{row['algorithm']} {rounded_up(row['epsilon'])}".split() if row["epsilon"] is not None else ():
+            assert word in text, word
+
+
+def test_a_ledger_fits_and_names_its_sessions_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    SQLiteLedger.create("l", budget_mu=2.0, delta=1e-5, data="ward 3")
+    ledger = SQLiteLedger("l")
+    policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=2, mu=1.0, budget_mu=2.0)
+    name = "".join(f"{i:02}" for i in range(16))
+    PrivateMachine(policy, 3, 9, ledger, ledger.keys()).release(name, 0, lambda samples: [[0.0] * 3])
+    text = fits(shown("ledger", "show", "l"))
+    assert name in text.replace("│ ", "").replace(" ", "") or (name[:24] in text and name[24:] in text)
+    assert "cancelling, std 2" in text
+
+
+def test_an_error_fits():
+    result = CliRunner().invoke(cli, ["run", "--engine", "cohort", "--set", "num-rounds=1000"], env={"COLUMNS": "80"})
+    assert result.exit_code == 1
+    assert "Expected num-rounds <= 17, got 1000: machine 8 can make" in fits(result.stderr)
+
+
+def test_in_a_pipe_every_line_and_every_row_is_whole():
+    lines = shown(*PLAN, columns=None).splitlines()
+    assert any(line.startswith("Guarantee: mu") and line.endswith("them.") for line in lines)
+    row = next(line for line in lines if "sqrt_toeplitz" in line)
+    assert len(row.split("│")) == 10
+
+
+def test_what_is_cut_is_all_there(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [{"of": f"row {i}", **{f"column {j}": f"{i}.{j}" for j in range(9)}, "empty": ""} for i in range(3)]
+    say_table("T", rows, ("of",))
+    text = fits(capsys.readouterr().out, 40)
+    for i in range(3):
+        assert text.count(f"row {i}") > 1
+        assert all(f" {i}.{j} " in text for j in range(9))
+    assert "empty" not in text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("short", "short"),
+        ("  files   a/path", "  files   a/path"),
+        ("  name  one two three four", "  name  one two\n        three four"),
+        ("  said one two three four five", "  said one two three\n  four five"),
+        ("see /a/very/long/path/that/stays/whole", "see\n/a/very/long/path/that/stays/whole"),
+        ("  files     /a/very/long/path", "  files\n    /a/very/long/path"),
+    ],
+)
+def test_lines_are_wrapped_below_what_they_say_and_paths_stay_whole(line, expected):
+    assert wrapped(line, 20) == expected
+    assert wrapped(line, None) == line
+
+
+LINE = RoundLine(97, 99, 0.873, 0.4375, "24.39", False, 10, 10, 3601.0)
+
+
+def test_a_rounds_line_fits():
+    assert len(str(LINE)) > 80
+    assert len(LINE.within(80)) <= 80
+    assert LINE.within(None) == str(LINE)
+    fits(wrapped(replace(LINE, fast=True, server_round=10**6, num_rounds=10**6).within(80), 80))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_bar_of_a_terminal_cuts_nothing_off(fast):
+    screen = io.StringIO()
+    with RunDisplay(
+        Guarantee(1.0, 1e-5, "tree noise"), Console(file=screen, force_terminal=True, width=80, color_system=None)
+    ) as display:
+        display.show(replace(LINE, fast=fast))
+    text = " ".join(screen.getvalue().split())
+    assert "…" not in text
+    for part in ("accuracy 87.3 %", "loss 0.4375", "epsilon 24.39", "1:00:01 left"):
+        assert part in text, text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_a_real_terminal_of_80_columns():
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    environment |= {"TERM": "dumb", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "murmurfl.app", *PLAN]
+    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    said = b""
+    try:
+        while chunk := os.read(master, 65536):
+            said += chunk
+    except OSError:  # how a terminal ends on Linux
+        pass
+    assert process.wait(60) == 0
+    os.close(master)
+    assert "sqrt_toeplitz" in fits(said.decode().replace("\r\n", "\n"))

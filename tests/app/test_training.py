@@ -1,0 +1,167 @@
+"""Training that gives NaN, or far longer contributions than the clip, is counted and shown in a simulation."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.app import client_app
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.experiment import prepare, run_experiment
+from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.models import SoftmaxRegression
+from murmurfl.app.record import summary_lines, write_record
+from murmurfl.app.report import make_report
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+from murmurfl.clients import simulation as simulation_module
+from murmurfl.privacy import MemoryLedger, protocol
+from murmurfl.strategies import CorrelatedFedAvg
+
+BASE = RunConfig(num_clients=4, clients_per_round=4, batch_size=6, num_rounds=3, clip_norm=0.5)
+KINDS = {
+    "sample": BASE,
+    "update": replace(BASE, strategy="online"),
+    "contractive": replace(
+        BASE, strategy="online", task="synthetic-logistic", partition="own", model="logistic", clip_unit="contractive",
+        synthetic_samples=200, synthetic_features=5, learning_rate=0.01,
+    ),
+    "shuffled": replace(
+        BASE, strategy="shuffled", task="synthetic-logistic", partition="own", model="logistic", variant="dp-shuffleg",
+        synthetic_samples=80, synthetic_features=5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_both_engines_count_the_same(name):
+    together, alone = (run(KINDS[name]).training for run in (run_cohort, run_in_process))
+    assert list(together) == list(alone) == [1, 2, 3]
+    for one, other in zip(together.values(), alone.values(), strict=True):
+        assert one.rows == other.rows > 0
+        assert (one.not_finite, one.clipped) == (other.not_finite, other.clipped)
+        assert one.largest_ratio == pytest.approx(other.largest_ratio, rel=1e-5)
+        if name in ("sample", "update"):
+            assert one.median_ratio == pytest.approx(other.median_ratio, rel=1e-5)
+    rows = {"sample": 4 * 6, "update": 4, "contractive": 4 * 6}
+    assert together[1].rows == rows.get(name, together[1].rows)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Every gradient of the first class's samples is NaN."""
+    whole = SoftmaxRegression.__call__
+
+    def gradients(self, parameters, samples):
+        rows = np.array(whole(self, parameters, samples))
+        rows[np.asarray(samples[1]) == 0] = np.nan
+        return rows
+
+    monkeypatch.setattr(SoftmaxRegression, "__call__", gradients)
+    monkeypatch.delattr(SoftmaxRegression, "stacked", raising=False)
+
+
+@pytest.mark.parametrize("run", [run_cohort, run_in_process])
+def test_gradients_that_are_nan_are_counted_logged_and_reported(run, broken, tmp_path, caplog):
+    config = replace(BASE, clip_norm=5.0)
+    shards = prepare(config).shards
+    nans = sum(int((shard[: 3 * 6][1] == 0).sum()) for shard in shards)
+    with caplog.at_level("WARNING", logger="flwr"):
+        result = run(config)
+    assert sum(one.not_finite for one in result.training.values()) == nans > 0
+    assert caplog.text.count("contributions were not finite and count as zero") == 1, "said once"
+    document = write_record(result, tmp_path)
+    assert document["training"]["note"] == "simulation only: computed from private data without noise, not private"
+    assert document["training"]["not_finite"] == nans
+    sentence = f"{nans} of 72 contributions were not finite"
+    assert sentence in "\n".join(summary_lines(document, tmp_path))
+    page = make_report([tmp_path], tmp_path / "report").read_text()
+    assert sentence in " ".join(page.split())
+    assert "not private" in page
+
+
+def test_a_clip_that_leaves_nothing_is_logged_and_shown(tmp_path, caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        result = run_cohort(replace(BASE, clip_norm=0.001))
+    assert "half of the contributions were over" in caplog.text
+    assert "times as long as the clip norm" in "\n".join(summary_lines(write_record(result, tmp_path), tmp_path))
+
+
+def test_an_ordinary_run_warns_of_nothing(tmp_path, caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        result = run_cohort(RunConfig(num_rounds=3))
+    assert not caplog.records
+    document = write_record(result, tmp_path)
+    assert not document["training"]["worrying"]
+    assert "contributions" not in "\n".join(summary_lines(document, tmp_path))
+    assert json.loads((tmp_path / "result.json").read_text())["training"]["rows"] == 3 * 80
+
+
+def test_of_real_machines_nothing_is_counted_and_nothing_said(broken, tmp_path):
+    grid = InProcessGrid(client_app.app, 4, BASE.to_mapping())
+    result = run_experiment(grid, BASE, deployed=True)
+    assert result.training == {}
+    assert write_record(result, tmp_path)["training"] is None
+
+
+def fit(client):
+    parameters = client.gradients.initial_parameters(1)
+    config = {protocol.VERSION: 1, protocol.SERVER_ROUND: 1, protocol.ACK: 0, protocol.SESSION: "s"}
+    return client.fit([*parameters, *parameters], config)[2]
+
+
+def test_a_reply_has_figures_only_where_a_simulation_is_in_another_process(monkeypatch):
+    """On Ray they must travel; in this process they need not, and a real machine's reply never has them."""
+    experiment = prepare(BASE)
+    ordinary = fit(experiment.client(0, MemoryLedger()))
+    with simulation_module.simulated_in_process():
+        assert set(fit(experiment.client(0, MemoryLedger()))) == set(ordinary)
+    monkeypatch.setattr(simulation_module, "in_simulation", lambda: True)  # as in a worker of Ray's
+    there = fit(experiment.client(0, MemoryLedger()))
+    assert {name for name in there if name not in ordinary} == {
+        f"simulated-training-{name}" for name in ("rows", "not-finite", "clipped", "median-ratio", "largest-ratio")
+    }
+    assert there["simulated-training-rows"] == 6
+    real = experiment.client(0, MemoryLedger())
+    monkeypatch.setattr(type(real.machine), "simulated", property(lambda self: False))
+    assert set(fit(real)) == set(ordinary)
+
+
+def project(update):
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=2.0, mu=1.0, max_participations=9))])
+
+    @app.train()
+    def train(message, context):
+        (record,) = message.content.array_records.values()
+        change = update(int(context.node_config["partition-id"]))
+        arrays = {name: Array(array.numpy() + change) for name, array in record.items()}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays), "m": MetricRecord({"n": 1})}), reply_to=message)
+
+    return app
+
+
+def trained(update, rounds=3):
+    strategy = CorrelatedFedAvg(num_clients=4, seed=1)
+    start = ArrayRecord({"w": Array(np.zeros(4))})
+    strategy.start(InProcessGrid(project(update), 4, {}), start, num_rounds=rounds)
+    return strategy
+
+
+def test_updates_far_beyond_the_clip_are_named_in_other_peoples_projects(caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        strategy = trained(lambda machine: 245.0 if machine == 3 else 50.0)
+    assert "the update of machine 3 was 245 times the clip" in caplog.text
+    assert caplog.text.count("times the clip") == 2, "in one line, once"
+    assert [one.largest_ratio for one in strategy.training.values()] == pytest.approx([245.0] * 3)
+
+
+def test_updates_that_are_nan_are_named_and_others_are_not(caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        trained(lambda machine: np.nan if machine == 1 else 0.1)
+    assert "1 of 4 contributions were not finite" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="flwr"):
+        trained(lambda machine: 0.5)
+    assert not caplog.records
