@@ -18,7 +18,7 @@ Formal guarantees
 To anybody without the secret key, rows are indistinguishable from independent draws as far as AES-256 in counter mode
 and HMAC-SHA-256 are pseudorandom. That ``exact`` normals are not ideal ones is charged by every policy, to delta for
 their range and to mu for their resolution: :mod:`murmurfl.privacy.normals` derives both. For ``fast`` no privacy
-guarantee is claimed.
+guarantee is claimed. Proof: docs/proofs/grid-and-noise.md.
 """
 
 from __future__ import annotations

@@ -216,6 +216,7 @@ def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
     Notes
     -----
     **Formal guarantees.** Step 2 of the module: mu_i-GDP under ideal normals is mu-GDP under these.
+    Proof: docs/proofs/grid-and-noise.md.
 
     Examples
     --------

@@ -527,13 +527,13 @@ class PrivateMachine:
 
     def _reserve(self, account: Account, session: str) -> Account:
         trusted = self.policy.trust == "trusted-server"
+        if self.plan.problem or self.policy.mechanism == NO_NOISE:
+            return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
         if account.trusted_a_server and not trusted:
             raise RefusedError(
                 protocol.BUDGET_EXHAUSTED,
                 "this machine has trusted a server with its samples: it has no budget against servers any more",
             )
-        if self.plan.problem or self.policy.mechanism == NO_NOISE:
-            return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
         # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
         reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted)
         budget = float(self.policy.budget_mu or self.policy.mu)

@@ -164,6 +164,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         Notes
         -----
         **Formal guarantees.** Those of :func:`~murmurfl.privacy.normals.ideal_mu`.
+        Proof: docs/proofs/grid-and-noise.md.
         """
         if self.policy.noise_quality != "exact":
             return self.mu

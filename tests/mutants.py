@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "a session is not charged",
         "privacy/ledger.py",
-        "reserved={**self.reserved, session: mu}",
+        "reserved={**self.reserved, session: -mu if trusted else mu}",
         "reserved={**self.reserved, session: 0.0}",
         (RELEASE,),
     ),
@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "samples are forgotten in a second session that notes something",
         "privacy/release.py",
-        "used = max(admission.account.samples_used, admission.samples.stop)",
-        "used = admission.samples.stop - (note is not None and len(admission.account.reserved) > 1)",
+        "used = max(before.samples_used, admission.samples.stop)",
+        "used = admission.samples.stop - (note is not None and len(before.reserved) > 1)",
         (RELEASE,),
     ),
     Mutant(

@@ -93,7 +93,7 @@ SHOWING = {
     "node": ["node", "node.toml", "--check"],
 }
 AS_JSON = ("reproduce", "audit", "plan", "ledger show")
-SILENT = ("ledger accept-rollback", "ledger new-mark")
+SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade")
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
 
 

@@ -65,7 +65,7 @@ FILE = """
 machine = "clinic-0"
 ledger = "ledger.sqlite"
 clip-norm = 0.5
-mu = 100.0
+mu = 10.0
 max-participations = 3
 app = "{app}"
 
@@ -78,11 +78,11 @@ partition-id = 4
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, hushed_noise):
     name = f"project_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(PROJECT)
     monkeypatch.syspath_prepend(str(tmp_path))
-    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=100.0, delta=1e-5)
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
     return tmp_path, name
 
 
@@ -115,7 +115,7 @@ def sent(reply):
 def test_the_update_leaves_once_with_the_operators_noise_and_settings(folder, app):
     ask = Asking(own_app(read_node(write(folder, app=app))))
     reply = ask()
-    # An update of 100 in every value, clipped to 0.5, with noise of 0.03: a mod in the app does not release too.
+    # An update of 100 in every value, clipped to 0.5, with next to no noise: a mod in the app does not release too.
     assert sent(reply) == pytest.approx(np.full(4, 0.25), abs=0.2)
     assert (sent(reply) != 0.25).all()
     assert reply.content["metrics"]["num-examples"] == 1
@@ -161,9 +161,9 @@ def test_check_says_what_the_machine_guarantees(folder):
     assert said.exit_code == 0, said.output
     words = " ".join(said.stdout.split())
     mechanism = "independent noise on each machine, update sensitivity, every sample in up to 3 releases"
-    stated = Guarantee(100.0, 1e-5, mechanism, unit="machine").sentence
+    stated = Guarantee(10.0, 1e-5, mechanism, unit="machine").sentence
     assert f"clinic-0: up to 3 releases of the updates of {folder[1]}:app a run, {stated}" in words
-    assert "Budget of all runs: mu = 100." in words
+    assert "Budget of all runs: mu = 10." in words
     assert stated in describe_own(UpdateNode.read(folder[0] / "node.toml"))
 
 
@@ -177,7 +177,7 @@ def test_check_says_what_the_machine_guarantees(folder):
         (('"{app}"', "3"), "Expected app as MODULE:NAME"),
         (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table of numbers"),
         (("[run-config]", "[run-settings]"), "Expected known node-config keys, got run-settings"),
-        (("mu = 100.0", "mu = 200.0"), "Expected mu <= 100, the budget of all runs"),
+        (("mu = 10.0", "mu = 20.0"), "Expected mu <= 10, the budget of all runs"),
     ],
 )
 def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):

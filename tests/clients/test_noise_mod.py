@@ -663,12 +663,14 @@ NO_MODELS = {
 
 
 @pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
-def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(content, node, tmp_path, caplog):
+def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(
+    content, node, tmp_path, caplog, hushed_noise
+):
     """Whether training comes to a model may depend on the data: a refusal would say that it did not, at no cost."""
     path = tmp_path / "node.toml"
-    path.write_text(path.read_text().replace("mu = 1.0", "mu = 1e4"))
+    path.write_text(path.read_text().replace("mu = 1.0", "mu = 8.0"))
     (tmp_path / "ledger.sqlite").unlink()
-    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=1e4, delta=1e-6)
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=8.0, delta=1e-6)
     app = ClientApp(mods=[CorrelatedNoiseMod()])
 
     @app.train()

@@ -201,7 +201,7 @@ def test_bounds_are_those_of_steps_of_one_length_and_never_beyond_twice_the_clip
     assert bounds.anchored == pytest.approx(2 * 2.0 / 4)
     assert bounds.moved == pytest.approx(2 * 3.0 * 0.05 * BATCHES / 4)
     assert bounds.residual == pytest.approx([2 * 3.0 * 0.05 * place / 4 + rounding for place in range(BATCHES)])
-    assert bounds.node_rounding == 2 * rounding
+    assert bounds.node_rounding == 2 * subject.noise_grid(D).charge(D)
     assert bounds.residual[0] == rounding
     unknown = strategy(policy=policy(clip_norm=2.0, batch_size=4), smoothness=math.inf).changes(D)
     assert unknown.moved == pytest.approx(2 * 2 * 2.0 / 4)

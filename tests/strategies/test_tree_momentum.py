@@ -115,8 +115,9 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
     size, subject = 4000, strategy()
     stds, state = subject.noise_stds(size), subject.initial_state(np.zeros(size))
     change = subject.policy.plan(size).sensitivity / MACHINES
-    plan = subject.policy.plan(size)
-    expected = MomentumTree(ROUNDS, BATCHES, 0.3).noise_stds(change, 2.0, rounding=plan.grid.charge(size))
+    expected = MomentumTree(ROUNDS, BATCHES, 0.3).noise_stds(
+        change, 2.0, rounding=subject.noise_grid(size).charge(size)
+    )
     assert stds == pytest.approx(expected, rel=1e-9)
     seen = []
     for t in range(1, ROUNDS + 1):

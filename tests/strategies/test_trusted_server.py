@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.privacy import ConfigurationError, protocol
+from murmurfl.privacy import ConfigurationError, SimulatedKeys, protocol
+from murmurfl.privacy.normals import FINEST_GRID
 from murmurfl.strategies import Reply
 from murmurfl.strategies.trusted_server import could_be_honest
 
-from tests.strategies.trusted_runs import Machines, policy, strategy
+from tests.strategies.trusted_runs import KINDS, MACHINES, D, Machines, policy, strategy
 
 SIZE, CAP = 4, 20
 POLICY = policy("trusted-mu2")
@@ -124,3 +125,36 @@ def test_impossible_trusted_servers_are_refused(changes):
     for kind in ("trusted-mu2", "tree"):
         with pytest.raises(ConfigurationError, match="Expected"):
             strategy(kind, None, **changes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind, tmp_path):
+    """At mu = 0.001 the machines' grid is 2^-35 of the noise or finer, where 0.1 let its normals show."""
+    size = 1000
+    terms = policy("tree" if kind != "trusted-mu2" else kind, mu=1e-3, delta=1e-6)
+    subject = strategy(kind, tmp_path / "checkpoint", policy=terms)
+    machines, ours = terms.plan(size).grid, subject.noise_grid(size)
+    grid_per_std = ours.spacing / subject.unrounded_noise_std(size)
+    assert machines.spacing < FINEST_GRID * subject.unrounded_noise_std(size)
+    assert FINEST_GRID < grid_per_std <= 4 * FINEST_GRID
+    assert subject.rounding_charge(size) == ours.charge(size)
+    published = subject.step(subject.initial_state(np.zeros(size)), np.zeros(size), 1)
+    noise = {"trusted-mu2": "w", "tree": "noisy"}.get(kind)
+    if noise is not None:
+        values = getattr(published, noise)
+        values = values / -subject.learning_rate * MACHINES if noise == "w" else values[0]
+        counts = values / ours.spacing
+        assert np.abs(counts - np.rint(counts)).max() < 1e-2, "what is published is on the coarser grid"
+        assert np.std(values) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mu_beyond_the_range_of_the_normals_is_refused_with_real_keys_and_infinite_in_simulation(kind, tmp_path):
+    terms = policy("tree" if kind != "trusted-mu2" else kind, mu=300.0)
+    real = strategy(kind, tmp_path / "checkpoint", policy=terms)
+    with pytest.raises(ConfigurationError, match="Expected mu <="):
+        real.step(real.initial_state(np.zeros(D)), np.zeros(D), 1)
+    simulated = strategy(kind, None, policy=terms, noise_keys=SimulatedKeys(1, "server"))
+    simulated.step(simulated.initial_state(np.zeros(D)), np.zeros(D), 1)
+    assert math.isinf(simulated.guaranteed_mu(D))
+    assert strategy(kind, None).guaranteed_mu(D) == 1.0
