@@ -588,6 +588,7 @@ class PrivateMachine:
                 logger.exception("A contribution could not be computed; it counts as zero.")
                 continue
             total += counts
+            del counts  # before the next row is made
         return total
 
     def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:

@@ -19,6 +19,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+    """The terminal these tests were started in, or what another test set, is not the one they speak of."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _loggers_as_they_were():
     """A command that quietens Flower does so for its process, which here is everybody's."""
     logger = logging.getLogger("flwr")

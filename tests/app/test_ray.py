@@ -82,8 +82,15 @@ def test_a_run_that_does_not_end_is_stopped(nothing_left):
         run_flower_app(ROOT, run_config={"num-rounds": 100_000, "batch-size": 1}, num_supernodes=2, timeout_s=6)
 
 
+MODULES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("app", "clients", "privacy", "strategies")
+    for path in (ROOT / folder).rglob("*.py")
+]
+
+
 def test_the_bundle_is_small_and_whole(tmp_path):
-    """What `flwr build` ships runs by itself: all four folders and the import root, and no data."""
+    """What `flwr build` ships runs by itself: the import root and what the two apps need, and no data."""
     import subprocess
     import sys
     import zipfile
@@ -110,10 +117,18 @@ def test_the_bundle_is_small_and_whole(tmp_path):
         "README.md",
     ):
         assert needed in names
-    modules = [
-        path.relative_to(ROOT).as_posix()
-        for folder in ("app", "clients", "privacy", "strategies")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
-    assert not set(modules) - set(names)
+    left_at_home = {name for name in MODULES if name not in names}
+    assert "app/cli.py" in left_at_home
+    # Alone in a folder, with the dependencies and nothing else of ours, both apps start and find what they may ask for.
+    alone = tmp_path / "alone"
+    zipfile.ZipFile(bundle).extractall(alone)
+    code = (
+        "import importlib, murmurfl; from murmurfl.app import server_app, client_app, public_tasks, trackers; "
+        "print(*murmurfl.__path__)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=alone, env={**os.environ, "PYTHONPATH": str(alone)}, capture_output=True
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    assert ran.stdout.decode().split()[-1] == str(alone)
     assert not [name for name in names if name.startswith(("docs/", "tests/", "benchmarks/", "examples/", "runs/"))]

@@ -12,7 +12,7 @@ from murmurfl.app.engines import run_cohort
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import spread
 from murmurfl.app.reproduce import markdown_table, table_rows
-from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up
+from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,9 @@ def test_a_budget_reads_like_the_session_that_spends_all_of_it(mu, tmp_path):
     assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": "0", "left": amounts()["budget"]}
     ledger = SQLiteLedger(path)
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=2, mu=mu)
-    PrivateMachine(policy, 3, 9, ledger, ledger.keys()).release("s", 0, lambda samples: [[0.0] * 3])
+    PrivateMachine(policy, 3, 9, ledger, ledger.keys(), data=row_bytes(range(9))).release(
+        "s", 0, lambda samples: [[0.0] * 3]
+    )
     assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": amounts()["budget"], "left": "0"}
 
 
