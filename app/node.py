@@ -256,10 +256,14 @@ class NodeConfig:
         model = self._model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
+        client: PrivateClient
         if self.strategy == "online":
-            return OnlineClient(*parts, name=self.machine, learning_rate=self.learning_rate)
-        kind = NoisySGDClient if self.strategy == "noisy-sgd" else Mu2Client
-        return kind(*parts, name=self.machine)
+            client = OnlineClient(*parts, name=self.machine, learning_rate=self.learning_rate)
+        else:
+            kind = NoisySGDClient if self.strategy == "noisy-sgd" else Mu2Client
+            client = kind(*parts, name=self.machine)
+        client.machine.check_data()  # before the node says that it is ready
+        return client
 
     def _model(self, num_features: int, num_classes: int) -> Model:
         bound = feature_bound(RunConfig(feature_bound=self.feature_bound))
@@ -319,6 +323,4 @@ def describe(client: PrivateClient) -> str:
 @lru_cache(maxsize=1)
 def configured_client(path: Path) -> PrivateClient:
     """The machine an operator's file describes, made once in this process."""
-    client = NodeConfig.read(path).client()
-    client.machine.check_data()  # before the node says that it is ready
-    return client
+    return NodeConfig.read(path).client()

@@ -83,7 +83,7 @@ class CorrelatedNoiseMod:
     Raises
     ------
     ConfigurationError, LedgerError
-        If ``node`` is no machine: its ledger is missing, or does not cover a session.
+        If ``node`` is no machine: its ledger is missing, does not cover a session, or was used with other data.
 
     Notes
     -----
@@ -164,7 +164,9 @@ class CorrelatedNoiseMod:
 
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
     ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
-    return _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), node.known_by(node_config))
+    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), node.known_by(node_config))
+    machine.private(1).check_data()  # which looks at no model: before the node says that it is ready
+    return machine
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:

@@ -27,6 +27,7 @@ WORKERS = 2
 LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
 
+NORMALS = "tests/privacy/test_normals.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
 SLOW = (
@@ -66,6 +67,41 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "exact noise from 44-bit uniforms",
+        "privacy/normals.py",
+        "logs = radius_words.astype(np.float64)",
+        "logs = (radius_words >> np.uint64(20) << np.uint64(20)).astype(np.float64)",
+        (NORMALS,),
+    ),
+    Mutant(
+        "the tail ends at 53 bits",
+        "privacy/normals.py",
+        "small = words < _EDGE",
+        "left_over[:], small = 0, words < _EDGE",
+        (NORMALS,),
+    ),
+    Mutant(
+        "the grid may be as fine as it likes",
+        "privacy/normals.py",
+        "FINEST_GRID = 2.0**-25",
+        "FINEST_GRID = 2.0**-36",
+        (NORMALS,),
+    ),
+    Mutant(
+        "used rows may change",
+        "privacy/data_digest.py",
+        "if digest and not hmac.compare_digest(self.of(used), digest):",
+        "if False:",
+        ("tests/privacy/test_data_digest.py",),
+    ),
+    Mutant(
+        "used rows may be exchanged",
+        "privacy/data_digest.py",
+        "digest = hashlib.blake2b(known, key=self._key, digest_size=_DIGEST_BYTES)",
+        "digest = hashlib.blake2b(b'', key=self._key, digest_size=_DIGEST_BYTES)",
+        ("tests/privacy/test_data_digest.py",),
+    ),
     Mutant(
         "a release is never committed",
         "privacy/release.py",

@@ -261,3 +261,58 @@ def test_a_request_that_comes_twice_gets_one_release_twice_and_spends_once(tmp_p
     assert other.content[protocol.METRICS][protocol.RELEASE] == 2
     late = ask(request())  # no longer the last: a new request, with an acknowledgement of old
     assert late.error.code == protocol.BAD_ACKNOWLEDGEMENT
+
+
+def used_once(path):
+    """A node answers one request and is stopped."""
+    client = NodeConfig.read(path).client()
+    points = [np.zeros(shape) for shape in client.gradients.shapes] * client.query_points
+    entries = {protocol.SERVER_ROUND: 1, protocol.SESSION: "s", protocol.ACK: 0}
+    client.fit(points, {protocol.VERSION: protocol.PROTOCOL_VERSION, **entries})
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"clip_norm": 1.0}, True),  # another policy, the same data
+        ({"partition_id": 2}, False),
+        ({"partition_seed": 2}, False),
+        ({"num_partitions": 5}, False),
+        ({"partition": "dirichlet"}, False),
+    ],
+)
+def test_a_node_started_again_on_another_partition_or_seed_is_refused_and_says_the_way_out(tmp_path, changes, same):
+    made(tmp_path)
+    used_once(tmp_path / "node.toml")
+    again = NodeConfig.read(write(tmp_path, **changes))
+    if same:
+        again.client()
+    else:
+        with pytest.raises(LedgerError, match=r"the task, partition or seed is another.* Put the data back"):
+            again.client()
+        with pytest.raises(LedgerError, match="ledger create"):
+            configured_client(tmp_path / "node.toml")
+
+
+def test_a_node_whose_own_file_was_written_anew_in_another_order_is_refused_and_new_rows_are_welcome(tmp_path):
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(100, 5)), rng.integers(0, 3, 100)
+
+    def save(order):
+        np.savez(tmp_path / "own.npz", features=features[order], labels=labels[order])
+
+    save(np.arange(80))
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    path = write(tmp_path, OWN, samples="own.npz", num_classes=3)
+    used_once(path)
+    save(np.arange(100))
+    NodeConfig.read(path).client()
+    for order in (np.arange(100)[::-1], np.roll(np.arange(100), 1)):
+        save(order)
+        with pytest.raises(LedgerError, match=r"32 rows .* the data were rewritten"):
+            NodeConfig.read(path).client()
+    labels[3] = (labels[3] + 1) % 3
+    save(np.arange(100))
+    with pytest.raises(LedgerError, match="unchanged and in their order"):
+        NodeConfig.read(path).client()
