@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench clean
+.PHONY: help install run test test-long mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make mutants  small bugs put into privacy/ one by one, each of which a test must notice"
+	@echo "make test-long  what is slow and rarely wrong: audits of every strategy, whole reproductions in small"
 	@echo "make test-deployment  the long tests with real nodes"
 	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
 	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
@@ -42,6 +43,10 @@ test: $(STAMP)
 # Some minutes on two cores; ARGS="budget" tries those with the word in their names.
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants.py $(ARGS)
+
+# Slow and rarely wrong: minutes.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist load -m long $(ARGS)
 
 # Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, half an hour on two cores.
 test-deployment: $(STAMP)

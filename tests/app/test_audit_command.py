@@ -36,6 +36,7 @@ def half_the_noise(monkeypatch):
     monkeypatch.setattr(Experiment, "client", client)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_measured_loss_stays_below_the_claimed_and_is_not_nothing(name):
     """Seeds are fixed; an honest run of other seeds would be accused with probability at most 5 %."""
@@ -46,6 +47,7 @@ def test_the_measured_loss_stays_below_the_claimed_and_is_not_nothing(name):
     assert "The claim stands" in audit_lines(audit)[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mu2", "lost replies, blt", "online"])
 def test_half_the_noise_is_found_out(name, half_the_noise):
     audit = audit_run(RunConfig.from_mapping(CONFIGS[name]), RUNS_TO_CATCH)

@@ -207,6 +207,7 @@ def test_the_reproductions_are_the_papers_settings():
         assert papers.settings["mu"] == pytest.approx(ours.settings["batch-size"] * gdp_mu(2.0, 1e-3))
 
 
+@pytest.mark.long
 def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
     algorithms = {
         "noiseless": {"strategy": "online", "mechanism": "none"},

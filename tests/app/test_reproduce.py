@@ -65,6 +65,7 @@ def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
         cells_of("reshef", {})
 
 
+@pytest.mark.long
 def test_finished_runs_are_not_run_again(tmp_path):
     seen = []
     first = run_cells([cell()], seeds=2, out=tmp_path, jobs=2, on_run=lambda done, total: seen.append((done, total)))

@@ -233,6 +233,7 @@ def test_the_reproductions_are_the_papers_settings():
     assert one.steps == ()
 
 
+@pytest.mark.long
 def test_a_table_has_the_best_covered_step_and_says_which_was_better_beyond(tmp_path):
     settings = {k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "variant", "learning-rate", "seed")}
     algorithms = {name: {"strategy": "shuffled", "variant": name} for name in ("interleaved", "public-only")}

@@ -134,6 +134,7 @@ def cells():
     return [cell(epsilon) for epsilon in (1.0, 4.0, 16.0)]
 
 
+@pytest.mark.long
 def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
     seen = []
     made = run_cells(cells(), seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total)))

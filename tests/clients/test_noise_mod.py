@@ -791,6 +791,7 @@ def quiet(caplog):
     caplog.set_level(logging.ERROR, logger="flwr")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 def test_a_machine_all_of_whose_data_is_replaced_is_not_measured_above_its_claim():
     """Confidence 95 %: an honest machine is accused in at most one of 20 seeds; the seeds are fixed."""
@@ -800,6 +801,7 @@ def test_a_machine_all_of_whose_data_is_replaced_is_not_measured_above_its_claim
     assert result.measured_mu > 0.4
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 def test_noise_for_a_single_participation_is_caught():
     """The planted bug: freshness assumed where all data are in every release."""

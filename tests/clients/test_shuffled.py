@@ -302,6 +302,7 @@ def audited(plant=lambda client: None, runs=1200):
     return audit_client(policy, start, shifts, runs=runs)
 
 
+@pytest.mark.long
 def test_interleaved_is_measured_close_below_its_claim():
     result = audited()
     assert not result.violated
@@ -326,6 +327,7 @@ def quiet_public_steps(client):
     machine.release_epoch = release_epoch
 
 
+@pytest.mark.long
 def test_noise_left_off_the_public_steps_is_caught():
     result = audited(quiet_public_steps)
     assert result.violated

@@ -166,6 +166,7 @@ def test_half_the_noise_is_caught(mechanism):
     caught(audit(policy_of(mechanism), plant=half_the_noise), least_mu=1.4)
 
 
+@pytest.mark.long
 def test_a_cancel_that_takes_out_the_noise_just_added_is_caught():
     assert not audit(policy_of(), canaries=["1"], plant=planted(TakesOutItsOwnNoise)).violated, "later ones show it"
     caught(audit(policy_of(), plant=planted(TakesOutItsOwnNoise)), least_mu=math.inf)
@@ -192,6 +193,7 @@ def test_a_leaf_without_noise_is_caught(decoder):
     caught(audit(policy_of("tree", mechanism_options={"decoder": decoder}), canaries=["3"], plant=plant), math.inf)
 
 
+@pytest.mark.long
 def test_the_ordinary_cholesky_factor_is_caught():
     policy = policy_of("optimal", releases=16)
     assert OrdinaryCholesky(16).sensitivity() == pytest.approx(policy.make_mechanism().sensitivity(), rel=1e-12)
@@ -251,6 +253,7 @@ CLIENTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("half", [False, True], ids=["honest", "half the noise"])
 @pytest.mark.parametrize("name", CLIENTS)
 def test_clients_are_audited_as_they_are_and_half_their_noise_is_caught(name, half):

@@ -330,6 +330,7 @@ def test_real_machines_accept_only_exact_noise_and_no_machine_more_releases_than
         machine().release("s", 0, lambda samples: np.zeros((2, D + 1)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("planted", [None, "half the noise", "no cancelling", "sensitivity of one sample"])
 def test_two_neighbouring_data_sets_are_as_far_apart_as_mu_says(planted):
     """The likelihood ratio of P_1 .. P_K under worst-case neighbours has standard deviation mu, as N(0,1) and N(mu,1).
