@@ -244,7 +244,7 @@ def plan(
         request.check_rounds()
         made = make_plan(request)
         if as_json:
-            typer.echo(json.dumps(made.document(), indent=2))
+            typer.echo(json.dumps(made.document(), indent=2, allow_nan=False))
             return
         before, after = plan_lines(made)
         for line in before:

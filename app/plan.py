@@ -226,6 +226,9 @@ def make_plan(request: PlanRequest) -> Plan:
                 continue
             policy = request.policy(mechanism, {option: value} if option else {})
             plan = policy.plan(request.parameters)
+            if plan.problem:
+                left_out[name] = plan.problem
+                continue
             sensitivity = max(sensitivity, plan.sensitivity)
             prefix = _prefix_errors(plan.mechanism) * plan.noise_std
             mu2 = None

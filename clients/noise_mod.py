@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from logging import DEBUG, INFO, WARNING
 from typing import Any
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from ..privacy import (
     ConfigurationError,
     Ledger,
+    LedgerError,
     MurmurflError,
     NoiseKeys,
     PrivateMachine,
@@ -53,12 +55,13 @@ class _Machine:
     name: str
     ledger: Ledger
     keys: NoiseKeys
-    known_by: bytes = b""
-    """What the data of the ClientApp are known by, whichever part of them (:meth:`UpdateNode.known_by`)."""
+    known_by: Callable[[], bytes] = bytes
+    """What the data of the ClientApp are known by now, whichever part of them (:meth:`UpdateNode.known_by`)."""
 
     def private(self, num_parameters: int) -> PrivateMachine:
         policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
-        data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + self.known_by
+        known = self.known_by()  # as they are for this message
+        data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + known
         return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data)
 
 
@@ -164,7 +167,8 @@ class CorrelatedNoiseMod:
 
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
     ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
-    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), node.known_by(node_config))
+    known_by = partial(node.known_by, node_config)
+    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by)
     machine.private(1).check_data()  # which looks at no model: before the node says that it is ready
     return machine
 
@@ -213,8 +217,11 @@ def _train(
     private = machine.private(len(start))
     part = private.admits(session, ack).start  # refused before anything is trained
     message.content[key] = ConfigRecord({**config, protocol.PART: part})
+    known = machine.known_by()
     # Outside of the ledger's transaction: it may take long, and what it forks must not hold the ledger.
     trained = _training(machine, message, context, call_next, received)
+    if machine.known_by() != known:
+        raise LedgerError("Expected the data-files to stay as they are while they are used, got other contents.")
 
     def contribution(samples: slice) -> NDArray[np.floating]:
         if samples.start != part:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,18 @@ class UpdatePolicy:
         )
 
 
+def _as_it_is(file: str) -> tuple[int, int, int]:
+    """What changes when a file is written to."""
+    status = Path(file).stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=256)
+def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - one that was not written to is not read again
+    with Path(file).open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def update_guarantee(policy: UpdatePolicy, mu: float, *, simulated: bool = False) -> Guarantee:
     """What is true of all updates of one session of a machine with this policy.
 
@@ -162,7 +175,8 @@ class UpdateNode:
         under a plain ``flower-supernode``, which runs what the server sends.
     data_files : tuple of str
         Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part rests on
-        their contents, so the ledger knows them, and the machine refuses once they have changed.
+        their contents, so the ledger knows them, and the machine refuses once they have changed. It looks before and
+        after every training.
     run_config, node_config : mapping
         What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
         the server says in a run configuration does not reach it.
@@ -262,7 +276,7 @@ class UpdateNode:
         seen = dict(self.node_config) if self.app else dict(node_config)
         settled = [self.app, self.releases_per_pass, sorted(self.run_config.items()), sorted(seen.items())]
         try:
-            digests = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in self.data_files]
+            digests = [_digest_of(file, *_as_it_is(file)) for file in self.data_files]
         except OSError as error:
             raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
         return json.dumps([settled, digests]).encode()

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ def any_data(row: int) -> bytes:  # noqa: ARG001
 
 _UNREADABLE = b"murmurfl: this row could not be read"
 _DIGEST_BYTES = 16
+_FIRST_ROWS = 16
 
 
 class Sliceable(Protocol):
@@ -70,18 +72,19 @@ def row_bytes(samples: Sliceable) -> RowBytes:
 
     def bytes_of_row(row: int) -> bytes:
         try:
-            return b"".join(_parts(samples[row : row + 1]))
+            parts = list(_parts(samples[row : row + 1]))
         except BaseException as error:
             if is_interrupt(error):
                 raise
             logger.exception("A row could not be read to know it again; it is known as unreadable.")
             return _UNREADABLE
+        return b"".join(parts) if set(parts) - {_UNREADABLE} else _UNREADABLE
 
     return bytes_of_row
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """A value as bytes, so that different values of the kinds named above differ."""
+    """A value as bytes, so that different values of the kinds above differ; what is unreadable is its own part."""
     if isinstance(value, Mapping):
         yield b"mapping %d\x00" % len(value)
         for key in sorted(value, key=repr):
@@ -96,12 +99,19 @@ def _parts(value: Any) -> Iterator[bytes]:
         for part in value:
             yield from _parts(part)
     else:
-        yield from _array_parts(value)
+        try:
+            yield from list(_array_parts(value))
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            logger.exception("A part of a row could not be read to know it again.")
+            yield _UNREADABLE
 
 
 def _array_parts(value: Any) -> Iterator[bytes]:
-    detach = getattr(value, "detach", None)  # a tensor that remembers how it was computed gives no array
-    array = np.asarray(detach() if callable(detach) else value)
+    if isinstance(value, np.ma.MaskedArray):
+        yield from _array_parts(np.ma.getmaskarray(value))
+    array = np.asarray(_plain_tensor(value))
     if array.dtype.hasobject:
         content = pickle.dumps(value, protocol=4)
         yield b"pickle %d\x00" % len(content)
@@ -109,6 +119,16 @@ def _array_parts(value: Any) -> Iterator[bytes]:
         return
     yield f"array {array.dtype.str} {array.shape}\x00".encode()
     yield array.tobytes()
+
+
+def _plain_tensor(value: Any) -> Any:
+    """A tensor as one NumPy can read: in memory, dense, without its history, as bytes where NumPy lacks its kind."""
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    value = value.cpu() if value.layout == torch.strided else value.cpu().to_dense()
+    return value.contiguous().view(torch.uint8) if value.dtype == torch.bfloat16 else value
 
 
 class DataDigest:
@@ -131,7 +151,7 @@ class DataDigest:
         """The digest of the first ``count`` rows, in hexadecimal; empty for none."""
         known = self._known.get(count)
         if known is None:
-            start = max(rows for rows in self._known if rows < count)
+            start = max(rows for rows in tuple(self._known) if rows < count)
             known = self._known[start]
             for row in range(start, count):
                 digest = hashlib.blake2b(known, key=self._key, digest_size=_DIGEST_BYTES)
@@ -139,6 +159,24 @@ class DataDigest:
                 known = digest.digest()
             self._known[count] = known
         return known.hex()
+
+    def warn_of_kind(self, available: int) -> None:
+        """Say in the machine's own log if rows cannot be told apart, whatever is in them.
+
+        Only there: a refusal could depend on a single row, and show.
+
+        Parameters
+        ----------
+        available : int
+            Rows there are.
+        """
+        first = min(available, _FIRST_ROWS)
+        if first and all(self._rows(row) == _UNREADABLE for row in range(first)):
+            logger.error(
+                "None of the first %d rows can be read to know them again: if these data are rewritten nobody will "
+                "notice. Rows are arrays, tensors, numbers, texts, or lists, tuples and mappings of them.",
+                first,
+            )
 
     def check(self, used: int, digest: str, available: int) -> None:
         """Refuse data that are not those a ledger was used with.
@@ -160,8 +198,8 @@ class DataDigest:
 
         Notes
         -----
-        **Formal guarantees.** A change of, an exchange between, or a loss of used rows is found, but for a collision of
-        BLAKE2b under a secret key.
+        **Formal guarantees.** A change of, an exchange between, or a loss of used rows that can be read is found, but
+        for a collision of BLAKE2b under a secret key. Rows, or parts of them, that cannot be read are all alike.
         """
         if used > available:
             raise LedgerError(

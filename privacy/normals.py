@@ -27,7 +27,8 @@ on one value, and s the most standard deviations by which one sample moves one v
    at either end may fall on the wrong side: in units of a cell, 2 x 2^-53 |x| / g of its probability. The circles and
    angles are no coarser than that (they are points of a plane, closer in each direction). The observer knows which
    cells have too many, so under either data set a value gives it a log-likelihood of standard deviation at most
-   2 x 2^-53 |x| / g, 2^-51 / g for the difference of the two with E x^2 = 1. N values are N independent such hints, as
+   2 x 2^-53 |x| / g, 2^-51 / g for the difference of the two with E x^2 = 1. (x and g are in units of the noise on that
+   value: the larger its noise, the larger the hint.) N values are N independent such hints, as
    much as a Gaussian mechanism of mu_n = 2^-51 sqrt(N) / g tells. It composes with the noise itself, so ideal noise is
    calibrated to mu_i with mu_i^2 + mu_n^2 = mu^2 (:func:`ideal_mu`). A policy for which there is no such mu_i is
    refused. gamma is never below 2^-25 std (:data:`FINEST_GRID`): beyond it mu_n costs more than rounding saves.
@@ -182,7 +183,8 @@ def resolution_mu(num_values: int, grid_per_std: float) -> float:
     num_values : int
         N, values of all releases together.
     grid_per_std : float
-        g, the grid's spacing in standard deviations of the noise on a value.
+        g, the grid's spacing in standard deviations of the noise on a value; where these differ, in their root mean
+        square, for hints add up in squares.
 
     Notes
     -----
@@ -193,7 +195,7 @@ def resolution_mu(num_values: int, grid_per_std: float) -> float:
     >>> resolution_mu(7850 * 600, 2.0**-21) < 1e-5
     True
     """
-    return _RESOLUTION * math.sqrt(num_values) / grid_per_std
+    return _RESOLUTION * math.sqrt(num_values) / grid_per_std if grid_per_std > 0 else math.inf
 
 
 def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
@@ -223,10 +225,10 @@ def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
     >>> round(ideal_mu(1.0, 7850 * 600, 2.0**-21), 9)
     1.0
     """
-    hint = resolution_mu(num_values, grid_per_std)
-    root = mu**4 - 4.0 * (hint * mu) ** 2
-    # Half the difference of nearly equal numbers is avoided: (mu^2 + sqrt(root)) / 2 adds.
-    return math.sqrt((mu * mu + math.sqrt(root)) / 2.0) if root >= 0 else math.nan
+    share = resolution_mu(num_values, grid_per_std) / mu
+    if not share <= 0.5:
+        return math.nan
+    return mu * math.sqrt((1.0 + math.sqrt(1.0 - 4.0 * share * share)) / 2.0)
 
 
 def largest_shift(delta: float, spread: float = 1.0) -> float:

@@ -233,6 +233,8 @@ class NoisePlan:
     problem : str
         Why this noise guarantees nothing, or empty: a mu so large, or a delta so small, that the range of the normals
         shows (:func:`~murmurfl.privacy.normals.range_problem`). Then mu is infinite, and a real machine refuses.
+    resolution_mu : float
+        What of mu is charged for the resolution of the normals (:mod:`murmurfl.privacy.normals`).
     """
 
     mechanism: Mechanism
@@ -244,6 +246,7 @@ class NoisePlan:
     largest_value: float
     pattern: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
+    resolution_mu: float = 0.0
 
     def spent_mu(self, releases: int) -> float:
         """Bookkeeping: the mu of the first ``releases`` releases.
@@ -258,7 +261,9 @@ class NoisePlan:
             return 0.0
         if math.isinf(self.mu):
             return math.inf
-        return self.sensitivity * self.mechanism.sensitivity(n=releases, **self.pattern) / self.noise_std
+        noise = self.sensitivity * self.mechanism.sensitivity(n=releases, **self.pattern) / self.noise_std
+        spent = math.hypot(noise, self.resolution_mu * math.sqrt(releases / self.mechanism.num_releases))
+        return self.mu if math.isclose(spent, self.mu, rel_tol=1e-12) else spent
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at delta of all K releases of one session."""
@@ -274,19 +279,16 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     if not policy.adds_noise:
         return _plan_without_noise(policy, mechanism, num_parameters)
     grid, sensitivity, noise_std = _grid_and_noise(policy, mechanism, num_parameters)
-    least_std, largest_std = mechanism.row_std_range()
+    _, largest_std = mechanism.row_std_range()
     if not math.isfinite(noise_std * largest_std):
         raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
-    mu, problem = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std, ""
+    mu, problem, hint = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std, "", 0.0
     if policy.noise_quality == "exact":
         shift = min(mu, policy.sample_participations * sensitivity * mechanism.largest_entry() / noise_std)
         normals = num_parameters * policy.normals_per_parameter
         problem = range_problem(shift, normals, policy.delta, policy.mu)
-        mu = (
-            math.inf
-            if problem
-            else math.hypot(mu, resolution_mu(num_parameters * releases, grid.spacing / (noise_std * least_std)))
-        )
+        hint = resolution_mu(normals, grid.spacing / (noise_std * mechanism.rounded_std()[0]))
+        mu = math.inf if problem else math.hypot(mu, hint)
     largest = releases * (policy.clip_norm + grid.charge(num_parameters)) + 2 * LARGEST_NORMAL * noise_std * largest_std
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
@@ -296,7 +298,7 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     # Calibration and this line are inverse up to rounding; the configured mu is what was asked for.
     mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
     fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
-    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern, problem)
+    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern, problem, hint)
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
@@ -349,20 +351,27 @@ def _served(
     policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int, mu: float
 ) -> tuple[Grid, float, float] | None:
     """Grid, charged sensitivity and noise for mu; None if the normals cannot serve it."""
-    least_std, _ = mechanism.row_std_range()
-    smallest = mechanism.noise_std(policy.sensitivity, mu, **policy.pattern) * least_std
+    (least_std, _), (mean_std, rounded_std) = mechanism.row_std_range(), mechanism.rounded_std()
+    # A release may be the sum of several normals a value: an epoch's.
+    normals, rounded_std = (
+        num_parameters * policy.normals_per_parameter,
+        rounded_std * math.sqrt(policy.normals_per_parameter / policy.max_participations),
+    )
+    ideal_std = mechanism.noise_std(policy.sensitivity, mu, **policy.pattern)
     finest = policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
-    grid = Grid(power_of_two_at_most(max(min(smallest * _GRID_PER_SIGMA, finest), smallest * FINEST_GRID)))
+    wanted = min(ideal_std * least_std * _GRID_PER_SIGMA, finest)
+    if policy.noise_quality == "exact":
+        wanted = max(wanted, ideal_std * rounded_std * FINEST_GRID)
+    grid = Grid(power_of_two_at_most(wanted))
     for _ in range(_MOST_DOUBLINGS):
         sensitivity = policy.sensitivity + grid.charge(num_parameters)
         noise_std = mechanism.noise_std(sensitivity, mu, **policy.pattern)
         if policy.noise_quality != "exact":
             return grid, sensitivity, noise_std
-        grid_per_std = grid.spacing / (noise_std * least_std)
-        ideal = ideal_mu(mu, num_parameters * policy.max_participations, grid_per_std)
-        if grid_per_std >= FINEST_GRID and not math.isnan(ideal):
+        ideal = ideal_mu(mu, normals, grid.spacing / (noise_std * mean_std))
+        if grid.spacing >= FINEST_GRID * noise_std * rounded_std and not math.isnan(ideal):
             noise_std = mechanism.noise_std(sensitivity, ideal, **policy.pattern)
-            return (grid, sensitivity, noise_std) if noise_std * least_std <= _MOST_MORE_NOISE * smallest else None
+            return (grid, sensitivity, noise_std) if noise_std <= _MOST_MORE_NOISE * ideal_std else None
         grid = Grid(2.0 * grid.spacing)
     return None
 

@@ -278,6 +278,8 @@ class PrivateMachine:
         self._rows = rows
         known = None if keys.simulated or data is any_data else data
         self._data = None if known is None else DataDigest(keys.secret_key, known)
+        if self._data is not None:
+            self._data.warn_of_kind(num_samples)
         # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
         mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
         self._fingerprint = mark.hex()

@@ -321,7 +321,8 @@ class _SQLitePage(LedgerPage):
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
                 self._write_stream(name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms))
-            furthest = max(self.state, mark, key=lambda state: state.samples_used)
+            # The mark first: of what both know equally well it has what left last.
+            furthest = max((mark, self.state), key=lambda state: (state.samples_used, bool(state.data)))
             counter = max(self.state.counter, mark.counter) + 1
             self._finish(counter, furthest.samples_used, furthest.data)
         return len(known)

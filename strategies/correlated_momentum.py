@@ -94,14 +94,17 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         if math.isinf(self.mu):
             return 0.0
         change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
-        least_std, _ = self.mechanism.row_std_range()
+        mean_std, _ = self.mechanism.rounded_std()
         std = self.mechanism.noise_std(change, self.mu, **self.policy.pattern)
-        ideal = self.ideal_mu(num_parameters, std * least_std)
+        ideal = self.ideal_mu(num_parameters, std * mean_std)
         return self.mechanism.noise_std(change, ideal, **self.policy.pattern) / self.clients_per_round
 
     def unrounded_noise_std(self, num_parameters: int) -> float:
-        change, (least_std, _) = self.policy.plan(num_parameters).sensitivity, self.mechanism.row_std_range()
-        return self.mechanism.noise_std(change, self.mu, **self.policy.pattern) * least_std
+        change, (_, largest_std) = self.policy.plan(num_parameters).sensitivity, self.mechanism.rounded_std()
+        return self.mechanism.noise_std(change, self.mu, **self.policy.pattern) * largest_std
+
+    def calibrate(self, num_parameters: int) -> None:
+        self.noise_std(num_parameters)
 
     def settings(self) -> dict[str, Any]:
         own = {"mechanism": self.mechanism.name, "normalised": self.normalised}

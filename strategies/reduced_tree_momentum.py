@@ -162,7 +162,10 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def unrounded_noise_std(self, num_parameters: int) -> float:
         changes = self._changes(self.policy.plan(num_parameters).grid.charge(num_parameters), 0.0)
         trees = self._trees_for(changes)
-        return self._least_noise(trees, trees.noise_stds(changes, self.mu))
+        return float(self._round_stds(trees, trees.noise_stds(changes, self.mu)).max())
+
+    def calibrate(self, num_parameters: int) -> None:
+        self.trees(num_parameters)
 
     def _trees_for(self, changes: Changes) -> ReconstructionTrees:
         shape = self.num_rounds, self.epoch, self.alpha
@@ -170,12 +173,13 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
 
     def _noise_stds(self, trees: ReconstructionTrees, changes: Changes, num_parameters: int) -> NDArray[np.float64]:
         stds = trees.noise_stds(changes, self.mu)
-        return stds * (self.mu / self.ideal_mu(num_parameters, self._least_noise(trees, stds)))
+        mean_std = float(np.sqrt(np.mean(self._round_stds(trees, stds) ** 2)))
+        return stds * (self.mu / self.ideal_mu(num_parameters, mean_std))
 
-    def _least_noise(self, trees: ReconstructionTrees, stds: NDArray[np.float64]) -> float:
-        # What is rounded is a round's combination of nodes.
+    def _round_stds(self, trees: ReconstructionTrees, stds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of what is rounded: each round's combination of nodes."""
         rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
-        return min(float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows)
+        return np.array([float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows])
 
     def settings(self) -> dict[str, Any]:
         return {

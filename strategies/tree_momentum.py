@@ -110,14 +110,16 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
             change = self.policy.plan(num_parameters).sensitivity / self.clients_per_round
             rounding = self.noise_grid(num_parameters).charge(num_parameters)
             stds = self.tree.noise_stds(change, self.mu, rounding=rounding)
-            stds = stds * (self.mu / self.ideal_mu(num_parameters, float(stds[stds > 0].min())))
+            stds = stds * (self.mu / self.ideal_mu(num_parameters, float(np.sqrt(np.mean(stds**2)))))
             self._noise_stds[num_parameters] = stds
         return self._noise_stds[num_parameters]
 
     def unrounded_noise_std(self, num_parameters: int) -> float:
         change = self.policy.plan(num_parameters).sensitivity / self.clients_per_round
-        stds = self.tree.noise_stds(change, self.mu)
-        return float(stds[stds > 0].min())
+        return float(self.tree.noise_stds(change, self.mu).max())
+
+    def calibrate(self, num_parameters: int) -> None:
+        self.noise_stds(num_parameters)
 
     def initial_state(self, start: Vector) -> TreeMomentumState:
         return tree_momentum_start(start, self.num_rounds)

@@ -76,6 +76,9 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
     def unrounded_noise_std(self, num_parameters: int) -> float:
         return self.policy.plan(num_parameters).sensitivity * math.sqrt(self.num_rounds) / self.mu
 
+    def calibrate(self, num_parameters: int) -> None:
+        self.noise_std(num_parameters)
+
     def largest_shift(self) -> float:
         return self.mu / math.sqrt(self.num_rounds)
 

@@ -144,7 +144,8 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon at delta (default the policy's) of all num_rounds published models together."""
-        return gdp_epsilon(self.mu, self.policy.delta if delta is None else delta)
+        mu = self.guaranteed_mu(vector_size(self._layout)) if self._layout else self.mu
+        return gdp_epsilon(mu, self.policy.delta if delta is None else delta)
 
     def ideal_mu(self, num_parameters: int, noise_std: float) -> float:
         """The mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
@@ -154,7 +155,8 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         num_parameters : int
             d.
         noise_std : float
-            Smallest standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`.
+            Standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; where these differ,
+            their root mean square.
 
         Raises
         ------
@@ -181,8 +183,18 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         return ideal
 
     def unrounded_noise_std(self, num_parameters: int) -> float:
-        """Smallest standard deviation of the noise on one rounded value, before anything is charged for rounding."""
+        """Largest standard deviation of the noise on one rounded value, before anything is charged for rounding."""
         raise NotImplementedError(f"{type(self).__name__} must define unrounded_noise_std.")
+
+    def calibrate(self, num_parameters: int) -> None:
+        """Work out the noise, or refuse to: before any machine is asked for what is not noised.
+
+        Raises
+        ------
+        ConfigurationError
+            As for :meth:`ideal_mu`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define calibrate.")
 
     def noise_grid(self, num_parameters: int) -> Grid:
         """Where sums and noise are rounded before they are published: the machines' grid, or a coarser one.
@@ -224,6 +236,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         request = super()._plan_round(server_round, reachable)
         if self._new:
+            self.calibrate(vector_size(self._layout))
             # Before anybody is asked: the session, which machines will have counted, is found again after a crash.
             self._new = False
             if self._files is not None:

@@ -62,7 +62,7 @@ Draw = Callable[[range], NDArray[np.floating]]
 
 
 # Releases of which C is written out where a bound would do as well.
-_SMALL = 1024
+_SMALL = 512
 
 
 class Increment(NamedTuple):
@@ -177,6 +177,19 @@ class Mechanism(ABC):
         """The smallest and the largest :meth:`row_std`."""
         stds = [self.row_std(release) for release in range(1, self.num_releases + 1)]
         return min(stds), max(stds)
+
+    def rounded_std(self) -> tuple[float, float]:
+        """Root mean square and largest standard deviation of a value of the rows that are rounded to the grid.
+
+        These are the rows of B Z where the whole of what was added is removed (:attr:`removes_last`), and increments
+        where it is not; of many releases a bound, for an increment is the difference of two rows.
+        """
+        stds = np.array([self.row_std(release) for release in range(1, self.num_releases + 1)])
+        if not self.removes_last:
+            if self.num_releases > _SMALL:
+                return 2.0 * float(stds.max()), 2.0 * float(stds.max())
+            stds = np.linalg.norm(self.inverse(), axis=1)
+        return float(np.sqrt(np.mean(stds**2))), float(stds.max())
 
     def largest_entry(self) -> float:
         """No entry of C is larger in magnitude: how far one contribution may move one row of C G."""

@@ -49,6 +49,9 @@ class IndependentNoise(Mechanism):
     def memory_bytes(self, size: int) -> int:
         return 0
 
+    def rounded_std(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
     def largest_entry(self) -> float:
         return 1.0
 

@@ -11,6 +11,7 @@ from murmurfl.clients import (
     ShuffledClient,
     UpdateNode,
 )
+from murmurfl.clients.noise_mod import _real
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,
@@ -139,8 +140,6 @@ def test_a_client_level_noise_mod_needs_to_know_nothing(tmp_path):
 
 
 def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_path):
-    from murmurfl.clients.noise_mod import _real
-
     for config, works in (({"partition-id": 1}, True), ({"partition-id": 2}, False), ({"partition-id": 1}, True)):
         if works:
             machine = _real(node(tmp_path, node_config=config), {}).private(D)
@@ -156,3 +155,16 @@ def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_
     sample_level.check_data()  # what it used before is still known
     with pytest.raises(LedgerError, match="partition or seed"):
         _real(node(tmp_path, node_config={"partition-id": 2}), {})
+
+
+def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_path):
+    """Between two messages, and while a ClientApp trains on them."""
+    data = tmp_path / "clinic.npz"
+    data.write_bytes(b"rows in one order")
+    machine = _real(node(tmp_path, data_files=(str(data),)), {})
+    machine.private(D).release("s", 0, lambda samples: np.ones((1, D)))
+    data.write_bytes(b"rows in another order")
+    with pytest.raises(LedgerError, match="Put the data back"):
+        machine.private(D).release("s", 1, lambda samples: np.ones((1, D)))
+    data.write_bytes(b"rows in one order")
+    machine.private(D).release("s", 1, lambda samples: np.ones((1, D)))

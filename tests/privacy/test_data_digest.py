@@ -121,12 +121,12 @@ def test_a_used_row_is_hashed_once(path):
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=4, mu=1.0, budget_mu=3.0)
     machine = PrivateMachine(policy, D, ROWS, ledger, ledger.keys(), data=counted(DATA))
     release(machine, times=4)
-    assert seen == list(range(8))
+    assert seen == [0, *range(8)], "the first one is looked at when the machine is made"
     seen.clear()
     again = PrivateMachine(policy, D, ROWS, ledger, ledger.keys(), data=counted(DATA))
     again.check_data()
     release(again, "t", times=2)
-    assert seen == list(range(12))
+    assert seen == [0, *range(12)]
 
 
 def test_the_digest_is_keyed_and_nothing_of_the_data_is_in_the_ledger(path):
@@ -278,3 +278,52 @@ def test_a_session_begun_with_the_noise_of_0_1_is_refused_and_says_why(path):
     with pytest.raises(RefusedError, match="noise of another version of murmurfl"):
         release(start(path))
     release(start(path), "t")
+
+
+def test_rows_of_a_kind_that_cannot_be_known_are_said_in_the_machines_own_log(path, caplog):
+    class Unknowable:
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, rows):
+            return (row for row in DATA[rows])
+
+    release(start(path, Unknowable()))
+    assert "nobody will notice" in caplog.text
+
+
+def test_a_part_that_cannot_be_read_leaves_the_others_known(path):
+    known = [row_bytes(_Row({"x": np.full(2, value), "how": lambda: None}))(0) for value in (1.0, 2.0)]
+    assert known[0] != known[1]
+
+
+def test_tensors_numpy_has_no_type_for_are_known_by_their_bytes():
+    torch = pytest.importorskip("torch")
+    tensors = [torch.tensor(values) for values in ([1.0, 2.0], [1.0, 3.0])]
+    for kind in (lambda tensor: tensor.to(torch.bfloat16), torch.Tensor.to_sparse):
+        one, other = (row_bytes(_Row(kind(tensor)))(0) for tensor in tensors)
+        assert one != other
+    masked = [row_bytes(_Row(np.ma.masked_array([1.0, 2.0], mask=mask)))(0) for mask in ([0, 0], [0, 1])]
+    assert masked[0] != masked[1]
+
+
+def test_an_accepted_rollback_of_an_upgraded_ledger_keeps_the_digest_its_mark_has(path):
+    """With samples that return, both know of as many used rows; only the mark has their digest."""
+    passes = {"sample_participations": 2, "min_separation": 2, "max_participations": 4}
+    release(start(path, **passes), times=2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("UPDATE state SET data = ''")
+        from murmurfl.privacy.sqlite_format import read_header, unsealed_state
+
+        state = unsealed_state(connection, read_header(connection, path))
+        connection.execute("UPDATE state SET seal = ?", (state.seal,))
+    state.write_mark(path.with_name("ledger.mark"))
+    backup = path.read_bytes()
+    release(start(path, **passes))
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.write_bytes(backup)
+    accept_rollback(path)
+    with pytest.raises(LedgerError, match="Put the data back"):
+        release(start(path, changed(0)), "t")

@@ -108,7 +108,7 @@ def chosen_grids():
                 except ConfigurationError:
                     assert (size, mu, cap) == (10**7, 0.001, 100)
                     continue
-                grids.add(plan.grid.spacing / (plan.noise_std * plan.mechanism.row_std_range()[0]))
+                grids.add(plan.grid.spacing / (plan.noise_std * plan.mechanism.rounded_std()[1]))
     return sorted(grids)
 
 
@@ -388,3 +388,41 @@ def test_what_is_charged_costs_next_to_nothing_where_models_can_be_learnt():
             plan = served(mu=mu).plan(size)
             assert 1.0 <= plan.noise_std / (0.25 / mu) < 1.004
             assert plan.mu == pytest.approx(mu, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options"),
+    [
+        ("cancelling", {"schedule": "harmonic"}),
+        ("cancelling", {"schedule": "paper"}),
+        ("cancelling", {"schedule": "uniform"}),
+        ("independent", {}),
+        ("tree", {}),
+        ("blt", {}),
+        ("optimal", {}),
+    ],
+)
+def test_the_hints_of_all_rows_are_charged_each_with_its_own_noise(mechanism, options):
+    """A row with more noise has coarser floats: sum over releases and values of (2^-51 std / spacing)^2, exactly."""
+    size, cap = 10**7, 60
+    plan = served(mechanism=mechanism, max_participations=cap, mu=0.05, **options).plan(size)
+    factor = plan.mechanism
+    rows = factor.decoder() if factor.removes_last else factor.inverse()
+    stds = np.linalg.norm(rows, axis=1) * plan.noise_std
+    hint = math.sqrt(size * ((2.0**-51 * stds / plan.grid.spacing) ** 2).sum())
+    assert plan.resolution_mu == pytest.approx(hint, rel=1e-9)
+    noise = plan.sensitivity * factor.sensitivity() / plan.noise_std
+    assert math.hypot(noise, hint) <= plan.mu * (1 + 1e-9)
+    assert plan.mu <= 0.05
+    assert plan.grid.spacing >= FINEST_GRID / 2 * stds.max()
+    assert plan.spent_mu(cap) == plan.mu
+    assert 0 < plan.spent_mu(1) <= plan.spent_mu(2) <= plan.mu
+
+
+@pytest.mark.parametrize("mu", [1e80, 1e-160, 1e-308])
+def test_absurd_mus_end_in_a_refusal_or_in_nothing_guaranteed(mu):
+    try:
+        plan = served(mu=mu).plan(100)
+    except ConfigurationError:
+        return
+    assert math.isinf(plan.mu)

@@ -10,7 +10,7 @@ from murmurfl.privacy.normals import FINEST_GRID
 from murmurfl.strategies import Reply
 from murmurfl.strategies.trusted_server import could_be_honest
 
-from tests.strategies.trusted_runs import KINDS, MACHINES, D, Machines, policy, strategy
+from tests.strategies.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
 
 SIZE, CAP = 4, 20
 POLICY = policy("trusted-mu2")
@@ -158,3 +158,14 @@ def test_a_mu_beyond_the_range_of_the_normals_is_refused_with_real_keys_and_infi
     simulated.step(simulated.initial_state(np.zeros(D)), np.zeros(D), 1)
     assert math.isinf(simulated.guaranteed_mu(D))
     assert strategy(kind, None).guaranteed_mu(D) == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_cannot_serve_its_mu_refuses_before_a_machine_is_asked(kind, tmp_path):
+    terms = policy("tree" if kind != "trusted-mu2" else kind, mu=300.0)
+    subject, machines = strategy(kind, tmp_path / "checkpoint", policy=terms), Machines(terms)
+    with pytest.raises(ConfigurationError, match="Expected mu <="):
+        subject.start(machines, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
+    assert machines.seen == []
+    assert not list(tmp_path.iterdir()), "and leaves no files"
+    assert math.isinf(subject.epsilon())
