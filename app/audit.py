@@ -101,6 +101,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     about anybody's data.
     """
     experiment = prepare(config)
+    experiment.check_rounds()
     policy = experiment.policy()
     if not policy.adds_noise:
         raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")

@@ -608,6 +608,9 @@ def run_experiment(
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
         accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
         accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
+        diverged = (entry.loss is not None and not math.isfinite(entry.loss) for entry in progress)
+        if loss is not None and not math.isfinite(loss) and not any(diverged):  # said once
+            log(WARNING, "The loss is not a finite number: the model has diverged. Lower learning-rate.")
         now = time.perf_counter()
         ended.append(now)
         to_do = experiment.num_rounds - report.server_round

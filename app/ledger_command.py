@@ -21,6 +21,7 @@ from ..privacy import (
     accept_rollback,
     gdp_epsilon,
     gdp_mu,
+    needs_upgrade,
     new_mark,
     read_ledger,
     rounded_up,
@@ -109,6 +110,10 @@ def mark_again(path: LedgerPath, yes: Yes = False) -> None:
 @ledger_cli.command()
 def upgrade(path: LedgerPath, yes: Yes = False) -> None:
     """Make a ledger of murmurfl 0.1 one that knows the data it is used with."""
+    with _one_line_errors():
+        if not needs_upgrade(path):
+            typer.echo("This ledger knows its data already: there is nothing to upgrade.")
+            return
     if not yes:
         typer.confirm(
             "Nothing can check this: are the data those this ledger was used with, every row unchanged and in its "

@@ -250,6 +250,8 @@ def make_plan(request: PlanRequest) -> Plan:
                     memory_bytes=plan.mechanism.memory_bytes(request.parameters),
                 )
             )
+    if not plans:
+        raise ConfigurationError(next(iter(left_out.values())))
     mu = gdp_mu(request.epsilon, request.delta)
     return Plan(request, mu, request.releases, sensitivity, plans, left_out)
 

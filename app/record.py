@@ -116,6 +116,20 @@ def result_document(result: RunResult) -> dict[str, Any]:
     }
 
 
+def _with_nulls(value: Any) -> Any:
+    """A document in which numbers that are none, as a loss that overflowed, are null: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _with_nulls(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def loss_text(loss: float | None) -> str:
+    """A loss for people; None is one that is no finite number."""
+    return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
+
+
 def training_document(result: RunResult) -> dict[str, Any] | None:
     """What clipping did in a simulation, in all and in each round; None where nothing is known of it.
 
@@ -206,7 +220,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
         If the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    document = result_document(result)
+    document = _with_nulls(result_document(result))
     arrays: dict[str, Any] = model_arrays(result)
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
@@ -248,7 +262,7 @@ def spread(mean: float, std: float | None, form: str) -> str:
 def shown_accuracy(document: Mapping[str, Any]) -> str:
     """A run's accuracy for people, or its loss where the model has no accuracy."""
     if document["accuracy"] is None:
-        return f"none; loss {document['loss']:.4g}"
+        return f"none; loss {loss_text(document['loss'])}"
     return f"{100 * document['accuracy']:.1f} %"
 
 

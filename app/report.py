@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..privacy import MurmurflError, gdp_epsilon, rounded_up
 from .config import RunConfig
-from .record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, shown_accuracy
+from .record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, loss_text, shown_accuracy
 from .report_page import page
 from .report_plots import compared_plots, run_plots
 
@@ -281,7 +281,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     accuracy = document["accuracy"]
     return [
         *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
-        ("test loss", f"{document['loss']:.4g}"),
+        ("test loss", loss_text(document["loss"])),
         (f"ε at δ = {document['delta']:g}", _shown(document["epsilon"])),
         ("μ", _shown(document["mu"])),
         ("rounds", f"{document['rounds']:,}"),
@@ -298,7 +298,7 @@ def _summary(run: RecordedRun) -> dict[str, str]:
         "run": run.name,
         "strategy": document["config"]["strategy"],
         "accuracy": shown_accuracy(document) if document["accuracy"] is not None else "none",
-        "loss": f"{document['loss']:.4g}",
+        "loss": loss_text(document["loss"]),
         "μ": _shown(document["mu"]),
         "ε": _shown(document["epsilon"]),
         "rounds": f"{document['rounds']:,}",

@@ -26,7 +26,7 @@ from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy, Trust
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
-from .sqlite_ledger import SQLiteLedger, accept_rollback, new_mark, upgrade_ledger
+from .sqlite_ledger import SQLiteLedger, accept_rollback, needs_upgrade, new_mark, upgrade_ledger
 
 __all__ = [
     "ACCOUNTINGS",
@@ -87,6 +87,7 @@ __all__ = [
     "gdp_mu",
     "make_mechanism",
     "mechanism_words",
+    "needs_upgrade",
     "new_mark",
     "policy_guarantee",
     "rdp_epsilon",

@@ -451,6 +451,33 @@ def new_mark(path: str | Path, *, timeout_s: float = 30.0) -> None:
         page.state.write_mark(page.header.mark)
 
 
+def needs_upgrade(path: str | Path, *, timeout_s: float = 30.0) -> bool:
+    """Whether a ledger is one of murmurfl 0.1.
+
+    Parameters
+    ----------
+    path : path
+        The ledger.
+    timeout_s : float
+        How long to wait for another process.
+
+    Raises
+    ------
+    LedgerError
+        If there is none, or it is of a format this version does not know.
+
+    Notes
+    -----
+    **Formal guarantees.** Releases nothing and changes nothing.
+    """
+    path = Path(path).absolute()
+    check_file(path)
+    with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        check_format(connection, path, expected=1 if version == 1 else FORMAT)
+    return version == 1
+
+
 def upgrade_ledger(path: str | Path, *, timeout_s: float = 30.0) -> None:
     """Make a ledger of murmurfl 0.1 one that knows its data, from its next release on.
 

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
+from murmurfl.app.cli import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare, run_experiment
@@ -19,6 +20,7 @@ from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.clients import simulation as simulation_module
 from murmurfl.privacy import MemoryLedger, protocol
 from murmurfl.strategies import CorrelatedFedAvg
+from typer.testing import CliRunner
 
 BASE = RunConfig(num_clients=4, clients_per_round=4, batch_size=6, num_rounds=3, clip_norm=0.5)
 KINDS = {
@@ -165,3 +167,17 @@ def test_updates_that_are_nan_are_named_and_others_are_not(caplog):
     with caplog.at_level("WARNING", logger="flwr"):
         trained(lambda machine: 0.5)
     assert not caplog.records
+
+
+def test_a_model_that_diverges_is_said_to_in_the_log_the_result_and_the_report(tmp_path, monkeypatch, caplog):
+    """0.1 ended such a run with a traceback and without a result."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["strategy=trusted-sgd", "num-rounds=3", "learning-rate=1e39"]
+    sets = [part for argument in arguments for part in ("--set", argument)]
+    with np.errstate(all="ignore"):
+        ran = CliRunner().invoke(cli, ["run", "--engine", "cohort", "--name", "far", *sets])
+    assert ran.exit_code == 0, ran.output
+    document = json.loads((tmp_path / "runs" / "far" / "result.json").read_text())
+    assert document["loss"] is None
+    assert CliRunner().invoke(cli, ["report", "runs/far"]).exit_code == 0
+    assert "not a finite number: the model diverged" in (tmp_path / "runs/far/report/index.html").read_text()

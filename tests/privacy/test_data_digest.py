@@ -16,6 +16,7 @@ from murmurfl.privacy import (
     SQLiteLedger,
     SystemKeys,
     accept_rollback,
+    needs_upgrade,
     read_ledger,
     row_bytes,
     upgrade_ledger,
@@ -228,7 +229,9 @@ def test_a_ledger_of_0_1_goes_on_once_its_operator_vouched_for_the_data(path):
     as_of_version_1(path)
     with pytest.raises(LedgerError, match="ledger upgrade"):
         SQLiteLedger(path)
+    assert needs_upgrade(path)
     upgrade_ledger(path)
+    assert not needs_upgrade(path)
     release(start(path), times=2)
     with pytest.raises(LedgerError, match="Put the data back"):
         release(start(path, changed(0)))
