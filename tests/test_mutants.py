@@ -39,6 +39,7 @@ def test_a_text_that_is_not_there_is_said_by_its_mutants_name(tmp_path, capsys, 
     assert "Give each the text the code has now" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_mutant_that_survives_or_breaks_ends_the_command_with_an_error(tmp_path, monkeypatch, capsys):
     (tmp_path / "mutated.py").write_text("VALUE = 1\n")
     (tmp_path / "test_it.py").write_text("from mutated import VALUE\n\n\ndef test_it():\n    assert VALUE < 3\n")

@@ -84,6 +84,7 @@ def audit(policy, canaries=("1", "2"), lost=(), runs=RUNS, **options):
     return audit_client(policy, streams(policy, **options), shifts, runs=runs, lost=lost)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: value if isinstance(value, str) else None)
 def test_no_mechanism_is_measured_above_its_claim(name, options):
     options = {option: value for option, value in options.items() if option}
