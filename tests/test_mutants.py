@@ -4,6 +4,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 SPEC = importlib.util.spec_from_file_location("mutants", Path(__file__).with_name("mutants.py"))
 assert SPEC is not None
