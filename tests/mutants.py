@@ -77,8 +77,8 @@ MUTANTS = (
     Mutant(
         "the tail ends at 53 bits",
         "privacy/normals.py",
-        "small = words < _EDGE",
-        "left_over[:], small = 0, words < _EDGE",
+        "share = (left_over.astype(np.float64) + below) * 2.0**-11",
+        "share = np.full(below.shape, 2.0**-12)",
         (NORMALS,),
     ),
     Mutant(
