@@ -214,10 +214,10 @@ def _train(
     session = session_entry(config)
     received = _received(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
+    known = machine.known_by()  # before the machine looks at them too: a change from here on is noticed
     private = machine.private(len(start))
     part = private.admits(session, ack).start  # refused before anything is trained
     message.content[key] = ConfigRecord({**config, protocol.PART: part})
-    known = machine.known_by()
     # Outside of the ledger's transaction: it may take long, and what it forks must not hold the ledger.
     trained = _training(machine, message, context, call_next, received)
     if machine.known_by() != known:

@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.clients import (
+    CorrelatedNoiseMod,
     DelayedMomentumClient,
     IsrlDpClient,
     Mu2Client,
@@ -158,7 +162,7 @@ def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_
 
 
 def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_path):
-    """Between two messages, and while a ClientApp trains on them."""
+    """Between two messages."""
     data = tmp_path / "clinic.npz"
     data.write_bytes(b"rows in one order")
     machine = _real(node(tmp_path, data_files=(str(data),)), {})
@@ -168,3 +172,30 @@ def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_pat
         machine.private(D).release("s", 1, lambda samples: np.ones((1, D)))
     data.write_bytes(b"rows in one order")
     machine.private(D).release("s", 1, lambda samples: np.ones((1, D)))
+
+
+def test_a_mod_releases_nothing_of_a_training_during_which_its_data_files_were_rewritten(path, tmp_path):
+    data = tmp_path / "clinic.npz"
+    data.write_bytes(b"rows in one order")
+    app, rewrites = ClientApp(mods=[CorrelatedNoiseMod(node=node(tmp_path, data_files=(str(data),)))]), [True, False]
+
+    @app.train()
+    def train(message, context):
+        if rewrites.pop(0):
+            data.write_bytes(b"rows in another order")
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    grid = InProcessGrid(app, 1, {})
+    entries = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: "s", protocol.ACK: 0}
+
+    def ask():
+        records = {"arrays": ArrayRecord([np.zeros(D)]), "config": ConfigRecord(entries)}
+        (node_id,) = grid.get_node_ids()
+        return next(
+            iter(grid.send_and_receive([Message(RecordDict(records), dst_node_id=node_id, message_type="train")]))
+        )
+
+    assert ask().error.code == protocol.LEDGER_UNUSABLE
+    assert read_ledger(path).sessions == (), "nothing was spent"
+    data.write_bytes(b"rows in one order")
+    assert not ask().has_error()
