@@ -1,17 +1,19 @@
 """The run configuration: typed, validated, and refused with one clear line before the first round.
 
-The keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run . -c "mu=2 num-clients=20"`` and
-``murmurfl run --set mu=2 --set num-clients=20`` override them. A zero (or an empty text) where the table says "preset"
-or "automatic" leaves the value to the preset or to the data.
+Its keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run . -c "mu=2 num-clients=20"`` and
+``murmurfl run --set mu=2 --set num-clients=20`` override them. Each is declared here once (:mod:`.keys`), and nowhere
+else is anything said of it. What a method, a task, a partition, a model or a mechanism reads beyond the common keys it
+says itself; a key that none of the chosen ones reads must be left at its default.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
+import inspect
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 from ..privacy import (
@@ -24,310 +26,233 @@ from ..privacy import (
     RELEASE_RULES,
     SCHEDULES,
     ConfigurationError,
+    Mechanism,
+    gdp_mu,
+    register_mechanism,
 )
-from ..strategies import MOMENTUM_MECHANISMS, REGULARIZERS, SAMPLINGS, VARIANTS
+from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
+from .keys import Key, Value, key, keys_of, refusal
+from .registry import imported, registry
 
-STRATEGIES = (
-    "mu2",
-    "trusted-mu2",
-    "delayed-momentum",
-    "noisy-sgd",
-    "isrl-dp",
-    "isrl-dp-accelerated",
-    "tree-momentum",
-    "reduced-tree-momentum",
-    "correlated-momentum",
-    "trusted-sgd",
-    "online",
-    "shuffled",
-)
-MOMENTUM = ("tree-momentum", "reduced-tree-momentum", "correlated-momentum", "trusted-sgd")
-"""Private momentum (tran-cutkosky-2022) and DP-SGD beside it: a trusted server, all machines in every round."""
-TRUSTED = ("trusted-mu2", *MOMENTUM)
-"""The server adds the noise."""
-BASELINES = ("noisy-sgd", "isrl-dp", "isrl-dp-accelerated")
-"""Fresh noise in every release, each of which stands alone."""
 PRESETS = ("practical", "paper")
-PUBLIC_TASKS = {
-    "mnist-69": "mean",
-    "cifar10-ridge": "ridge",
-    "crime": "ridge",
-    "compas": "logistic",
-    "credit-card": "logistic",
-}
-"""Tasks that come with public samples beside the private ones, and the model of each (jiang-2026)."""
-TASKS = ("digits", "mnist", "mnist-parity", "synthetic", "synthetic-logistic", *PUBLIC_TASKS)
-FEATURES = ("pixels", "oriented-gradients", "means-2x2", "means-4x4")
-MODELS = ("softmax", "mlp", "cnn", "logistic", "nonconvex-logistic", "ridge", "mean")
-PARTITIONS = ("iid", "dirichlet", "half-by-label", "own")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "strategy": STRATEGIES,
-    "preset": PRESETS,
-    "task": TASKS,
-    "features": FEATURES,
-    "model": MODELS,
-    "partition": PARTITIONS,
-    "mechanism": ("", NO_NOISE, *MECHANISMS),
-    "clip_unit": ("", *CLIP_UNITS),
-    "schedule": ("", *SCHEDULES),
-    "sampling": ("", *SAMPLINGS),
-    "noise_quality": NOISE_QUALITIES,
-    "release_rule": RELEASE_RULES,
-    "variant": VARIANTS,
-    "order": ORDERS,
-    "regularizer": ("", *REGULARIZERS),
-    "accounting": ACCOUNTINGS,
-}
 
 _LONGEST_RUN_NAME = 200
 """Bytes; file systems take 255, and files that are being written have longer names for a moment."""
 
-_OPTION_OF = {"decoder": "tree", "workload": "optimal", "bands": "banded", "buffers": "blt"}
+_PRESETS = "the preset's"
+
+
+def _mechanisms() -> tuple[str, ...]:
+    return ("", NO_NOISE, *MECHANISMS)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run is started with.
+    """Everything a run is started with: one field a run-config key, with underscores for hyphens.
 
-    Parameters
-    ----------
-    strategy, preset, task, features, model, partition : str
-        What runs on what; see the tuples of this module.
-    dirichlet_alpha : float
-        Concentration of the label-skewed ``dirichlet`` partition; small is more skewed.
-    data_root : str
-        Folder with the data sets; empty for the environment variable MURMURFL_DATA. Digits need none.
-    download : bool
-        Whether a missing data set may be downloaded into the data root.
-    num_clients, clients_per_round : int
-        M and m.
-    num_rounds : int
-        T; 0 for one pass over the data. More than the machines' samples and caps last for are refused.
-    batch_size : int
-        b, samples a release; with ``online`` tau, one local step for each.
-    passes : int
-        How often every machine goes through its samples; the noise covers that they return.
-    max_participations : int
-        K, the cap; 0 for as many as rounds and samples allow.
-    run_dry : bool
-        Whether rounds may go on when machines have used up their samples or reached their cap: these refuse then.
-    mu, delta : float
-        The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.
-    clip_norm, learning_rate, diameter : float
-        S, eta and D; 0 for the preset's.
-    global_learning_rate : float
-        eta_g of ``online``: the server's step is eta eta_g tau.
-    alpha : float
-        Weight of a new gradient in the strategies of private momentum.
-    mechanism : str
-        How a machine's noise is correlated over its releases; empty for the strategy's own: ``cancelling``, or
-        ``independent`` for SGD. ``none`` adds no noise anywhere, to see what noise costs: nothing is private then,
-        and mu only stands for the largest there is. For simulations only.
-    decoder, workload : str
-        Options of the mechanisms ``tree`` and ``optimal``; empty for their defaults.
-    bands, buffers : int
-        Options of ``banded`` and ``blt``; 0 for their defaults.
-    clip_unit : str
-        What is clipped: ``sample``, or with ``online`` ``update`` (the default) or ``contractive``.
-    feature_bound : float
-        R of the ``logistic`` models, a public bound on a sample's norm; 0 for the preset's.
-    variant, order : str
-        What ``shuffled`` does with public samples, and the order of the private ones in an epoch.
-    private_share : float
-        p of ``shuffled``: the share of steps on private samples.
-    public_samples : int
-        Training samples that count as public, for tasks without public samples of their own.
-    regularizer, regularizer_strength : str, float
-        psi of ``shuffled``, applied once an epoch, and its lambda or radius; empty and 0 for the task's.
-    accounting : str
-        ``amplified``, refused where it does not hold, or ``composed`` (:mod:`murmurfl.privacy.shuffled`).
-    schedule : str
-        Noise schedule of the cancelling mechanism; empty for the preset's.
-    sampling : str
-        How the machines of a round are drawn, ``uniform`` or ``balanced``; empty for the preset's.
-    noise_quality : str
-        ``exact``, or ``fast`` for long simulations.
-    release_rule : str
-        ``acknowledged`` (P_k - P_ack) or ``paper``.
-    lost_replies : float
-        Share of replies lost at random, to see what happens.
-    seed : int
-        Of partition, sampling, simulated losses and (in simulation) noise.
-    synthetic_samples, synthetic_features : int
-        Training samples of the synthetic tasks, and values of each.
-    synthetic_alpha, synthetic_beta : float
-        How far the machines of ``synthetic-logistic`` differ in their rules and in their features.
-    validation_samples : int
-        Training samples held out and evaluated on in place of the test set, for tuning.
-    training_samples : int
-        How many training samples are used, the same ones in every run; 0 for all.
-    gradient_norm : bool
-        Whether every evaluation computes the norm of the gradient of the training loss: a simulation's, it is not
-        private.
-    evaluate_every : int
-        Rounds between evaluations; the last round is always evaluated.
-    round_timeout_s, node_deadline_s : float
-        Longest waits, in seconds, for a round's replies and for enough machines.
-    give_up_after : int
-        Rounds in a row without anything to aggregate after which a run ends with an error; 0 for never.
-    checkpoint : bool
-        On real machines, whether the server saves its state after every round. A simulation leaves no checkpoint: the
-        ledgers of its machines end with it, so that nobody could go on from there.
-    out_dir : str
-        Where results are written, as an absolute path; empty for ``runs/`` where the server runs.
-    run_name : str
-        Folder under out_dir (:func:`check_run_name`); empty for one made of strategy, task and seed.
-    track : str
-        Where the run is logged as well, separated by commas: ``tensorboard``, ``mlflow``, ``wandb``
-        (:mod:`murmurfl.app.trackers`); empty for nowhere.
+    What each key means, its range and who reads it stand in its declaration below; ``murmurfl keys`` and the
+    documentation's page on the keys show the same.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of its range, a name unknown, a key set that none of the chosen method, task, partition, model
+        and mechanism reads, or they do not go together.
+
+    Notes
+    -----
+    ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero.
     """
 
-    strategy: str = "mu2"
-    preset: str = "practical"
-    task: str = "digits"
-    features: str = "pixels"
-    model: str = "softmax"
-    partition: str = "iid"
-    dirichlet_alpha: float = 0.5
-    data_root: str = ""
-    download: bool = False
-    num_clients: int = 10
-    clients_per_round: int = 10
-    num_rounds: int = 0
-    batch_size: int = 8
-    passes: int = 1
-    max_participations: int = 0
-    run_dry: bool = False
-    mu: float = 4.0
-    delta: float = 1e-5
-    clip_norm: float = 0.0
-    learning_rate: float = 0.0
-    diameter: float = 0.0
-    global_learning_rate: float = 1.0
-    alpha: float = 0.1
-    mechanism: str = ""
-    decoder: str = ""
-    workload: str = ""
-    bands: int = 0
-    buffers: int = 0
-    clip_unit: str = ""
-    feature_bound: float = 0.0
-    variant: str = "interleaved"
-    order: str = "RR"
-    private_share: float = 0.5
-    public_samples: int = 0
-    regularizer: str = ""
-    regularizer_strength: float = 0.0
-    accounting: str = "amplified"
-    schedule: str = ""
-    sampling: str = ""
-    noise_quality: str = "exact"
-    release_rule: str = "acknowledged"
-    lost_replies: float = 0.0
-    seed: int = 1
-    synthetic_samples: int = 6000
-    synthetic_features: int = 784
-    synthetic_alpha: float = 0.1
-    synthetic_beta: float = 0.1
-    validation_samples: int = 0
-    training_samples: int = 0
-    gradient_norm: bool = False
-    evaluate_every: int = 1
-    round_timeout_s: float = 600.0
-    node_deadline_s: float = 120.0
-    give_up_after: int = 3
-    checkpoint: bool = True
-    out_dir: str = ""
-    run_name: str = ""
-    track: str = ""
+    strategy: str = key("mu2", "The method: how machines and server train.", names=True)
+    preset: str = key("practical", "Where clip, step, ball and schedule come from.", choices=PRESETS)
+    task: str = key("digits", "The data set.", names=True)
+    features: str = key("pixels", "A fixed map of a task's images, which costs no privacy.", names=True)
+    model: str = key("softmax", "What is trained.", names=True)
+    partition: str = key("iid", "How samples are split among the machines.", names=True)
+    dirichlet_alpha: float = key(
+        0.5, "Concentration of the label-skewed partition; small is more skewed.", above=0, read_by="partition"
+    )
+    data_root: str = key("", "Folder with the data sets; empty for the environment variable MURMURFL_DATA.")
+    download: bool = key(False, "Whether a missing data set may be downloaded into the data root.")
+    num_clients: int = key(10, "M, machines in all.", at_least=1)
+    clients_per_round: int = key(10, "m, machines asked in a round.", at_least=1)
+    num_rounds: int = key(
+        0,
+        "T; more than the machines' samples and caps last for are refused.",
+        at_least=0,
+        zero="one pass over the data",
+    )
+    batch_size: int = key(
+        8,
+        "b, samples a release; where machines take local steps tau, one step for each.",
+        at_least=1,
+        read_by="strategy",
+    )
+    passes: int = key(
+        1, "How often every machine goes through its samples; the noise covers that they return.", at_least=1
+    )
+    max_participations: int = key(
+        0, "K, the cap of a machine's releases.", at_least=0, zero="as many as rounds and samples allow"
+    )
+    run_dry: bool = key(
+        False, "Whether rounds go on when machines have used up their samples or reached their cap: these refuse then."
+    )
+    mu: float = key(4.0, "The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.", above=0)
+    epsilon: float = key(
+        0.0, "The privacy wanted as an epsilon at delta; it stands in the place of mu.", at_least=0, zero="mu"
+    )
+    delta: float = key(1e-5, "Where epsilon is shown.", above=0, below=1)
+    clip_norm: float = key(0.0, "S, the L2 norm that is clipped to.", at_least=0, zero=_PRESETS)
+    learning_rate: float = key(0.0, "eta, the step.", at_least=0, zero=_PRESETS)
+    diameter: float = key(
+        0.0, "D, diameter of the ball the model stays in.", at_least=0, zero=_PRESETS, read_by="strategy"
+    )
+    global_learning_rate: float = key(1.0, "eta_g: the server's step is eta eta_g tau.", above=0, read_by="strategy")
+    alpha: float = key(0.1, "Weight of a new gradient in a momentum.", above=0, at_most=1, read_by="strategy")
+    mechanism: str = key(
+        "",
+        "How noise is correlated over releases; empty for the method's own. `none` adds no noise anywhere, to see what "
+        "noise costs: nothing is private then, mu stands for the largest there is, and real machines refuse it.",
+        choices=_mechanisms,
+        own=True,
+    )
+    decoder: str = key("", "Decoder of the tree.", zero="its default", read_by="mechanism")
+    workload: str = key("", "What the factorisation is optimal for.", zero="its default", read_by="mechanism")
+    bands: int = key(0, "Bands of the encoder.", at_least=0, zero="its default", read_by="mechanism")
+    buffers: int = key(0, "Buffers of the linear recurrence.", at_least=0, zero="its default", read_by="mechanism")
+    clip_unit: str = key(
+        "",
+        "What is clipped; empty for the method's own.",
+        choices=("", *CLIP_UNITS),
+        read_by="strategy",
+    )
+    feature_bound: float = key(
+        0.0, "R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"
+    )
+    variant: str = key("interleaved", "What is done with public samples.", choices=VARIANTS, read_by="strategy")
+    order: str = key("RR", "The order of the private samples in an epoch.", choices=ORDERS, read_by="strategy")
+    private_share: float = key(0.5, "p, the share of steps on private samples.", above=0, at_most=1, read_by="strategy")
+    public_samples: int = key(
+        0,
+        "Training samples that count as public, for tasks without public samples of their own.",
+        at_least=0,
+        read_by="strategy",
+    )
+    regularizer: str = key(
+        "", "psi, applied once an epoch; empty for the task's.", choices=("", *REGULARIZERS), read_by="strategy"
+    )
+    regularizer_strength: float = key(
+        0.0, "lambda or radius of psi.", at_least=0, zero="the task's", read_by="strategy"
+    )
+    accounting: str = key(
+        "amplified",
+        "How an epoch is accounted for; `amplified` is refused where it does not hold.",
+        choices=ACCOUNTINGS,
+        read_by="strategy",
+    )
+    schedule: str = key(
+        "",
+        "Noise schedule of the cancelling mechanism; empty for the preset's.",
+        choices=("", *SCHEDULES),
+        read_by="strategy",
+    )
+    sampling: str = key("", "How the machines of a round are drawn; empty for the preset's.", choices=("", *SAMPLINGS))
+    noise_quality: str = key("exact", "`fast` is for long simulations and no guarantee.", choices=NOISE_QUALITIES)
+    release_rule: str = key(
+        "acknowledged",
+        "What a release is built on: the last one acknowledged, or, as in the papers, the last one.",
+        choices=RELEASE_RULES,
+        read_by="strategy",
+    )
+    lost_replies: float = key(0.0, "Share of replies lost at random, to see what happens.", at_least=0, below=1)
+    seed: int = key(1, "Of partition, sampling, simulated losses and, in simulation, noise.", at_least=0, below=2**63)
+    synthetic_samples: int = key(6000, "Training samples of a synthetic task.", at_least=1, read_by="task")
+    synthetic_features: int = key(784, "Values of a sample of a synthetic task.", at_least=1, read_by="task")
+    synthetic_alpha: float = key(0.1, "How far machines differ in their rules: a variance.", at_least=0, read_by="task")
+    synthetic_beta: float = key(
+        0.1, "How far machines differ in their features: a variance.", at_least=0, read_by="task"
+    )
+    validation_samples: int = key(
+        0, "Training samples held out and evaluated on in place of the test set, for tuning.", at_least=0
+    )
+    training_samples: int = key(
+        0, "How many training samples are used, the same ones in every run.", at_least=0, zero="all"
+    )
+    gradient_norm: bool = key(
+        False,
+        "Whether every evaluation computes the norm of the training loss's gradient: a simulation's, not private.",
+    )
+    evaluate_every: int = key(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
+    round_timeout_s: float = key(600.0, "Longest wait for a round's replies, in seconds.", above=0)
+    node_deadline_s: float = key(120.0, "Longest wait for enough machines, in seconds.", above=0)
+    give_up_after: int = key(
+        3,
+        "Rounds in a row without anything to aggregate after which a run ends with an error.",
+        at_least=0,
+        zero="never",
+    )
+    checkpoint: bool = key(
+        True, "On real machines, whether the server saves its state after every round; a simulation leaves none."
+    )
+    out_dir: str = key("", "Where results are written, an absolute path; empty for runs/ where the server runs.")
+    run_name: str = key("", "Folder under out-dir; empty for one made of strategy, task and seed.")
+    track: str = key(
+        "", "Where the run is logged as well: tensorboard, mlflow, wandb, separated by commas; empty for nowhere."
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise _refuse(name, f"one of {', '.join(repr(value) for value in allowed)}", getattr(self, name))
-        counts = ("num_clients", "clients_per_round", "batch_size", "passes", "evaluate_every")
-        for name in (*counts, "synthetic_samples", "synthetic_features"):
-            self._check(name, getattr(self, name) >= 1, "an integer >= 1")
-        for name in (
-            "num_rounds",
-            "max_participations",
-            "validation_samples",
-            "training_samples",
-            "seed",
-            "bands",
-            "buffers",
-            "public_samples",
-            "give_up_after",
-        ):
-            self._check(name, getattr(self, name) >= 0, "an integer >= 0")
-        for name in ("mu", "dirichlet_alpha", "global_learning_rate", "round_timeout_s", "node_deadline_s"):
-            self._check(name, getattr(self, name) > 0, "a number > 0")
-        for name in ("synthetic_alpha", "synthetic_beta"):
-            self._check(name, getattr(self, name) >= 0, "a variance >= 0")
-        for name in ("clip_norm", "learning_rate", "diameter", "feature_bound", "regularizer_strength"):
-            self._check(name, getattr(self, name) >= 0, "a number >= 0 (0: the preset's)")
-        self._check("delta", 0 < self.delta < 1, "a number between 0 and 1")
-        self._check("lost_replies", 0 <= self.lost_replies < 1, "a share >= 0 and < 1")
-        self._check("seed", self.seed < 2**63, "an integer below 2^63")
-        self._check(
-            "clients_per_round", self.clients_per_round <= self.num_clients, f"at most num-clients = {self.num_clients}"
-        )
-        if self.features != "pixels":
-            self._check("features", self.task in ("mnist", "mnist-parity"), "'pixels' unless the images are MNIST's")
-        if self.model != "softmax":
-            self._check(
-                "preset", self.preset != "paper", "'practical' unless model = 'softmax': the paper's are for it"
-            )
-        online = self.strategy == "online"
-        units = ("", "update", "contractive") if online else ("", "sample")
-        self._check("clip_unit", self.clip_unit in units, f"one of {', '.join(map(repr, units))} with this strategy")
-        shuffled = self.strategy == "shuffled"
-        self._check("private_share", 0 < self.private_share <= 1, "a share > 0 and <= 1")
-        self._check("public_samples", shuffled or not self.public_samples, "0 unless strategy = 'shuffled'")
-        if self.task in PUBLIC_TASKS:
-            self._check("strategy", shuffled, "'shuffled' for this task")
-            self._check("model", self.model == PUBLIC_TASKS[self.task], f"{PUBLIC_TASKS[self.task]!r} for this task")
-            self._check("public_samples", not self.public_samples, "0 for a task with public samples of its own")
-        if shuffled:
-            self._check("mechanism", self.mechanism in ("", NO_NOISE), f"left to this strategy, or {NO_NOISE!r}")
-        self._check("global_learning_rate", online or self.global_learning_rate == 1.0, "1 unless strategy = 'online'")
-        if self.strategy == "correlated-momentum":
-            allowed = ("", NO_NOISE, *MOMENTUM_MECHANISMS)
-            self._check("mechanism", self.mechanism in allowed, f"one of {', '.join(map(repr, allowed))}")
-        elif self.strategy in (*TRUSTED, *BASELINES):
-            allowed = ("", NO_NOISE) if self.strategy in TRUSTED else ("", NO_NOISE, "independent")
-            self._check("mechanism", self.mechanism in allowed, f"left to this strategy, or {NO_NOISE!r}")
-        for name, mechanism in _OPTION_OF.items():
-            self._check(
-                name, not getattr(self, name) or self.mechanism == mechanism, f"unset unless mechanism = {mechanism!r}"
-            )
-        unknown = [name for name in self.trackers if name not in TRACKERS]
-        self._check("track", not unknown, f"names among {', '.join(TRACKERS)}, separated by commas")
-        self._check("alpha", 0 < self.alpha <= 1, "a weight > 0 and <= 1")
+        for one in run_keys().values():
+            one.check(getattr(self, one.attribute))
+        self._settle_mu()
+        if self.clients_per_round > self.num_clients:
+            raise refusal("clients_per_round", f"at most num-clients = {self.num_clients}", self.clients_per_round)
+        if self.passes > 1 and self.max_participations:
+            raise refusal("max_participations", "0 with passes > 1: they settle it", self.max_participations)
+        if any(name not in TRACKERS for name in self.trackers):
+            raise refusal("track", f"names among {', '.join(TRACKERS)}, separated by commas", self.track)
         if self.run_name:
             check_run_name(self.run_name)
-        if self.strategy == "reduced-tree-momentum":
-            self._check(
-                "lost_replies", not self.lost_replies, "0 with this strategy: it ends with the first lost reply"
-            )
-            self._check("run_dry", not self.run_dry, "false with this strategy: it ends with the first refusal")
-        if self.strategy in MOMENTUM:
-            everybody = self.clients_per_round == self.num_clients
-            self._check("clients_per_round", everybody, f"num-clients = {self.num_clients} with this strategy")
-        if self.strategy == "delayed-momentum":
-            self._check("release_rule", self.release_rule == "acknowledged", "'acknowledged' with this strategy")
-        if self.passes > 1:
-            self._check("max_participations", self.max_participations == 0, "0 with passes > 1: they settle it")
-            self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")
-        if self.task == "synthetic-logistic":
-            self._check("partition", self.partition in ("own", "iid"), "'own' or 'iid' for this task")
+        chosen = {
+            one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
+        }
+        self._check_read({name: frozenset(thing.keys) for name, thing in chosen.items()})
+        for thing in chosen.values():
+            thing.check(self)
+
+    def _settle_mu(self) -> None:
+        if not self.epsilon:
+            return
+        if self.mu != run_keys()["mu"].default:
+            raise _both(self.mu, self.epsilon)
+        object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
+        object.__setattr__(self, "epsilon", 0.0)
+
+    def _check_read(self, reads: Mapping[str, frozenset[str]]) -> None:
+        """Refuse keys that are set and that nothing that was chosen reads."""
+        for one in run_keys().values():
+            value = getattr(self, one.attribute)
+            if not one.read_by or value == one.default:
+                continue
+            chosen = getattr(self, one.read_by)
+            if one.name not in (_options(chosen) if one.read_by == "mechanism" else reads[one.read_by]):
+                readers = readers_of(one)
+                by = f"; it is read by {', '.join(readers)}" if readers else ""
+                raise ConfigurationError(
+                    f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
+                    f"not read it, got {value!r}{by}."
+                )
 
     @property
     def trackers(self) -> tuple[str, ...]:
         """The names in :attr:`track`, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
+
+    @property
+    def label(self) -> str:
+        """A name for this run's folder: its strategy, task and seed, in characters that any folder may have."""
+        return re.sub(r"[^\w.-]+", "-", f"{self.strategy}-{self.task}-seed{self.seed}")
 
     @property
     def private(self) -> bool:
@@ -337,7 +262,8 @@ class RunConfig:
     @property
     def mechanism_options(self) -> dict[str, str | int]:
         """The mechanism's options that are set."""
-        return {name: getattr(self, name) for name in _OPTION_OF if getattr(self, name)}
+        names = [one.attribute for one in run_keys().values() if one.read_by == "mechanism"]
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -355,19 +281,53 @@ class RunConfig:
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> RunConfig:
-        known = {f.name.replace("_", "-"): f for f in fields(cls)}
+        known = run_keys()
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise _unknown(unknown[0], known)
-        return cls(**{known[key].name: typed_value(key, value, str(known[key].type)) for key, value in values.items()})
+        return cls(**{known[name].attribute: known[name].read(value) for name, value in values.items()})  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
         return {name.replace("_", "-"): value for name, value in asdict(self).items()}
 
-    def _check(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise _refuse(name, expected, getattr(self, name))
+
+@cache
+def run_keys() -> Mapping[str, Key]:
+    """Every run-config key by its hyphenated name."""
+    return keys_of(RunConfig)
+
+
+def readers_of(one: Key) -> list[str]:
+    """The built-in names of those that read a key; empty for one that every run reads."""
+    if one.read_by == "mechanism":
+        return [name for name in MECHANISMS if one.name in _options(name)]
+    return registry(one.read_by).reading(one.name) if one.read_by else []
+
+
+def known_mechanism(name: str) -> str:
+    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no mechanism, or its stream is not what its matrices say.
+    """
+    if ":" not in name:
+        return name
+    kind = imported(name, f"mechanism = {name!r}")
+    if not (inspect.isclass(kind) and issubclass(kind, Mechanism)):
+        raise ConfigurationError(f"Expected mechanism = {name!r} to be a subclass of Mechanism, got {kind!r}.")
+    if MECHANISMS.get(kind.name) is not kind:
+        register_mechanism(kind)
+    return kind.name
+
+
+def _options(name: str) -> Iterable[str]:
+    """The options a mechanism takes."""
+    if not name or name == NO_NOISE:
+        return ()
+    return inspect.signature(MECHANISMS[known_mechanism(name)].__init__).parameters
 
 
 @lru_cache(maxsize=16)
@@ -396,60 +356,34 @@ def check_run_name(name: str) -> None:
         )
 
 
-def _refuse(name: str, expected: str, got: Any) -> ConfigurationError:
-    return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
-
-
-def _unknown(key: str, known: Iterable[str]) -> ConfigurationError:
+def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     names = list(known)
-    near = difflib.get_close_matches(key, names, n=1)
+    near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-    return ConfigurationError(f"Expected a known run-config key, got {key!r}; {meant}")
+    return ConfigurationError(f"Expected a known run-config key, got {name!r}; {meant}")
 
 
-def typed_value(key: str, value: Any, kind: str) -> Any:
-    """A value as its key's type, or a refusal."""
-    if kind == "bool" and isinstance(value, bool):
-        return value
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "int" and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    names = {"bool": "true or false", "str": "a text", "int": "an integer", "float": "a finite number"}
-    raise _refuse(key, names[kind], value)
-
-
-def parse_assignments(assignments: list[str]) -> dict[str, bool | int | float | str]:
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
     """``key=value`` texts as a mapping, each value read as its key's type.
 
     Raises
     ------
     ConfigurationError
-        If a text has no ``=``, the key is unknown or the value does not read as its type.
+        If a text has no ``=``, the key is unknown, the value does not read as its type, or mu and epsilon are both set.
     """
-    kinds = {f.name.replace("_", "-"): str(f.type) for f in fields(RunConfig)}
-    values: dict[str, bool | int | float | str] = {}
+    values: dict[str, Value] = {}
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        key, text = key.strip(), text.strip()
+        name, equals, text = assignment.partition("=")
+        name, text = name.strip(), text.strip()
         if not equals:
             raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
-        if key not in kinds:
-            raise _unknown(key, kinds)
-        values[key] = _parsed(key, text, kinds[key])
+        if name not in run_keys():
+            raise _unknown(name, run_keys())
+        values[name] = run_keys()[name].parsed(text)
+    if "mu" in values and values.get("epsilon"):
+        raise _both(values["mu"], values["epsilon"])
     return values
 
 
-def _parsed(key: str, text: str, kind: str) -> bool | int | float | str:
-    if kind == "bool" and text in ("true", "false"):
-        return text == "true"
-    try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            return float(text)
-    except ValueError:
-        pass
-    return typed_value(key, text, kind)
+def _both(mu: Any, epsilon: Any) -> ConfigurationError:
+    return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ..privacy import Guarantee, rounded_up
-from .experiment import Progress
+from .run import Progress
 from .terminal import say, width
 
 _LINES = 20

@@ -17,8 +17,9 @@ import numpy as np
 from ..privacy import PrivacyPolicy, rounded_up
 from ..privacy.training import TrainingFigures
 from .config import check_run_name
-from .experiment import Experiment, RunResult, model_arrays
+from .experiment import Experiment
 from .guarantees import result_guarantee
+from .run import RunResult, model_arrays
 
 RESULT_NAME = "result.json"
 MACHINES_NAME = "machines.json"

@@ -6,11 +6,11 @@ round, and a request spends samples whether or not its reply is lost, so that no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..privacy import ConfigurationError
 from ..strategies.machines import rounds_possible, sample_machines
-from .config import MOMENTUM, RunConfig
+from .methods import Method, Problem
 
 
 @dataclass(frozen=True)
@@ -33,54 +33,40 @@ class Shortage:
     reason: str
 
 
-def releases_of(config: RunConfig, samples: int, shortest: int) -> tuple[float, str]:
-    """How many releases a machine can make, and what limits it.
-
-    Parameters
-    ----------
-    config : RunConfig
-    samples : int
-        The machine's.
-    shortest : int
-        Samples of the machine with the fewest: under private momentum all have one epoch.
-    """
-    cap = config.max_participations
-    if config.strategy == "shuffled":  # an epoch takes all samples, and they return
-        return cap or float("inf"), f"max-participations = {cap}"
-    samples = shortest if config.strategy in MOMENTUM else samples
-    releases = config.passes * (samples // config.batch_size)
-    if cap:
-        return cap, f"max-participations = {cap}"
-    often = f", each of them {config.passes} times" if config.passes > 1 else ""
-    return releases, f"{samples} samples in batches of {config.batch_size}{often}"
-
-
-def shortage(config: RunConfig, samples: Sequence[int], rounds: range, sampling: str) -> Shortage | None:
-    """Which machine runs out first, if one does.
-
-    Parameters
-    ----------
-    config : RunConfig
-    samples : sequence of int
-        Of each machine.
-    rounds : range
-        The rounds in which machines are asked.
-    sampling : str
-        How they are drawn.
-    """
-    limits = {size: releases_of(config, size, min(samples)) for size in set(samples)}
-    names = [str(machine) for machine in range(len(samples))]
+def shortage(method: Method, problem: Problem, num_rounds: int) -> Shortage | None:
+    """Which machine runs out first in so many rounds, if one does."""
+    config, sizes = problem.config, problem.sizes
+    rounds = method.asked_rounds(config, num_rounds)
+    limits = {size: method.releases_of(config, size, min(sizes)) for size in set(sizes)}
+    names = [str(machine) for machine in range(len(sizes))]
     # A machine that can answer every round need not be counted.
-    counted = {
-        name: limits[size][0] for name, size in zip(names, samples, strict=True) if limits[size][0] < len(rounds)
-    }
+    counted = {name: limits[size][0] for name, size in zip(names, sizes, strict=True) if limits[size][0] < len(rounds)}
 
     def asked(server_round: int) -> list[str]:
-        count = config.clients_per_round
-        return sample_machines(names, count, config.seed, server_round, sampling)  # type: ignore[arg-type]
+        sampling = problem.values.sampling
+        return sample_machines(names, config.clients_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
 
     server_round, name = rounds_possible(asked, rounds, counted)
     if server_round is None or name is None:
         return None
-    releases, reason = limits[samples[int(name)]]
+    releases, reason = limits[sizes[int(name)]]
     return Shortage(int(name), server_round, int(releases), reason)
+
+
+def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> ConfigurationError:
+    """The refusal of a run that asks a machine for more than it can give; it says how many rounds are possible."""
+    config, num_rounds = problem.config, problem.num_rounds
+    # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
+    fixed = len(method.asked_rounds(config, num_rounds)) == num_rounds
+    possible = found.server_round - 1 if fixed else num_rounds - 1
+    while shortage(method, problem, possible):
+        possible -= 1
+    ways = ["fewer rounds", "a larger cap" if config.max_participations else "more data, smaller batches, more passes"]
+    if config.clients_per_round < config.num_clients and problem.values.sampling != "balanced":
+        ways.append("sampling = balanced, which asks all machines equally often")
+    if method.may_lose:
+        ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
+    return ConfigurationError(
+        f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
+        f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
+    )

@@ -13,10 +13,10 @@ from flwr.superlink.grid import InMemoryGrid
 
 from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
-from .experiment import Progress, check_deployed, run_experiment
 from .guarantees import expected_guarantee
 from .progress import RoundLine
 from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines, write_failure, write_record
+from .run import Progress, check_deployed, run_experiment
 from .trackers import tracking
 
 app = ServerApp()
@@ -39,7 +39,7 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
     ConfigurationError
         If the folder holds another run; for a simulation also if it holds the checkpoint of one on real machines.
     """
-    name = config.run_name or f"{config.strategy}-{config.task}-seed{config.seed}-{run_id}"
+    name = config.run_name or f"{config.label}-{run_id}"
     folder = (Path(config.out_dir) if config.out_dir else Path.cwd() / "runs") / name
     taken = [name for name in (RESULT_NAME, *(() if deployed else (CHECKPOINT_NAME,))) if (folder / name).exists()]
     if taken:

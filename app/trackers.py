@@ -19,8 +19,8 @@ from typing import Any
 
 from ..privacy import Guarantee, MurmurflError
 from .config import RunConfig
-from .experiment import Progress
 from .record import shown_accuracy
+from .run import Progress
 
 PROJECT = "murmurfl"
 EPSILON = "epsilon_of_the_whole_run"

@@ -95,7 +95,7 @@ def run_row(machines: int, per_round: int, features: int, row_cache_mib: float) 
     )
     result = run_cohort(config, row_cache_mib=row_cache_mib)
     updates = sum(report.aggregated for report in result.strategy.history)
-    data = result.experiment.task.train_features.nbytes / 2**20
+    data = result.experiment.data.train_features.nbytes / 2**20
     parameters = result.experiment.model.num_parameters
     return Row(
         machines, per_round, parameters, rounds, row_cache_mib, updates / result.seconds, result.seconds, data,

@@ -14,8 +14,9 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.superlink import toml_document
-from murmurfl.app.experiment import prepare, run_experiment
+from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.run import run_experiment
 from murmurfl.app.tasks import loading as tasks
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import (

@@ -166,7 +166,7 @@ class _Scene:
         self.point, features, labels = canaries(experiment.model, self.policy.clip_norm, experiment.config.seed)
         own = shard[: self._samples]
         task = replace(
-            experiment.task,
+            experiment.data,
             train_features=np.concatenate([own[0], features]),
             train_labels=np.concatenate([own[1], labels]),
             machine_of=None,
@@ -186,7 +186,7 @@ class _Scene:
         if canary:
             order[(canary - 1) * self.policy.batch_size] += 1
         base = self._experiment
-        shards = [Shard(base.task, order)] * numbers.stop
+        shards = [Shard(base.data, order)] * numbers.stop
         world = replace(base, config=replace(base.config, seed=seed), shards=shards)
         rows = RowCache(_ROW_CACHE_BYTES)
         cohort = Cohort([str(i) for i in numbers], lambda name: world.client(int(name), MemoryLedger(), rows))

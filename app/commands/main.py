@@ -57,7 +57,7 @@ def run(
         config = RunConfig.from_mapping(overrides)
         if engine not in ("ray", "cohort", "inprocess"):
             _fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
-        with folder_for(out.resolve(), name, f"{config.strategy}-{config.task}-seed{config.seed}") as folder:
+        with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
                 _fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             overrides |= {"out-dir": str(out.resolve()), "run-name": name or folder.name}
@@ -113,10 +113,10 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
-    from ..experiment import Progress as RunProgress
     from ..guarantees import expected_guarantee
     from ..progress import RoundLine, RunDisplay
     from ..record import write_record
+    from ..run import Progress as RunProgress
     from ..trackers import tracking
 
     logging.getLogger("flwr").setLevel(logging.WARNING)

@@ -12,9 +12,10 @@ from typing import Any
 from ...privacy import ConfigurationError
 from ..client_app import app
 from ..config import RunConfig
-from ..experiment import Progress, RunResult, prepare, run_experiment
+from ..experiment import prepare
 from ..papers.curves import run_curves
 from ..record import RESULT_NAME, result_document
+from ..run import Progress, RunResult, run_experiment
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .inprocess import InProcessGrid
 from .superlink import run_flower_app
@@ -46,7 +47,7 @@ def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
 def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
     """Run a configuration on the in-process grid.
 
-    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`. It leaves no checkpoint.
+    Parameters, result and errors are those of :func:`~murmurfl.app.run.run_experiment`. It leaves no checkpoint.
     """
     prepare(config)
     grid = InProcessGrid(app, config.num_clients, config.to_mapping())
@@ -61,7 +62,7 @@ def run_cohort(
 ) -> RunResult:
     """Run a configuration on the cohort engine.
 
-    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`; row_cache_mib is
+    Parameters, result and errors are those of :func:`~murmurfl.app.run.run_experiment`; row_cache_mib is
     :class:`~murmurfl.app.engines.cohort.CohortMachines`'s. It leaves no checkpoint.
     """
     machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)

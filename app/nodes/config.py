@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
+from ...clients import PrivateClient, Samples
 from ...clients.operators_file import (
     NODE_CONFIG_KEY,
     NODE_CONFIG_VARIABLE,
@@ -34,23 +34,28 @@ from ...privacy import (
     protocol,
     rounded_up,
 )
-from ..config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
-from ..models.models import Model, make_model
-from ..presets import feature_bound
-from ..tasks.loading import load_shards, load_task
+from ..config import RunConfig, known_mechanism
+from ..keys import typed_value
+from ..methods import METHODS, Method
+from ..methods.presets import feature_bound
+from ..models import Model, make_model
+from ..registry import registry, unknown_name
+from ..tasks import load_dataset, load_shards
 
 __all__ = [
     "NODE_CONFIG_KEY",
     "NODE_CONFIG_VARIABLE",
-    "NODE_STRATEGIES",
     "NodeConfig",
     "configured_client",
     "describe",
+    "node_strategies",
     "operators_file",
 ]
 
-NODE_STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
-"""What a real machine can take part in."""
+
+def node_strategies() -> list[str]:
+    """The built-in methods that a real machine can take part in."""
+    return [name for name, method in METHODS.items() if method.on_real_nodes]
 
 
 @dataclass(frozen=True)
@@ -130,34 +135,48 @@ class NodeConfig:
     feature_bound: float = 0.0
 
     def __post_init__(self) -> None:
-        choices = {"strategy": NODE_STRATEGIES, "model": MODELS, "features": FEATURES, "partition": PARTITIONS}
-        for name, allowed in choices.items():
-            self._check(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
+        method = self.method
+        for name in ("model", "features", "partition"):
+            registry(name)[getattr(self, name)]  # refuses an unknown name
         longest = protocol.LONGEST_MACHINE_NAME
         self._check("machine", 0 < len(self.machine) <= longest, f"a name of 1 to {longest} characters")
         self._check("ledger", bool(self.ledger), "the path of a ledger")
         for name in ("clip_norm", "mu"):
             self._check(name, getattr(self, name) > 0, "a number > 0")
-        known = ("", *MECHANISMS)
-        self._check("mechanism", self.mechanism in known, f"one of {', '.join(map(repr, known))}")
+        if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
+            raise ConfigurationError(unknown_name("mechanism", self.mechanism, MECHANISMS))
         self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
         for name in ("batch_size", "passes"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):
             self._check(name, getattr(self, name) >= 0, "a number >= 0")
-        once = self.strategy != "trusted-mu2" or self.passes == 1
-        self._check("passes", once, "1 with strategy = 'trusted-mu2': its server counts every sample once")
-        online = self.strategy == "online"
-        self._check("learning_rate", (self.learning_rate > 0) == online, "set with strategy = 'online', and only then")
+        once = method.samples_return or self.passes == 1
+        self._check("passes", once, f"1 with strategy = {self.strategy!r}: its server counts every sample once")
+        steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
+        right = (self.learning_rate > 0) == method.local_steps
+        self._check("learning_rate", right, f"{steps} with strategy = {self.strategy!r}")
         self._check("task", bool(self.task) != bool(self.samples), "set, or `samples`, and not both")
         if self.samples:
             self._check("num_classes", self.num_classes >= 2, "the number of classes of `samples`, an integer >= 2")
         else:
-            self._check("task", self.task in TASKS, f"one of {', '.join(map(repr, TASKS))}")
+            registry("task")[self.task]
             self._check("num_classes", self.num_classes == 0, "unset with a built-in task")
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+
+    @property
+    def method(self) -> Method:
+        """What this machine takes part in.
+
+        Raises
+        ------
+        ConfigurationError
+            If a real machine cannot.
+        """
+        method = METHODS[self.strategy]
+        self._check("strategy", method.on_real_nodes, f"one for real nodes, one of {', '.join(node_strategies())}")
+        return method
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
@@ -198,21 +217,17 @@ class NodeConfig:
         """
         separation = num_samples // self.batch_size
         budget = covering_budget(self.mu, ledger, self.budget_mu)
-        independent = self.strategy == "noisy-sgd"
-        return PrivacyPolicy(
+        return self.method.machine_policy(
             clip_norm=self.clip_norm,
             batch_size=self.batch_size,
             max_participations=self.max_participations or max(self.passes * separation, 1),
             mu=self.mu,
             budget_mu=budget,
             delta=self.delta or float(ledger.delta or 0.0),
-            mechanism=self.mechanism or ("independent" if independent else "cancelling"),
-            clip_unit="update" if self.strategy == "online" else "sample",
+            mechanism=known_mechanism(self.mechanism),
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
-            release_rule="paper" if independent else "acknowledged",
-            trust="trusted-server" if self.strategy == "trusted-mu2" else "untrusted-server",
         )
 
     def load_samples(self) -> tuple[Samples, int, int]:
@@ -236,8 +251,8 @@ class NodeConfig:
             clients_per_round=self.num_partitions,
             batch_size=self.batch_size,
         )
-        task = load_task(run)
-        return load_shards(run, task)[self.partition_id], task.num_features, task.num_classes
+        data = load_dataset(run)
+        return load_shards(run, data)[self.partition_id], data.num_features, data.num_classes
 
     def client(self) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
@@ -256,12 +271,8 @@ class NodeConfig:
         model = self._model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
-        client: PrivateClient
-        if self.strategy == "online":
-            client = OnlineClient(*parts, name=self.machine, learning_rate=self.learning_rate)
-        else:
-            kind = NoisySGDClient if self.strategy == "noisy-sgd" else Mu2Client
-            client = kind(*parts, name=self.machine)
+        own = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
+        client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
 

@@ -29,7 +29,7 @@ from ..engines.superlink import CONNECTION_NAME, Launch, LaunchError, Scalar, ex
 from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
-from .config import NODE_STRATEGIES, NodeConfig
+from .config import NodeConfig, node_strategies
 
 DEMO_SETTINGS: dict[str, Scalar] = {
     # Few, heavy rounds: one over a network costs seconds whatever is computed in it.
@@ -212,9 +212,9 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         If a real node cannot be told so.
     """
     config, policy = experiment.config, experiment.policy(machine)
-    if config.strategy not in NODE_STRATEGIES:
+    if not experiment.method.on_real_nodes:
         raise ConfigurationError(
-            f"Expected a strategy for real nodes, one of {', '.join(NODE_STRATEGIES)}, got {config.strategy!r}."
+            f"Expected a strategy for real nodes, one of {', '.join(node_strategies())}, got {config.strategy!r}."
         )
     if not config.private or config.noise_quality != "exact" or policy.mechanism_options:
         raise ConfigurationError(
@@ -241,7 +241,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     }
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
-    if config.strategy == "online":
+    if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate
         settings["feature-bound"] = config.feature_bound
     return settings

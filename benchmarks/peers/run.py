@@ -120,8 +120,8 @@ def write_data(path: Path, work: Work) -> None:
         path,
         features=np.stack([features for features, _ in parts]),
         labels=np.stack([labels for _, labels in parts]),
-        test_features=experiment.task.test_features,
-        test_labels=experiment.task.test_labels,
+        test_features=experiment.data.test_features,
+        test_labels=experiment.data.test_labels,
     )
 
 

@@ -16,11 +16,13 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import NoReleasesError, guaranteed_mu, prepare, run_experiment
+from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import expected_guarantee
-from murmurfl.app.presets import hyperparameters
+from murmurfl.app.methods import METHODS
+from murmurfl.app.models import SoftmaxRegression
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import run_folder
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 from typer.testing import CliRunner
@@ -166,19 +168,25 @@ def test_a_real_node_without_an_operators_configuration_refuses():
         client_app.client_fn(context)
 
 
+def hyperparameters(config, num_rounds, num_features):
+    """The preset's values for softmax regression of a size."""
+    method, model = METHODS[config.strategy], SoftmaxRegression(num_features, 10)
+    return method.preset(config, num_rounds, model).overridden(config)
+
+
 def test_the_papers_constants_are_those_of_the_papers():
     """ALGORITHMS 2.3, for MNIST: d = 7850, G = 39.6, L = 392.5, D = 0.1, S = 118.1."""
     base = RunConfig(preset="paper", task="mnist", num_clients=100, clients_per_round=50, batch_size=1, mu=8.0)
-    values = hyperparameters(base, 1200, 784, 7850)
+    values = hyperparameters(base, 1200, 784)
     assert values.clip_norm == pytest.approx(118.1, abs=0.05)
     assert values.diameter == 0.1
     assert values.schedule == "paper"
     expected = 8 * 0.1 * 50 / (2 * values.clip_norm * 1200 * math.sqrt(2 * 100 * 7850 * (1 + math.log(1200))))
     assert values.learning_rate == pytest.approx(expected)
-    full = hyperparameters(replace(base, clients_per_round=100), 600, 784, 7850)
+    full = hyperparameters(replace(base, clients_per_round=100), 600, 784)
     assert full.learning_rate == pytest.approx(8 * 0.1 * 10 / (2 * full.clip_norm * 600 * math.sqrt(7850)))
     assert full.schedule == "uniform"
-    trusted = hyperparameters(replace(base, clients_per_round=100, strategy="trusted-mu2"), 600, 784, 7850)
+    trusted = hyperparameters(replace(base, clients_per_round=100, strategy="trusted-mu2"), 600, 784)
     assert trusted.learning_rate == pytest.approx(
         min(8 * 0.1 * 100 / (2 * trusted.clip_norm * 600 * math.sqrt(7850)), 1 / (4 * 392.5 * 600))
     )
@@ -192,19 +200,19 @@ def test_the_papers_steps_of_the_baselines_follow_their_noise():
         config = replace(base, passes=passes, mu=mu)
         sigma = 2 * lipschitz / 75 / mu * math.sqrt(passes)
         spread = math.sqrt((lipschitz**2 / 75 + d * sigma**2) / 50)
-        values = hyperparameters(replace(config, strategy="isrl-dp"), 80, 784, d)
+        values = hyperparameters(replace(config, strategy="isrl-dp"), 80, 784)
         assert values.learning_rate == pytest.approx(0.1 / spread / math.sqrt(80))
         assert values.clip_norm == pytest.approx(lipschitz)
-        values = hyperparameters(replace(config, strategy="isrl-dp-accelerated"), 80, 784, d)
+        values = hyperparameters(replace(config, strategy="isrl-dp-accelerated"), 80, 784)
         assert values.learning_rate == pytest.approx(0.1 / spread / 82**1.5)
     steep = replace(base, mu=1e6)
-    assert hyperparameters(replace(steep, strategy="isrl-dp"), 80, 784, d).learning_rate == pytest.approx(1 / 785)
-    ours = hyperparameters(replace(base, strategy="mu2"), 1200, 784, d)
-    delayed = hyperparameters(replace(base, strategy="delayed-momentum"), 1200, 784, d)
+    assert hyperparameters(replace(steep, strategy="isrl-dp"), 80, 784).learning_rate == pytest.approx(1 / 785)
+    ours = hyperparameters(replace(base, strategy="mu2"), 1200, 784)
+    delayed = hyperparameters(replace(base, strategy="delayed-momentum"), 1200, 784)
     assert delayed.clip_norm == pytest.approx(2 * ours.clip_norm)
     assert delayed.learning_rate == pytest.approx(ours.learning_rate / math.sqrt(2))
     full = replace(base, clients_per_round=100, preset="practical", num_rounds=50)
-    values = [hyperparameters(replace(full, strategy=s), 50, 784, d) for s in ("mu2", "delayed-momentum")]
+    values = [hyperparameters(replace(full, strategy=s), 50, 784) for s in ("mu2", "delayed-momentum")]
     assert values[0] == values[1], "with every machine in every round there is no delay"
 
 
@@ -224,12 +232,12 @@ def test_what_a_run_sets_wins_over_its_preset():
     experiment = prepare(RunConfig(clip_norm=3.0, learning_rate=0.1, diameter=7.0, schedule="harmonic"))
     assert (experiment.values.clip_norm, experiment.values.learning_rate) == (3.0, 0.1)
     assert (experiment.values.diameter, experiment.values.schedule) == (7.0, "harmonic")
-    assert guaranteed_mu(experiment) == pytest.approx(4.0)
+    assert experiment.guaranteed_mu() == pytest.approx(4.0)
 
 
 def test_mu_of_the_papers_schedule_is_the_true_one():
     config = RunConfig(preset="paper", clients_per_round=5, batch_size=1, num_rounds=40)
-    mu = guaranteed_mu(prepare(config))
+    mu = prepare(config).guaranteed_mu()
     cap = 40
     harmonic = sum(1 / k for k in range(1, cap + 1))
     assert mu == pytest.approx(4.0 * math.sqrt(harmonic / (1 + math.log(40))))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.models.models import SoftmaxRegression, make_model
-from murmurfl.app.presets import hyperparameters
-from murmurfl.app.smoothness import smoothness
+from murmurfl.app.methods import METHODS
+from murmurfl.app.methods.presets import smoothness
+from murmurfl.app.models import SoftmaxRegression, make_model
 from murmurfl.app.tasks.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
 
 STRATEGIES = {
@@ -43,7 +43,8 @@ def test_accuracy_does_not_fall_as_mu_grows(label):
 
 
 def step(config: RunConfig, num_rounds: int, num_features: int) -> float:
-    return hyperparameters(config, num_rounds, num_features, 10 * (num_features + 1)).learning_rate
+    model = SoftmaxRegression(num_features, 10)
+    return METHODS[config.strategy].preset(config, num_rounds, model).overridden(config).learning_rate
 
 
 def test_steps_are_the_tuned_ones_at_the_sizes_and_mus_they_were_tuned_for():
@@ -79,7 +80,7 @@ def test_the_smoothness_of_softmax_regression_bounds_every_samples_gradient_and_
     features[0] = 1.0  # the longest sample there can be
     labels = generator.integers(2, size=50)
     model = SoftmaxRegression(9, 2)
-    bound = smoothness(RunConfig(), 9, 0.0)
+    bound = smoothness(RunConfig(), model)
     assert bound == 5.0
     rates = []
     for scale in (1e-3, 0.1, 1.0):
@@ -102,12 +103,14 @@ def test_oriented_gradients_have_the_norm_that_their_smoothness_rests_on():
     images = np.random.default_rng(1).integers(256, size=(20, 28, 28), dtype=np.uint8)
     norms = np.linalg.norm(oriented_gradients(images), axis=1)
     assert norms == pytest.approx(ORIENTED_GRADIENTS_NORM)
-    assert smoothness(RunConfig(task="mnist", features="oriented-gradients"), 392, 0.0) == 8.5
+    assert smoothness(RunConfig(task="mnist", features="oriented-gradients"), SoftmaxRegression(392, 10)) == 8.5
 
 
 def test_linear_models_say_themselves_how_smooth_they_are_and_networks_get_the_softmax_regressions_figure():
     for name in ("logistic", "nonconvex-logistic"):
         config = RunConfig(task="synthetic-logistic", model=name)
-        assert smoothness(config, 100, 12.0) == make_model(name, 100, 2, 12.0).smoothness
-    assert smoothness(RunConfig(task="synthetic-logistic"), 100, 12.0) == (144 + 1) / 2
-    assert smoothness(RunConfig(model="mlp"), 64, 0.0) == smoothness(RunConfig(), 64, 0.0)
+        model = make_model(name, 100, 2, 12.0)
+        assert smoothness(config, model) == model.smoothness
+    assert smoothness(RunConfig(task="synthetic-logistic"), SoftmaxRegression(100, 2)) == (144 + 1) / 2
+    network = make_model("mlp", 64, 10, 12.0)
+    assert smoothness(RunConfig(model="mlp"), network) == smoothness(RunConfig(), SoftmaxRegression(64, 10))

@@ -74,7 +74,7 @@ def test_time_left_is_rounded_up():
 
 def test_time_left_leaves_out_the_first_round_which_waits_for_the_machines(monkeypatch):
     clock = iter([100.0, 130.0, 131.0, 132.0, 133.0, 134.0])  # the start of the run, then the end of every round
-    monkeypatch.setattr("murmurfl.app.experiment.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("murmurfl.app.run.time.perf_counter", lambda: next(clock))
     progress = run_cohort(RunConfig(num_rounds=4, evaluate_every=4)).progress
     assert [entry.seconds_left for entry in progress] == [None, 2.0, 1.0, 0.0]
     assert "left" not in str(RoundLine.of(progress[0], "exact"))

@@ -12,11 +12,11 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import run_experiment
 from murmurfl.app.record import write_record
 from murmurfl.app.report import recorded as report
 from murmurfl.app.report.plots import run_plots
 from murmurfl.app.report.recorded import RecordedRun, ReportError, make_report
+from murmurfl.app.run import run_experiment
 from murmurfl.privacy import gdp_epsilon
 from typer.testing import CliRunner
 

@@ -10,7 +10,8 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import NoReleasesError, prepare, run_experiment
+from murmurfl.app.experiment import prepare
+from murmurfl.app.run import NoReleasesError, run_experiment
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 from typer.testing import CliRunner

@@ -15,8 +15,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from murmurfl.app.config import RunConfig
-from murmurfl.app.experiment import run_experiment
 from murmurfl.app.record import CHECKPOINT_NAME, write_record
+from murmurfl.app.run import run_experiment
 from murmurfl.privacy import derived_seed, protocol
 from murmurfl.strategies import base, checkpoint
 

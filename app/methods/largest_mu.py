@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
+from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy
 
 _HALVINGS = 200
 _BISECTIONS = 30

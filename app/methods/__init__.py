@@ -1,0 +1,31 @@
+"""Methods: one object for each ``strategy`` that a run configuration can name."""
+
+from ..registry import Registry
+from .base import Method
+from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
+from .mu2 import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
+from .online import OnlineMethod
+from .problem import Hyperparameters, Problem
+from .sgd import AcceleratedIsrlDpMethod, IsrlDpMethod, NoisySgdMethod
+from .shuffled import ShuffledMethod
+
+METHODS: Registry[Method] = Registry(
+    "strategy",
+    Method,
+    (
+        Mu2Method(),
+        TrustedMu2Method(),
+        DelayedMomentumMethod(),
+        NoisySgdMethod(),
+        IsrlDpMethod(),
+        AcceleratedIsrlDpMethod(),
+        TreeMomentumMethod(),
+        ReducedTreeMomentumMethod(),
+        CorrelatedMomentumMethod(),
+        TrustedSgdMethod(),
+        OnlineMethod(),
+        ShuffledMethod(),
+    ),
+)
+
+__all__ = ["METHODS", "Hyperparameters", "Method", "Problem"]

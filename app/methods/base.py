@@ -1,0 +1,291 @@
+"""What the application must know of an algorithm, in one object: its :class:`Method`.
+
+A method says which run-config keys it reads and what they may be, which constants its presets have, what policy its
+machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. One
+of a user's own is a subclass, named ``strategy=package.module:MyMethod``: with ``client_type`` and ``strategy_type``
+set everything else has a default.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from ...clients import PrivateClient
+from ...privacy import (
+    NO_NOISE,
+    Guarantee,
+    NoisePlan,
+    PrivacyPolicy,
+    SimulatedKeys,
+    policy_guarantee,
+    server_guarantee,
+)
+from ...strategies import ReleaseStrategy
+from ..config import RunConfig, known_mechanism
+from ..keys import refusal
+from ..models import Model
+from ..registry import registry
+from .largest_mu import plan_or_largest_mu
+from .presets import sgd_preset
+from .problem import Hyperparameters, Problem
+
+_SERVER_NOISE = "server"
+
+
+class Method(ABC):
+    """An algorithm of machines and server, as the application sees it.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of its client and its strategy under :meth:`policy`; on a real machine the policy is
+    the operator's own, and what a method adds to it is who is trusted, the release rule and what is clipped.
+    """
+
+    name: ClassVar[str] = ""
+    sentence: ClassVar[str] = "A method of one's own."
+    keys: ClassVar[frozenset[str]] = frozenset({"batch-size"})
+    """Run-config keys that this method reads and others need not."""
+    trusted: ClassVar[bool] = False
+    """Whether the server is trusted with what machines send and adds the noise."""
+    mechanisms: ClassVar[tuple[str, ...] | None] = None
+    """Mechanisms that may be set; None for any. Machines' under an untrusted server, otherwise the server's."""
+    default_mechanism: ClassVar[str] = "cancelling"
+    clip_units: ClassVar[tuple[str, ...]] = ("sample",)
+    """What may be clipped; the first is the default."""
+    release_rule: ClassVar[str] = ""
+    """The release rule where it is not the configuration's to choose."""
+    presets: ClassVar[tuple[str, ...]] = ("practical",)
+    everybody: ClassVar[bool] = False
+    """Whether all machines take part in every round of an epoch that is one for all of them."""
+    may_lose: ClassVar[bool] = True
+    """Whether a round may lack a machine's release."""
+    samples_return: ClassVar[bool] = True
+    """Whether a sample may take part more than once in a session."""
+    uses_public: ClassVar[bool] = False
+    """Whether machines or server train on public samples as well."""
+    local_steps: ClassVar[bool] = False
+    """Whether machines take steps of their own, with a step size of theirs."""
+    has_regret: ClassVar[bool] = False
+    """Whether what counts is the loss of each round's model on the samples it is about to use."""
+    on_real_nodes: ClassVar[bool] = False
+    client_type: ClassVar[type[PrivateClient]]
+    strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run configuration whose keys this method cannot serve.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        one_of = "one of {} with this strategy"
+        if config.preset not in self.presets:
+            raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
+        if self.mechanisms is not None:
+            allowed = ("", NO_NOISE, *self.mechanisms)
+            if config.mechanism not in allowed:
+                raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
+        units = ("", *self.clip_units)
+        if config.clip_unit not in units:
+            raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
+        if self.everybody and config.clients_per_round != config.num_clients:
+            expected = f"num-clients = {config.num_clients} with this strategy"
+            raise refusal("clients_per_round", expected, config.clients_per_round)
+        if not self.may_lose and config.lost_replies:
+            raise refusal(
+                "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
+            )
+        if not self.may_lose and config.run_dry:
+            raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+        if not self.samples_return and config.passes > 1:
+            raise refusal("passes", "1 with this strategy", config.passes)
+        cancelling = self.mechanism(config) in ("cancelling", NO_NOISE)
+        if config.schedule and not cancelling:
+            raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
+        if registry("task")[config.task].public and not self.uses_public:
+            able = [repr(name) for name, method in registry("strategy").items() if method.uses_public]
+            raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
+
+    def mechanism(self, config: RunConfig) -> str:
+        """The mechanism of the machines' noise: the one that is set, or this method's own."""
+        return NO_NOISE if not config.private else known_mechanism(config.mechanism) or self.default_mechanism
+
+    def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
+        """Clip, step, ball, schedule and sampling where the run configuration leaves them open.
+
+        Parameters
+        ----------
+        config : RunConfig
+        num_rounds : int
+            T.
+        model : Model
+
+        Notes
+        -----
+        **Formal guarantees.** From public sizes and bounds alone, never from samples: what a clip or a step said of
+        them would be in no account.
+        """
+        return sgd_preset(config, num_rounds, model)
+
+    def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
+        """How many rounds go once through all samples; ``sizes`` are the machines'."""
+        if self.everybody or self.has_regret:
+            # Every sample of a round is somebody's: until the first machine has no more.
+            return min(sizes) // config.batch_size
+        return sum(sizes) // (config.clients_per_round * config.batch_size)
+
+    def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
+        """The rounds in which machines are asked."""
+        return range(1, num_rounds + 1)
+
+    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+        """How many releases a simulated machine can make, and what limits it.
+
+        Parameters
+        ----------
+        config : RunConfig
+        samples, fewest : int
+            Samples of the machine, and of the one with the fewest.
+        """
+        if config.max_participations:
+            return config.max_participations, f"max-participations = {config.max_participations}"
+        samples = fewest if self.everybody else samples
+        often = f", each of them {config.passes} times" if config.passes > 1 else ""
+        releases = config.passes * (samples // config.batch_size)
+        return releases, f"{samples} samples in batches of {config.batch_size}{often}"
+
+    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
+        """The policy that a simulation gives a machine with so many samples."""
+        config = problem.config
+        separation = (min(problem.sizes) if self.everybody else samples) // config.batch_size
+        mechanism = self.mechanism(config)
+        schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
+        return self.machine_policy(
+            clip_norm=problem.values.clip_norm,
+            batch_size=config.batch_size,
+            max_participations=config.max_participations or min(problem.num_rounds, config.passes * separation),
+            mu=config.mu,
+            delta=config.delta,
+            mechanism=mechanism,
+            mechanism_options=() if self.trusted else config.mechanism_options,
+            schedule=schedule,
+            num_rounds=problem.num_rounds if schedule == "paper" else None,
+            clip_unit=config.clip_unit,
+            sample_participations=config.passes,
+            min_separation=separation if config.passes > 1 else 1,
+            noise_quality=config.noise_quality,
+            release_rule=config.release_rule,
+        )
+
+    def machine_policy(
+        self, *, mechanism: str = "", clip_unit: str = "", release_rule: str = "acknowledged", **fields: Any
+    ) -> PrivacyPolicy:
+        """A machine's policy, a simulated or a real one's: who is trusted, and what is not the machine's to choose.
+
+        Parameters
+        ----------
+        mechanism, clip_unit : str
+            Empty for this method's own.
+        release_rule : str
+            Taken where this method has none of its own.
+        **fields
+            The others of :class:`~murmurfl.privacy.PrivacyPolicy`.
+        """
+        return PrivacyPolicy(
+            mechanism=mechanism or self.default_mechanism,
+            clip_unit=clip_unit or self.clip_units[0],  # type: ignore[arg-type]
+            release_rule=self.release_rule or release_rule,  # type: ignore[arg-type]
+            trust="trusted-server" if self.trusted else "untrusted-server",
+            **fields,
+        )
+
+    def plans(self, problem: Problem) -> list[NoisePlan]:
+        """The different noise plans of a simulation's machines."""
+        policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
+        return [plan_or_largest_mu(policy, problem.model.num_parameters) for policy in policies]
+
+    def client(self, *parts: Any, **options: Any) -> PrivateClient:
+        """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
+        return self.client_type(*parts, **options)
+
+    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
+        """What a simulated machine's client gets beside its parts."""
+        return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
+
+    def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
+        """The server's half.
+
+        Parameters
+        ----------
+        problem : Problem
+        common : mapping
+            Options that every strategy has.
+        deployed : bool
+            Whether the machines are real ones: a trusted server's noise key then comes from the operating system.
+        """
+        return self.strategy_type(**common, **self.strategy_options(problem), **self._server_keys(problem, deployed))
+
+    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+        """What this method's strategy gets beside the common options."""
+        return {"diameter": problem.values.diameter} if "diameter" in self.keys else {}
+
+    def _server_keys(self, problem: Problem, deployed: bool) -> Mapping[str, Any]:
+        if not self.trusted:
+            return {}
+        return {
+            "policy": self.policy(problem, max(problem.sizes)),
+            "num_rounds": problem.num_rounds,
+            "noise_keys": None if deployed else SimulatedKeys(problem.config.seed, _SERVER_NOISE),
+        }
+
+    def server_noise(self, config: RunConfig) -> str:
+        """Which noise a trusted server adds: a mechanism's name, or ``fresh``."""
+        return "fresh"
+
+    def guarantee(
+        self,
+        problem: Problem,
+        mu: float,
+        *,
+        notes: Iterable[str] = (),
+        words: str = "",
+        stated: bool = False,
+        brief: bool = False,
+    ) -> Guarantee:
+        """What a mu is true of, in the words of the policy that is used.
+
+        Parameters
+        ----------
+        problem : Problem
+        mu : float
+            Of everything the run may release; infinite without noise, 0 if nobody is asked.
+        notes : iterable of str
+            What the figure rests on.
+        words : str
+            What real machines say of themselves, in the place of the policy's words.
+        stated : bool
+            Whether mu is what real machines state.
+        brief : bool
+            For the caption of many runs: without what differs from one to the next, such as the number of rounds.
+        """
+        policy = self.policy(problem, max(problem.sizes))
+        if self.trusted:
+            rounds = None if brief else problem.num_rounds
+            return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
+        return policy_guarantee(policy, mu, notes=notes, words=words, stated=stated)
+
+    def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
+        """What a run minimises, from the model's loss on the test set."""
+        return loss
+
+    def sweeps(self, config: RunConfig) -> bool:
+        """Whether runs that differ in variant, mu and step alone can be made together (:mod:`murmurfl.app.papers`)."""
+        return False
+
+    def covers(self, problem: Problem) -> bool:
+        """Whether the guarantee holds for a run's step; only where a paper shows steps that it does not hold for."""
+        return True

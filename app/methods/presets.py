@@ -1,0 +1,131 @@
+"""What the presets of methods share: the papers' constants, the tuned ones, and how long a step may be.
+
+``paper`` uses the papers' constants for softmax regression on inputs in [0, 1] (ALGORITHMS 2.3): reshef-levy-2024 with
+full participation, reshef-levy-2025 with partial. ``practical`` gives far better accuracy at the same privacy; its
+values were chosen on 10,000 held-out training images (docs/tuning.md), never on test data. A search for such values on
+private data would itself cost privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..config import RunConfig
+from ..models import Model
+from ..registry import registry
+from ..tasks import Task, Tuned
+from .problem import Hyperparameters
+
+
+@dataclass(frozen=True)
+class PaperConstants:
+    """The papers' constants of softmax regression on inputs in [0, 1].
+
+    Parameters
+    ----------
+    lipschitz, smoothness, diameter : float
+        G, L and D.
+    """
+
+    lipschitz: float
+    smoothness: float
+    diameter: float = 0.1
+
+    @classmethod
+    def of(cls, model: Model) -> PaperConstants:
+        """Those of a model's size."""
+        inputs = model.num_features + 1  # the bias is one more input that is always 1
+        return cls(math.sqrt(2 * inputs), inputs / 2)
+
+    def sgd_variance(self, config: RunConfig, model: Model, passes: int = 1) -> float:
+        """Of the noise in a mean of gradients over a batch: d sigma^2 of one machine's release."""
+        std = 2 * self.lipschitz / (config.batch_size * wanted_mu(config))
+        return std**2 * passes * model.num_parameters
+
+
+def the_task(config: RunConfig) -> Task:
+    """The task of a run configuration."""
+    return registry("task")[config.task]
+
+
+def feature_bound(config: RunConfig) -> float:
+    """R of the linear models, a public bound on a sample's norm: the configuration's, or the task's."""
+    return config.feature_bound or the_task(config).feature_bound
+
+
+def wanted_mu(config: RunConfig) -> float:
+    """The mu that a step is for: without noise, the limit of large ones."""
+    return config.mu if config.private else math.inf
+
+
+def tuned(config: RunConfig) -> Tuned:
+    """The constants chosen for a task and its features."""
+    return the_task(config).tuned_for(config.features)
+
+
+def smoothness(config: RunConfig, model: Model) -> float:
+    """L: the gradient of one sample's loss changes by at most L times what the parameters change by.
+
+    Notes
+    -----
+    From public constants alone, never from samples: a step that depended on the longest sample of a machine would say
+    something about that sample. Softmax regression has L = (||x||^2 + 1) / 2, for the Hessian of the loss in the scores
+    has no eigenvalue above 1/2 and the bias is one more feature that is always 1. The linear models declare their own.
+    Networks are not smooth in this sense; they get the softmax regression's L on the same features, which is a rule of
+    thumb and no bound.
+    """
+    own = getattr(model, "smoothness", None)
+    if own is not None:
+        return float(own)
+    squares = the_task(config).squared_norm_bound(config.features, model.num_features, feature_bound(config))
+    return (squares + 1) / 2
+
+
+def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:
+    """The practical preset of methods whose noise adds up over the rounds.
+
+    eta = sgd_rate x mu b sqrt(m / T); with samples that return P times the noise is sqrt(P) times as large.
+    """
+    constants = tuned(config)
+    share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
+    eta = constants.sgd_rate * wanted_mu(config) * config.batch_size * share
+    if accelerated:
+        eta *= 2 / num_rounds  # the mean of r eta is that eta
+        most = largest_step(config, constants.sgd_most / 2, num_rounds, model)
+    else:
+        most = constants.sgd_most / smoothness(config, model)
+    return Hyperparameters(constants.sgd_clip_norm, min(eta, most), constants.diameter)
+
+
+_SAMPLING = 16.0
+"""How soon the sampling of a round's batches bounds a step; see :func:`largest_step`."""
+
+
+def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Model) -> float:
+    """The largest step that makes sense without any noise, for methods that add up corrections; no mu leads beyond it.
+
+    Parameters
+    ----------
+    config : RunConfig
+    multiple : float
+        What eta L may be at most, as tuned.
+    num_rounds : int
+        T.
+    model : Model
+
+    Notes
+    -----
+    Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD: without
+    noise q_t = t grad f(x_t), and x moves by 2 / (t + 2) of what w does, so a step is 2 eta long and the momentum bears
+    4 / lambda. The same holds of the accelerated ISRL-DP, whose steps r eta are averaged in with 2 / (r + 1); as among
+    the paper's constants, its bound is half of that of the plain one. L bounds the curvature of one sample's loss where
+    it is steepest. The mean over samples, clipped, is far flatter; how much is the tuned multiple of 1 / L.
+
+    The corrected gradients of mu^2-SGD and the growing steps of the accelerated ISRL-DP also add up what the samples of
+    a round, b m of them, have in error: like sqrt(T) in q and T^1.5 in w, over sqrt(b m). So where there are many
+    rounds of few samples, the bound is 16 sqrt(b m) / T^1.5 of the above; with b m = T that is the papers' 1 / T.
+    """
+    samples = config.batch_size * config.clients_per_round
+    errors = min(1.0, _SAMPLING * math.sqrt(samples) / num_rounds**1.5)
+    return errors * multiple / smoothness(config, model)

@@ -1,0 +1,367 @@
+"""One run, whatever carries its messages: from an experiment to a trained model and what it cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, MurmurflError, gdp_epsilon
+from ..privacy.training import TrainingFigures
+from ..strategies import DirectMachines, ReleaseStrategy, RoundReport
+from .config import RunConfig
+from .experiment import Experiment, prepare
+from .methods.presets import feature_bound
+from .network import LossyGrid
+from .observers.gradient_norms import GradientNorms
+from .observers.online_losses import OnlineLosses
+
+
+class NoReleasesError(MurmurflError):
+    """Machines have sent nothing that could be aggregated for too long."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a round.
+
+    Parameters
+    ----------
+    report : RoundReport
+    num_rounds : int
+    loss, accuracy : float or None
+        Of the central evaluation, in rounds that have one.
+    mu, epsilon : float
+        The guarantee of the whole run.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None after the first, which waits
+        for the machines to start.
+    machines : mapping
+        The machines that were asked, and of each the number of its release that was aggregated, or None.
+    """
+
+    report: RoundReport
+    num_rounds: int
+    loss: float | None
+    accuracy: float | None
+    mu: float
+    epsilon: float
+    seconds_left: float | None = None
+    machines: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came out of a run.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    strategy : ReleaseStrategy
+        After its last round.
+    parameters : list of ndarray
+        The published model.
+    progress : list of Progress
+        One a round.
+    statements : dict
+        What each machine says it has spent, by name.
+    mu, epsilon : float
+        The guarantee, at the configuration's delta.
+    seconds : float
+        Wall-clock time of the rounds.
+    online : dict or None
+        Cumulative loss and regrets, where they were computed
+        (:meth:`murmurfl.app.observers.online_losses.OnlineLosses.document`).
+    deployed : bool
+        Whether the machines were real ones.
+    training : dict of int to TrainingFigures
+        What clipping did in each round of a simulation: not private.
+    gradient_norms : dict or None
+        The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
+    """
+
+    experiment: Experiment
+    strategy: ReleaseStrategy[Any]
+    parameters: list[NDArray[Any]]
+    progress: list[Progress]
+    statements: dict[str, dict[str, Any]]
+    mu: float
+    epsilon: float
+    seconds: float
+    online: dict[str, Any] | None = None
+    deployed: bool = False
+    gradient_norms: dict[str, Any] | None = None
+    training: Mapping[int, TrainingFigures] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the test set, after the last round; None where the model has none."""
+        return next((p.accuracy for p in reversed(self.progress) if p.accuracy is not None), None)
+
+    @property
+    def loss(self) -> float:
+        """On the test set, after the last round."""
+        return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
+
+
+def check_deployed(config: RunConfig) -> None:
+    """Refuse a run on real machines that is for simulation only.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    **Formal guarantees.** None rests on it: real machines add the noise of their own policies whatever a run
+    configuration says, and refuse to be without. It keeps a run from being called what it is not.
+    """
+    if not config.private:
+        raise ConfigurationError(
+            f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
+            "are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; to see "
+            "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`."
+        )
+
+
+def run_experiment(
+    grid: Grid | DirectMachines,
+    config: RunConfig,
+    *,
+    checkpoint: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    deployed: bool = False,
+) -> RunResult:
+    """Run a configuration over a grid, to the end.
+
+    Parameters
+    ----------
+    grid : Grid or DirectMachines
+        Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
+    config : RunConfig
+    checkpoint : Path, optional
+        Where the server saves its state after every round; of use where the machines' ledgers outlive the run.
+    on_progress : callable, optional
+        Called after every round.
+    deployed : bool
+        Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
+        session has a fresh name, the guarantee is what the machines state, and they are asked before the first round
+        how many releases they can make.
+
+    Raises
+    ------
+    MurmurflError
+        If the configuration is impossible, machines are missing or can make too few releases, nothing could be
+        aggregated in ``give-up-after`` rounds in a row, or ever.
+    """
+    if deployed:
+        check_deployed(config)
+    experiment = prepare(config)
+    if not deployed:
+        experiment.check_rounds()
+        _say_shortage(experiment)
+    watch = _Watch(experiment, deployed, on_progress)
+    strategy = experiment.strategy(
+        deployed=deployed,
+        checkpoint=checkpoint,
+        evaluate_every=1 if watch.regret is not None else config.evaluate_every,
+        on_round=watch.on_round,
+    )
+    watch.strategy = strategy
+    strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
+    if config.lost_replies and not isinstance(grid, DirectMachines):
+        grid = LossyGrid(grid, config.lost_replies, config.seed)
+    started = time.perf_counter()
+    result = strategy.start(
+        grid,
+        experiment.initial_arrays(),
+        num_rounds=experiment.num_rounds,
+        timeout=config.round_timeout_s,
+        evaluate_fn=watch.evaluate,
+    )
+    seconds = time.perf_counter() - started
+    _refuse_nothing(strategy, watch.progress)
+    if not watch.progress:  # resumed after its last round: only the evaluation was left to do
+        watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
+    statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
+    mu = watch.mu
+    if deployed and not experiment.method.trusted:
+        mu = _stated_mu(statements, mu, config.num_clients)
+    return RunResult(
+        experiment=experiment,
+        strategy=strategy,
+        parameters=result.arrays.to_numpy_ndarrays(),
+        progress=watch.progress,
+        statements=statements,
+        mu=mu,
+        epsilon=_epsilon(mu, config.delta),
+        seconds=seconds,
+        online=None if watch.regret is None else watch.regret.document(),
+        deployed=deployed,
+        gradient_norms=None if watch.norms is None else watch.norms.document(),
+        training={} if deployed else strategy.training,
+    )
+
+
+class _Watch:
+    """What is seen of a run while it goes on: evaluations, progress, and rounds from which nothing came.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    deployed : bool
+    on_progress : callable or None
+    """
+
+    def __init__(self, experiment: Experiment, deployed: bool, on_progress: Callable[[Progress], None] | None) -> None:
+        config = experiment.config
+        self.experiment = experiment
+        self.strategy: ReleaseStrategy[Any] | None = None
+        self.progress: list[Progress] = []
+        self.mu = experiment.guaranteed_mu()
+        self.regret = _regret_of(experiment)
+        # Of samples that only a simulation has.
+        wanted = config.gradient_norm and not deployed
+        self.norms = GradientNorms(experiment.model, experiment.data) if wanted else None
+        self._on_progress = on_progress
+        self._ended: list[float] = []  # when rounds ended; machines of Ray start in the first
+        self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
+
+    def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """The central evaluation of the model after a round, in rounds that have one."""
+        if self.regret is not None:
+            self.regret.record(server_round, arrays.to_numpy_ndarrays())
+        last = server_round == self.experiment.num_rounds
+        wanted = last or server_round % self.experiment.config.evaluate_every == 0
+        if self.norms is not None and wanted:
+            self.norms.record(server_round, arrays.to_numpy_ndarrays())
+        return self.experiment.evaluate(arrays) if server_round and wanted else None
+
+    def on_round(self, report: RoundReport, metrics: MetricRecord | None) -> None:
+        """Take note of a round that is over; ends a run from which nothing comes any more."""
+        config = self.experiment.config
+        loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
+        accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
+        accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
+        self._say_divergence(loss)
+        self.progress.append(
+            Progress(
+                report,
+                self.experiment.num_rounds,
+                loss,
+                accuracy,
+                self.mu,
+                _epsilon(self.mu, config.delta),
+                self._seconds_left(report),
+                {} if self.strategy is None else self.strategy.participation,
+            )
+        )
+        if report.aggregated:
+            self._silent.clear()
+        elif report.asked:
+            self._silent.append(report)
+        _give_up(self._silent, config.give_up_after)
+        if self._on_progress is not None:
+            self._on_progress(self.progress[-1])
+
+    def _say_divergence(self, loss: float | None) -> None:
+        diverged = (entry.loss is not None and not math.isfinite(entry.loss) for entry in self.progress)
+        if loss is not None and not math.isfinite(loss) and not any(diverged):  # said once
+            log(WARNING, "The loss is not a finite number: the model has diverged. Lower learning-rate.")
+
+    def _seconds_left(self, report: RoundReport) -> float | None:
+        self._ended.append(time.perf_counter())
+        to_do = self.experiment.num_rounds - report.server_round
+        if not self.progress:
+            return None if to_do else 0.0
+        return (self._ended[-1] - self._ended[0]) / len(self.progress) * to_do
+
+
+def _epsilon(mu: float, delta: float) -> float:
+    return gdp_epsilon(mu, delta) if math.isfinite(mu) else math.inf
+
+
+def _regret_of(experiment: Experiment) -> OnlineLosses | None:
+    """What computes the losses a regret is made of, where every machine learns from every sample it has once."""
+    config = experiment.config
+    if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
+        return None
+    if experiment.num_rounds * config.batch_size > min(experiment.sizes):
+        return None
+    data = _data_of(config)
+    return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, data)
+
+
+def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) -> None:
+    """Refuse to call it a result if rounds asked for releases and none was ever aggregated."""
+    made = strategy.history[len(strategy.history) - len(progress) :]
+    if not progress or not any(report.asked for report in made) or any(report.aggregated for report in made):
+        return
+    reasons = sorted({reason for report in made for reason in report.refused})
+    raise ConfigurationError(
+        f"Expected releases to aggregate, got none in {len(progress)} rounds"
+        f"{': machines refused with ' + ', '.join(reasons) if reasons else ''}; see the machines' logs."
+    )
+
+
+def _stated_mu(statements: dict[str, dict[str, Any]], configured: float, num_clients: int) -> float:
+    """The largest mu that machines state; for those that did not answer, the run configuration's."""
+    stated = [float(statement["mu-guaranteed"]) for statement in statements.values()]
+    return max([*stated, *([configured] if len(statements) < num_clients else [])])
+
+
+def _say_shortage(experiment: Experiment) -> None:
+    found = experiment.shortage
+    if found is not None:
+        log(
+            WARNING,
+            "Not every machine lasts for all %d rounds: machine %d is the first to run out; it can make %d releases "
+            "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
+            *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
+        )
+
+
+def _give_up(silent: list[RoundReport], patience: int) -> None:
+    """End a run from which nothing comes any more."""
+    if not patience or len(silent) < patience:
+        return
+    reasons = " and ".join(sorted({reason for report in silent for reason in report.refused}))
+    raise NoReleasesError(
+        f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
+        f"{silent[-1].server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
+        "many such rounds are waited for."
+    )
+
+
+def _data_of(config: RunConfig) -> str:
+    """What settles every machine's samples, their order and the model's loss on them."""
+    return repr(
+        (
+            *(
+                config.task,
+                config.features,
+                config.partition,
+                config.num_clients,
+                config.seed,
+                config.validation_samples,
+            ),
+            *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
+            *(config.dirichlet_alpha, config.model, feature_bound(config)),
+        )
+    )
+
+
+def model_arrays(result: RunResult) -> dict[str, NDArray[Any]]:
+    """The trained model's arrays by name."""
+    return {name: np.asarray(v) for name, v in zip(result.experiment.model.names, result.parameters, strict=True)}
