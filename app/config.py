@@ -26,6 +26,7 @@ from ..privacy import (
     ConfigurationError,
 )
 from ..strategies import MOMENTUM_MECHANISMS, REGULARIZERS, SAMPLINGS, VARIANTS
+from .registry import registry
 
 STRATEGIES = (
     "mu2",
@@ -65,10 +66,6 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": STRATEGIES,
     "preset": PRESETS,
-    "task": TASKS,
-    "features": FEATURES,
-    "model": MODELS,
-    "partition": PARTITIONS,
     "mechanism": ("", NO_NOISE, *MECHANISMS),
     "clip_unit": ("", *CLIP_UNITS),
     "schedule": ("", *SCHEDULES),
@@ -247,6 +244,8 @@ class RunConfig:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise _refuse(name, f"one of {', '.join(repr(value) for value in allowed)}", getattr(self, name))
+        for key in ("task", "features", "partition", "model"):
+            registry(key)[getattr(self, key)]  # an unknown name is refused
         counts = ("num_clients", "clients_per_round", "batch_size", "passes", "evaluate_every")
         for name in (*counts, "synthetic_samples", "synthetic_features"):
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
@@ -274,21 +273,16 @@ class RunConfig:
         self._check(
             "clients_per_round", self.clients_per_round <= self.num_clients, f"at most num-clients = {self.num_clients}"
         )
-        if self.features != "pixels":
-            self._check("features", self.task in ("mnist", "mnist-parity"), "'pixels' unless the images are MNIST's")
-        if self.model != "softmax":
-            self._check(
-                "preset", self.preset != "paper", "'practical' unless model = 'softmax': the paper's are for it"
-            )
+        for key in ("task", "features", "partition", "model"):
+            registry(key)[getattr(self, key)].check(self)
         online = self.strategy == "online"
         units = ("", "update", "contractive") if online else ("", "sample")
         self._check("clip_unit", self.clip_unit in units, f"one of {', '.join(map(repr, units))} with this strategy")
         shuffled = self.strategy == "shuffled"
         self._check("private_share", 0 < self.private_share <= 1, "a share > 0 and <= 1")
         self._check("public_samples", shuffled or not self.public_samples, "0 unless strategy = 'shuffled'")
-        if self.task in PUBLIC_TASKS:
+        if registry("task")[self.task].public:
             self._check("strategy", shuffled, "'shuffled' for this task")
-            self._check("model", self.model == PUBLIC_TASKS[self.task], f"{PUBLIC_TASKS[self.task]!r} for this task")
             self._check("public_samples", not self.public_samples, "0 for a task with public samples of its own")
         if shuffled:
             self._check("mechanism", self.mechanism in ("", NO_NOISE), f"left to this strategy, or {NO_NOISE!r}")
@@ -321,8 +315,6 @@ class RunConfig:
         if self.passes > 1:
             self._check("max_participations", self.max_participations == 0, "0 with passes > 1: they settle it")
             self._check("strategy", self.strategy != "trusted-mu2", "another one with passes > 1")
-        if self.task == "synthetic-logistic":
-            self._check("partition", self.partition in ("own", "iid"), "'own' or 'iid' for this task")
 
     @property
     def trackers(self) -> tuple[str, ...]:

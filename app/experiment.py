@@ -66,13 +66,15 @@ from ..strategies import (
 from ..strategies.shuffled import penalty
 from .config import BASELINES, MOMENTUM, NO_NOISE, TRUSTED, RunConfig
 from .largest_mu import plan_or_largest_mu
-from .models.models import Model, make_model
+from .models import make_model
+from .models.base import Model
 from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
 from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
 from .rounds import Shortage, shortage
-from .tasks.loading import Shard, Task, load_shards, load_task, public_shard
+from .tasks.base import Dataset, Shard
+from .tasks.loading import load_dataset, load_shards, public_shard
 
 _SERVER_NOISE = "server"
 _CLIENTS: dict[str, type[PrivateClient]] = {
@@ -93,7 +95,7 @@ class Experiment:
     Parameters
     ----------
     config : RunConfig
-    task : Task
+    task : Dataset
     shards : list of Shard
         One a machine, in the order of their names.
     model : Model
@@ -104,7 +106,7 @@ class Experiment:
     """
 
     config: RunConfig
-    task: Task
+    task: Dataset
     shards: list[Shard]
     model: Model
     num_rounds: int
@@ -404,7 +406,7 @@ def prepare(config: RunConfig) -> Experiment:
     ConfigurationError
         If the configuration is impossible for these data; one line.
     """
-    task = load_task(config)
+    task = load_dataset(config)
     shards = load_shards(config, task)
     model = make_model(config.model, task.num_features, task.num_classes, feature_bound(config))
     per_round = config.clients_per_round * config.batch_size

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from ..strategies import Regularizer
 from .config import BASELINES, MOMENTUM, RunConfig
+from .registry import registry
 from .smoothness import smoothness
+from .tasks.base import UNTUNED, Tuned
 
 
 @dataclass(frozen=True)
@@ -117,108 +119,38 @@ def _paper(config: RunConfig, num_rounds: int, num_features: int, num_parameters
     return Hyperparameters(clip_norm, eta, diameter, schedule, "balanced")
 
 
-@dataclass(frozen=True)
-class _Tuned:
-    """Constants chosen on held-out training samples (docs/tuning.md), and the rules that carry them to other sizes.
-
-    mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, for w moves by eta times a momentum that grows with t.
-    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds; with samples that return P
-    times the noise is sqrt(P) times as large.
-
-    Both grow with mu, as long as noise is what limits a step. ``mu2_most`` and ``sgd_most`` are where the curvature
-    does: the most that eta L may be (:func:`_largest_step`).
-    """
-
-    mu2_clip_norm: float
-    mu2_rate: float
-    mu2_power: float
-    sgd_clip_norm: float
-    sgd_rate: float
-    diameter: float
-    mu2_most: float
-    sgd_most: float
-
-
-_UNTUNED = _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 60.0, 80.0)
-"""For every other task: the rates of MNIST's pixels, and the most careful bounds of all below."""
-
-_TUNED = {
-    ("digits", "pixels"): _Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0, 80.0, 80.0),
-    ("mnist", "pixels"): _Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 150.0, 600.0),
-    ("mnist", "oriented-gradients"): _Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0, 60.0, 140.0),
-}
-
-
 _TREE_PATH = 30.0
 """What the normalised steps of private momentum add up to."""
-
-_FEATURE_BOUND = 12.0
-"""Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
 
 
 def feature_bound(config: RunConfig) -> float:
     """R of the ``logistic``, ``nonconvex-logistic`` and ``ridge`` models."""
-    task = SHUFFLED.get(config.task)
-    return config.feature_bound or (_FEATURE_BOUND if task is None else task.feature_bound)
-
-
-@dataclass(frozen=True)
-class ShuffledTask:
-    """What jiang-2026 settles for a task, and a public bound on its features.
-
-    Parameters
-    ----------
-    regularizer : str
-    strength : float
-        lambda, or C.
-    feature_bound : float
-        R: no private and no public sample's features are longer, or they are scaled down to it.
-    """
-
-    regularizer: Regularizer
-    strength: float
-    feature_bound: float
-
-
-SHUFFLED = {
-    "mnist-69": ShuffledTask("ball", 10.0, 28.0),
-    "cifar10-ridge": ShuffledTask("l2", 0.1, math.sqrt(3072)),
-    "crime": ShuffledTask("l2", 0.1, 84.0),
-    "compas": ShuffledTask("l1", 0.1, 20.0),
-    "credit-card": ShuffledTask("l1", 0.1, 20.0),
-}
-"""Bounds: pixels are in [0, 1]; the features of Crime too, before public ones are multiplied by their public matrix;
-those of the last two tasks have a length of
-10 where a sample is typical."""
+    return config.feature_bound or registry("task")[config.task].feature_bound
 
 
 def regularization(config: RunConfig) -> tuple[Regularizer, float]:
     """Psi and its lambda or radius."""
-    task = SHUFFLED.get(config.task)
-    if task is None or (config.regularizer and config.regularizer != task.regularizer):
-        kind, strength = config.regularizer or "none", config.regularizer_strength
-    else:
-        kind, strength = task.regularizer, config.regularizer_strength or task.strength
-    return kind, strength  # type: ignore[return-value]
+    task = registry("task")[config.task]
+    if config.regularizer and config.regularizer != task.regularizer:
+        return config.regularizer, config.regularizer_strength  # type: ignore[return-value]
+    return task.regularizer, config.regularizer_strength or task.regularizer_strength
 
 
 def _online(config: RunConfig) -> Hyperparameters:
-    if config.model == "logistic":
-        return Hyperparameters(
-            clip_norm=_FEATURE_BOUND, learning_rate=0.01, diameter=1.0, schedule="uniform", sampling="uniform"
-        )
-    return Hyperparameters(clip_norm=1.0, learning_rate=0.05, diameter=1.0, schedule="uniform", sampling="uniform")
+    chosen = registry("model")[config.model].online
+    return Hyperparameters(chosen.clip_norm, chosen.learning_rate, 1.0, "uniform", "uniform")
 
 
 def _shuffled(config: RunConfig, num_features: int) -> Hyperparameters:
     """The paper's clip, and the largest step that its theorem covers."""
-    bound = feature_bound(config)
-    smoothness = {"mean": 1.0, "ridge": 2.0 * bound**2, "logistic": bound**2 / 4}.get(config.model, float(num_features))
+    model = registry("model")[config.model]
+    declared = model.declared_smoothness(num_features, feature_bound(config)) if model.convex else None
+    smoothness = float(num_features) if declared is None else declared
     return Hyperparameters(10.0, min(0.001, 1.0 / smoothness), 1.0, "uniform", "uniform")
 
 
 def _practical(config: RunConfig, num_rounds: int, num_features: int) -> Hyperparameters:
-    tuned = _TUNED.get((config.task, config.features), _UNTUNED)
+    tuned = registry("task")[config.task].tuned.get(config.features, UNTUNED)
     most = _largest_step(config, tuned, num_rounds, num_features)
     if config.strategy in (*BASELINES, "trusted-sgd"):
         share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
@@ -240,7 +172,7 @@ _SAMPLING = 16.0
 """How soon the sampling of a round's batches bounds a step; see :func:`_largest_step`."""
 
 
-def _largest_step(config: RunConfig, tuned: _Tuned, num_rounds: int, num_features: int) -> float:
+def _largest_step(config: RunConfig, tuned: Tuned, num_rounds: int, num_features: int) -> float:
     """The largest step that makes sense without any noise; no mu leads beyond it.
 
     Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD: without

@@ -35,9 +35,10 @@ from ...privacy import (
     rounded_up,
 )
 from ..config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
-from ..models.models import Model, make_model
+from ..models import make_model
+from ..models.base import Model
 from ..presets import feature_bound
-from ..tasks.loading import load_shards, load_task
+from ..tasks.loading import load_dataset, load_shards
 
 __all__ = [
     "NODE_CONFIG_KEY",
@@ -236,8 +237,8 @@ class NodeConfig:
             clients_per_round=self.num_partitions,
             batch_size=self.batch_size,
         )
-        task = load_task(run)
-        return load_shards(run, task)[self.partition_id], task.num_features, task.num_classes
+        dataset = load_dataset(run)
+        return load_shards(run, dataset)[self.partition_id], dataset.num_features, dataset.num_classes
 
     def client(self) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.

@@ -25,7 +25,7 @@ from ...strategies import proximal
 from ...strategies.shuffled import penalty
 from ..config import RunConfig
 from ..experiment import Experiment, guaranteed_mu, prepare
-from ..models.models import LinearModel, MeanEstimation
+from ..models.linear import LinearModel, MeanEstimation
 from ..presets import regularization
 from ..tasks.loading import public_shard
 

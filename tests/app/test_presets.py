@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.models.models import SoftmaxRegression, make_model
+from murmurfl.app.models import make_model
+from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.presets import hyperparameters
 from murmurfl.app.smoothness import smoothness
 from murmurfl.app.tasks.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
