@@ -20,7 +20,7 @@ from .methods import METHODS, Method, Problem
 from .methods.presets import feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_shortage, shortage
-from .tasks import load_dataset, load_shards
+from .tasks.loading import load_dataset, load_shards
 
 
 class Experiment(Problem):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from ..privacy.errors import is_interrupt
+from ..privacy.extras import check_installed
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +213,7 @@ class TorchGradients:
     Raises
     ------
     ConfigurationError
-        If the module has buffers or no parameters.
+        If the module has buffers or no parameters, or PyTorch is not installed.
 
     Notes
     -----
@@ -221,6 +222,7 @@ class TorchGradients:
     """
 
     def __init__(self, module: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        check_installed("torch", "torch", "TorchGradients")
         import torch
 
         if any(True for _ in module.buffers()):

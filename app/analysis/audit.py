@@ -33,9 +33,9 @@ from ...privacy.clipping import clip_per_sample
 from ..config import RunConfig
 from ..experiment import Experiment, prepare
 from ..guarantees import run_guarantee
-from ..models.models import Model
+from ..models.base import Model
 from ..network import reply_is_lost
-from ..tasks.loading import Shard
+from ..tasks.base import Shard
 
 _ROW_CACHE_BYTES = 64 << 20
 

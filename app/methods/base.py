@@ -27,7 +27,7 @@ from ...privacy import (
 from ...strategies import ReleaseStrategy
 from ..config import RunConfig, known_mechanism
 from ..keys import refusal
-from ..models import Model
+from ..models.base import Model
 from ..registry import registry
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
@@ -276,7 +276,12 @@ class Method(ABC):
         if self.trusted:
             rounds = None if brief else problem.num_rounds
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
+        words = self.brief_words(policy) if brief else words
         return policy_guarantee(policy, mu, notes=notes, words=words, stated=stated)
+
+    def brief_words(self, policy: PrivacyPolicy) -> str:
+        """A policy's words for the caption of many runs."""
+        return policy.words
 
     def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
         """What a run minimises, from the model's loss on the test set."""

@@ -10,7 +10,7 @@ from ...clients import NoisySGDClient
 from ...privacy import NO_NOISE
 from ...strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum
 from ..config import RunConfig, known_mechanism
-from ..models import Model
+from ..models.base import Model
 from .base import Method
 from .presets import PaperConstants, sgd_preset, tuned
 from .problem import Hyperparameters, Problem

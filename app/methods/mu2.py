@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...clients import DelayedMomentumClient, Mu2Client
 from ...strategies import DelayedMomentum, Mu2, TrustedMu2
 from ..config import RunConfig
-from ..models import Model
+from ..models.base import Model
 from .base import Method
 from .presets import PaperConstants, largest_step, tuned, wanted_mu
 from .problem import Hyperparameters

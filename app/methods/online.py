@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from ...clients import OnlineClient
 from ...strategies import OnlineFedSGD
 from ..config import RunConfig
-from ..models import Model
+from ..models.base import Model
+from ..registry import registry
 from .base import Method
 from .problem import Hyperparameters, Problem
-
-_LENGTH = 12.0
-"""Of the synthetic(alpha, beta) task with 100 features, whose samples have norms around 10."""
 
 
 class OnlineMethod(Method):
@@ -31,11 +28,8 @@ class OnlineMethod(Method):
     strategy_type = OnlineFedSGD
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
-        # A convex loss of a margin has gradients no longer than its features, and then every step is short by itself.
-        bounded = math.isfinite(getattr(model, "gradient_bound", math.inf))
-        if bounded and getattr(model, "clips_contractively", False):
-            return Hyperparameters(clip_norm=_LENGTH, learning_rate=0.01)
-        return Hyperparameters(clip_norm=1.0, learning_rate=0.05)
+        constants = registry("model")[config.model].online
+        return Hyperparameters(clip_norm=constants.clip_norm, learning_rate=constants.learning_rate)
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
         config = problem.config

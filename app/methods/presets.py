@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass
 
 from ..config import RunConfig
-from ..models import Model
+from ..models.base import Model
 from ..registry import registry
-from ..tasks import Task, Tuned
+from ..tasks.base import UNTUNED, Task, Tuned
 from .problem import Hyperparameters
 
 
@@ -61,25 +61,17 @@ def wanted_mu(config: RunConfig) -> float:
 
 def tuned(config: RunConfig) -> Tuned:
     """The constants chosen for a task and its features."""
-    return the_task(config).tuned_for(config.features)
+    return the_task(config).tuned.get(config.features, UNTUNED)
 
 
 def smoothness(config: RunConfig, model: Model) -> float:
     """L: the gradient of one sample's loss changes by at most L times what the parameters change by.
 
-    Notes
-    -----
-    From public constants alone, never from samples: a step that depended on the longest sample of a machine would say
-    something about that sample. Softmax regression has L = (||x||^2 + 1) / 2, for the Hessian of the loss in the scores
-    has no eigenvalue above 1/2 and the bias is one more feature that is always 1. The linear models declare their own.
-    Networks are not smooth in this sense; they get the softmax regression's L on the same features, which is a rule of
-    thumb and no bound.
+    See :meth:`~murmurfl.app.models.base.ModelKind.smoothness`.
     """
-    own = getattr(model, "smoothness", None)
-    if own is not None:
-        return float(own)
-    squares = the_task(config).squared_norm_bound(config.features, model.num_features, feature_bound(config))
-    return (squares + 1) / 2
+    bound, kind = feature_bound(config), registry("model")[config.model]
+    squares = the_task(config).squared_norm_bound(config.features, model.num_features, bound)
+    return kind.smoothness(model.num_features, squares, bound)
 
 
 def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from ...privacy import derived_seed
 from ..config import RunConfig
-from ..models import Model
-from ..tasks import Dataset, Shard
+from ..models.base import Model
+from ..tasks.base import Dataset, Shard
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from ...clients import IsrlDpClient, NoisySGDClient
 from ...strategies import IsrlDp, NoisySGD
 from ..config import RunConfig
-from ..models import Model
+from ..models.base import Model
 from .base import Method
 from .presets import PaperConstants, sgd_preset
 from .problem import Hyperparameters, Problem

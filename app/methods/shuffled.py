@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from ...clients import ShuffledClient
 from ...clients.gradients import gradients_at
-from ...privacy import ConfigurationError, ShuffledPolicy
+from ...privacy import ConfigurationError, PrivacyPolicy, ShuffledPolicy, epoch_words
 from ...strategies import PublicEpochs, Regularizer, ShuffledAvg, private_rounds
 from ...strategies.shuffled import penalty
 from ..config import RunConfig
 from ..keys import refusal
-from ..models import Model
-from ..tasks import public_shard
+from ..models.base import Model
+from ..registry import registry
+from ..tasks.loading import public_shard
 from .base import Method
-from .presets import the_task
+from .presets import feature_bound, the_task
 from .problem import Hyperparameters, Problem
 
 _ROUNDING = 1e-12
@@ -57,8 +58,9 @@ class ShuffledMethod(Method):
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         """The paper's clip, and the largest step that its theorem covers."""
-        convex = getattr(model, "convex", hasattr(model, "smoothness"))
-        smoothness = float(getattr(model, "smoothness", 0.0)) if convex else float(model.num_features)
+        kind = registry("model")[config.model]
+        declared = kind.declared_smoothness(model.num_features, feature_bound(config)) if kind.convex else None
+        smoothness = float(model.num_features) if declared is None else declared
         return Hyperparameters(10.0, min(0.001, 1.0 / smoothness))
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
@@ -120,6 +122,9 @@ class ShuffledMethod(Method):
             "rounds": rounds,
             "public": epochs,
         }
+
+    def brief_words(self, policy: PrivacyPolicy) -> str:
+        return epoch_words(policy.accounting_used) if isinstance(policy, ShuffledPolicy) else policy.words
 
     def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
         kind, strength = regularization(problem.config)

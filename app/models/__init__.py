@@ -1,1 +1,29 @@
-"""Models: per-sample gradients for the machines, loss and accuracy for the central evaluation."""
+"""Models: per-sample gradients, loss and accuracy."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..registry import Registry
+from .base import Model, ModelKind
+from .linear import LINEAR
+from .own import own_model
+from .softmax import Softmax
+from .torch import NETWORKS
+
+__all__ = ["MODELS", "make_model"]
+
+MODELS = Registry("model", ModelKind, (Softmax(), *NETWORKS, *LINEAR), adapt=own_model)
+"""The built-in models by name, and a user's own as ``package.module:make_model``."""
+
+
+@lru_cache(maxsize=8)
+def make_model(name: str, num_features: int, num_classes: int, feature_bound: float = 0.0) -> Model:
+    """The model of a run configuration, cached: every message of a simulation asks for it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name is unknown or the model does not fit the data.
+    """
+    return MODELS[name].make(num_features, num_classes, feature_bound)

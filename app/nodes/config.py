@@ -38,9 +38,10 @@ from ..config import RunConfig, known_mechanism
 from ..keys import typed_value
 from ..methods import METHODS, Method
 from ..methods.presets import feature_bound
-from ..models import Model, make_model
+from ..models import make_model
+from ..models.base import Model
 from ..registry import registry, unknown_name
-from ..tasks import load_dataset, load_shards
+from ..tasks.loading import load_dataset, load_shards
 
 __all__ = [
     "NODE_CONFIG_KEY",

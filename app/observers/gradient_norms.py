@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.models import Model
-from ..tasks.loading import Task
-
-# Of a model whose gradient costs a pass through a network.
-_MOST_SAMPLES_OF_A_NETWORK = 2000
+from ..models.base import Model
+from ..tasks.base import Dataset
 
 
 class GradientNorms:
@@ -25,14 +22,14 @@ class GradientNorms:
     Parameters
     ----------
     model : Model
-    task : Task
+    dataset : Dataset
         Whose training samples are used; for a network the first 2,000 of them.
     """
 
-    def __init__(self, model: Model, task: Task) -> None:
-        count = _MOST_SAMPLES_OF_A_NETWORK if hasattr(model, "module") else None
+    def __init__(self, model: Model, dataset: Dataset) -> None:
+        count = model.most_samples
         self._model = model
-        self._samples = task.train_features[:count], task.train_labels[:count]
+        self._samples = dataset.train_features[:count], dataset.train_labels[:count]
         self._norms: dict[int, float] = {}
 
     def record(self, server_round: int, parameters: Sequence[NDArray[Any]]) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.mechanisms.cache import cached
-from ..models.models import Batch, Model
-from ..tasks.loading import Shard
+from ..models.base import Batch, Model
+from ..tasks.base import Shard
 
 
 @runtime_checkable

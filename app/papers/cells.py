@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...privacy import gdp_mu
-from ..config import PUBLIC_TASKS
+from ..tasks import TASKS
 
 Overrides = Mapping[str, bool | int | float | str]
 
@@ -290,7 +290,7 @@ def _jiang_2026(
             {
                 "preset": "practical",
                 "task": task,
-                "model": PUBLIC_TASKS[task],
+                "model": (TASKS[task].models or ("",))[0],
                 "num-clients": 1,
                 "clients-per-round": 1,
                 "num-rounds": 50,

@@ -24,9 +24,9 @@ from ...privacy.shuffled import epoch_order, step_noise
 from ...strategies import proximal
 from ...strategies.shuffled import penalty
 from ..config import RunConfig
-from ..experiment import Experiment, guaranteed_mu, prepare
-from ..models.models import LinearModel, MeanEstimation
-from ..presets import regularization
+from ..experiment import Experiment, prepare
+from ..methods.shuffled import regularization
+from ..models.linear import LinearModel, MeanEstimation
 from ..tasks.loading import public_shard
 
 Matrix = NDArray[np.float64]
@@ -92,12 +92,11 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     started = time.perf_counter()
     experiments = [prepare(config) for config in configs]
     first = experiments[0]
-    samples = len(first.shards[0])
-    policies = [experiment.shuffled_policy(samples) for experiment in experiments]
+    policies = [experiment.policy(0) for experiment in experiments]
     columns = _Columns(
         np.array([experiment.values.learning_rate for experiment in experiments]),
         np.array([policy.plan(first.model.num_parameters).noise_std for policy in policies]),
-        [experiment.private_rounds for experiment in experiments],
+        [experiment.asked_rounds for experiment in experiments],
         np.array([config.variant == "interleaved" for config in configs]),
     )
     ends, objectives = _epochs(first, columns)
@@ -106,8 +105,8 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     for i, (config, experiment) in enumerate(zip(configs, experiments, strict=True)):
         accuracy = math.nan
         if config.model == "logistic":
-            _, accuracy = first.model.evaluate([ends[i]], (first.task.test_features, first.task.test_labels))
-        mu = guaranteed_mu(experiment) if is_covered(config) else math.inf
+            _, accuracy = first.model.evaluate([ends[i]], (first.data.test_features, first.data.test_labels))
+        mu = experiment.guaranteed_mu() if is_covered(config) else math.inf
         results.append(
             {
                 "accuracy": None if math.isnan(accuracy) else accuracy,
@@ -116,7 +115,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
                 "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
                 "delta": config.delta,
                 "seconds": seconds,
-                "releases": len(experiment.private_rounds),
+                "releases": len(experiment.asked_rounds),
                 "refusals": 0,
                 "lost_replies": 0,
                 "curves": {
@@ -133,7 +132,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 def _epochs(experiment: Experiment, columns: _Columns) -> tuple[Matrix, Matrix]:
     """Where the runs end, shape (runs, d), and their objectives after every epoch, shape (runs, K)."""
     config, shard, model = experiment.config, experiment.shards[0], experiment.model
-    samples, public = len(shard), public_shard(experiment.task, 0)
+    samples, public = len(shard), public_shard(experiment.data, 0)
     own = _as_model_takes(experiment, shard[:])
     others = own if public is None else _as_model_takes(experiment, public[:])
     private_steps = max(round(config.private_share * samples), 1)
@@ -258,7 +257,7 @@ def _as_model_takes(experiment: Experiment, samples: tuple[NDArray[Any], NDArray
 def _objective(experiment: Experiment) -> Callable[[Matrix], Matrix]:
     """G(x; D) of points, one a row: the loss on the evaluation samples and the regulariser."""
     kind, strength = regularization(experiment.config)
-    model, task = experiment.model, experiment.task
+    model, task = experiment.model, experiment.data
     features, labels = _as_model_takes(experiment, (task.test_features, task.test_labels))
     if isinstance(model, LinearModel):
         return lambda points: model.losses(points @ features.T, labels).mean(axis=1) + penalty(kind, points, strength)
@@ -283,7 +282,7 @@ def optimum(config: RunConfig) -> float:
 def _optimum(config: RunConfig) -> float:
     experiment = prepare(config)
     kind, strength = regularization(config)
-    model, task = experiment.model, experiment.task
+    model, task = experiment.model, experiment.data
     features, labels = _as_model_takes(experiment, (task.test_features, task.test_labels))
     if isinstance(model, MeanEstimation) and kind in ("ball", "none"):
         point = proximal(kind, np.asarray(features.mean(axis=0), dtype=np.float64), strength, 1.0)

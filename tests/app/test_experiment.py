@@ -19,7 +19,7 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.methods import METHODS
-from murmurfl.app.models import SoftmaxRegression
+from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import result_document, summary_lines, write_record
 from murmurfl.app.run import NoReleasesError, run_experiment

@@ -9,13 +9,13 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.models.models import make_model
+from murmurfl.app.models import make_model
 from murmurfl.app.observers.online_losses import OnlineLosses
 from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
 from murmurfl.app.papers.curves import curve_statistics, run_curves
 from murmurfl.app.papers.reproduce import run_cells, table_rows, write_reproduction
 from murmurfl.app.record import result_document
-from murmurfl.app.tasks.loading import load_shards, load_task
+from murmurfl.app.tasks.loading import load_dataset, load_shards
 from murmurfl.clients import TorchGradients
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
 
@@ -114,7 +114,7 @@ def test_the_cnns_closed_form_is_what_pytorch_derives(side):
 
 
 def test_every_machine_of_the_synthetic_data_has_its_own_rule():
-    task = load_task(config(synthetic_samples=4000))
+    task = load_dataset(config(synthetic_samples=4000))
     shards = load_shards(config(synthetic_samples=4000), task)
     assert [len(shard) for shard in shards] == [1000] * 4
     assert task.num_classes == 2
@@ -122,7 +122,7 @@ def test_every_machine_of_the_synthetic_data_has_its_own_rule():
     spread = np.array([shard[:][0].std(axis=0) for shard in shards])
     assert spread == pytest.approx(np.tile(np.arange(1, 13) ** -0.6, (4, 1)), rel=0.15)
     assert np.linalg.norm(centres[0] - centres[1]) > 1
-    other = load_task(config(synthetic_samples=4000, seed=2))
+    other = load_dataset(config(synthetic_samples=4000, seed=2))
     assert not np.allclose(other.train_features[:5], task.train_features[:5])
     pooled = load_shards(config(synthetic_samples=4000, partition="iid"), task)
     assert not np.allclose(pooled[0][:][0].mean(axis=0), centres[0], atol=0.5)
@@ -134,7 +134,7 @@ def test_every_machine_of_the_synthetic_data_has_its_own_rule():
 
 def test_half_of_the_digits_are_spread_and_half_go_by_label():
     settings = RunConfig(strategy="online", partition="half-by-label", batch_size=5)
-    task = load_task(settings)
+    task = load_dataset(settings)
     shards = load_shards(settings, task)
     for digit, shard in enumerate(shards):
         labels = shard[:][1]

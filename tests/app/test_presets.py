@@ -8,7 +8,8 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.presets import smoothness
-from murmurfl.app.models import SoftmaxRegression, make_model
+from murmurfl.app.models import make_model
+from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.tasks.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
 
 STRATEGIES = {

@@ -12,13 +12,14 @@ from murmurfl.app.config import PUBLIC_TASKS, RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.models.models import make_model
+from murmurfl.app.models import make_model
 from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
 from murmurfl.app.papers.reproduce import cells_of, run_cells, table_rows, write_reproduction
 from murmurfl.app.papers.sweep import can_sweep, is_covered, optimum, run_sweep
-from murmurfl.app.presets import SHUFFLED, regularization
+from murmurfl.app.presets import regularization
 from murmurfl.app.record import result_document, summary_lines, write_record
-from murmurfl.app.tasks.loading import load_task
+from murmurfl.app.tasks import TASKS
+from murmurfl.app.tasks.loading import load_dataset
 from murmurfl.app.tasks.public import PAPER_SIZES
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
 from murmurfl.strategies import private_rounds, proximal
@@ -201,16 +202,16 @@ def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path):
 @needs_data
 @pytest.mark.parametrize("task", PUBLIC_TASKS)
 def test_the_papers_data_have_the_papers_sizes_and_the_declared_bounds(task):
-    data = load_task(RunConfig(strategy="shuffled", task=task, model=PUBLIC_TASKS[task]))
+    data = load_dataset(RunConfig(strategy="shuffled", task=task, model=PUBLIC_TASKS[task]))
     assert data.train_features.shape == data.public_features.shape == PAPER_SIZES[task]
     norms = np.linalg.norm(np.concatenate([data.train_features, data.public_features]).astype(float), axis=1)
-    assert (norms <= SHUFFLED[task].feature_bound * (1 + 1e-6)).mean() > 0.98
+    assert (norms <= TASKS[task].feature_bound * (1 + 1e-6)).mean() > 0.98
     assert (data.test_labels == data.train_labels).all()
     if task == "credit-card":
         assert (data.train_labels.mean(), data.public_labels.mean()) == (0.5, 0.05)
     assert regularization(RunConfig(strategy="shuffled", task=task, model=PUBLIC_TASKS[task])) == (
-        SHUFFLED[task].regularizer,
-        SHUFFLED[task].strength,
+        TASKS[task].regularizer,
+        TASKS[task].regularizer_strength,
     )
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.models.models import make_model
+from murmurfl.app.models import make_model
 from murmurfl.app.papers.cells import REPRODUCTIONS, VALIDATION_SEEDS, Cell
 from murmurfl.app.papers.reproduce import markdown_table, plan_runs, run_cells, table_rows, write_reproduction
 from murmurfl.app.papers.stationary import fitted_slope, slope_table
 from murmurfl.app.tasks.features import pooled
-from murmurfl.app.tasks.loading import load_task
+from murmurfl.app.tasks.loading import load_dataset
 from murmurfl.privacy import ConfigurationError, gdp_mu
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -81,13 +81,13 @@ def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_f
 
 
 def test_training_samples_are_the_same_ones_in_every_run_and_never_test_samples():
-    whole, fewer = load_task(RunConfig()), load_task(RunConfig(training_samples=300, seed=4))
+    whole, fewer = load_dataset(RunConfig()), load_dataset(RunConfig(training_samples=300, seed=4))
     assert len(fewer.train_labels) == 300
     assert (fewer.test_features == whole.test_features).all()
-    assert (load_task(RunConfig(training_samples=300)).train_features == fewer.train_features).all()
+    assert (load_dataset(RunConfig(training_samples=300)).train_features == fewer.train_features).all()
     assert {row.tobytes() for row in fewer.train_features} <= {row.tobytes() for row in whole.train_features}
     with pytest.raises(ConfigurationError, match="training-samples"):
-        load_task(RunConfig(training_samples=5000))
+        load_dataset(RunConfig(training_samples=5000))
 
 
 def test_pooled_features_are_means_over_blocks():
@@ -100,7 +100,7 @@ def test_pooled_features_are_means_over_blocks():
 
 @needs_mnist
 def test_parity_has_two_classes():
-    task = load_task(RunConfig(task="mnist-parity", features="means-4x4", model="nonconvex-logistic"))
+    task = load_dataset(RunConfig(task="mnist-parity", features="means-4x4", model="nonconvex-logistic"))
     assert task.num_classes == 2
     assert set(task.train_labels.tolist()) == {0, 1}
     assert task.num_features == 49

@@ -7,9 +7,9 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import IidPartitioner
 from murmurfl.app.config import RunConfig
-from murmurfl.app.models.models import make_model
+from murmurfl.app.models import make_model
 from murmurfl.app.tasks.features import oriented_gradients
-from murmurfl.app.tasks.loading import load_shards, load_task
+from murmurfl.app.tasks.loading import load_dataset, load_shards
 from murmurfl.privacy import derived_seed
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -18,7 +18,7 @@ needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MU
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_partitions_give_every_sample_to_exactly_one_machine(partition):
     config = RunConfig(partition=partition, batch_size=1)
-    task = load_task(config)
+    task = load_dataset(config)
     shards = load_shards(config, task)
     assert len(shards) == 10
     indices = np.concatenate([shard._indices for shard in shards])
@@ -35,7 +35,7 @@ def test_an_iid_partition_is_that_of_flwr_datasets(machines):
     order = np.random.Generator(np.random.Philox(key=derived_seed("partition", 3))).permutation(1438)
     partitioner = IidPartitioner(num_partitions=machines)
     partitioner.dataset = Dataset.from_dict({"index": order})
-    task = load_task(RunConfig())
+    task = load_dataset(RunConfig())
     shards = load_shards(RunConfig(num_clients=machines, clients_per_round=1, seed=3), task)
     for i, shard in enumerate(shards):
         assert sorted(shard._indices) == sorted(partitioner.load_partition(i)["index"])
@@ -44,7 +44,7 @@ def test_an_iid_partition_is_that_of_flwr_datasets(machines):
 def test_a_dirichlet_partition_is_skewed_and_an_iid_one_is_not():
     def largest_share(partition):
         config = RunConfig(partition=partition, dirichlet_alpha=0.3, batch_size=1)
-        task = load_task(config)
+        task = load_dataset(config)
         shares = []
         for shard in load_shards(config, task):
             _, labels = shard[slice(0, len(shard))]
@@ -55,8 +55,8 @@ def test_a_dirichlet_partition_is_skewed_and_an_iid_one_is_not():
 
 
 def test_validation_samples_come_from_the_training_set_and_leave_the_test_set_alone():
-    whole = load_task(RunConfig())
-    held = load_task(RunConfig(validation_samples=300))
+    whole = load_dataset(RunConfig())
+    held = load_dataset(RunConfig(validation_samples=300))
     assert len(held.test_labels) == 300
     assert len(held.train_labels) + 300 == len(whole.train_labels)
     test_rows = {row.tobytes() for row in whole.test_features}
@@ -67,7 +67,7 @@ def test_validation_samples_come_from_the_training_set_and_leave_the_test_set_al
 
 @needs_mnist
 def test_mnist_is_the_whole_of_it():
-    task = load_task(RunConfig(task="mnist"))
+    task = load_dataset(RunConfig(task="mnist"))
     assert task.train_features.shape == (60_000, 784)
     assert task.test_features.shape == (10_000, 784)
     assert task.train_features.min() == 0

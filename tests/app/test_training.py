@@ -13,7 +13,7 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
-from murmurfl.app.models.models import SoftmaxRegression
+from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.record import summary_lines, write_record
 from murmurfl.app.report.recorded import make_report
 from murmurfl.app.run import run_experiment

@@ -1,0 +1,308 @@
+"""Losses of one margin <w, a>, and of the distance to a sample: convex but for one, smooth, in closed form."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ...privacy.clipping import clip_per_sample
+from .base import Batch, Model, ModelKind, OnlineConstants, Parameters
+
+
+class LinearModel(Model):
+    """A loss of the margin <w, a> alone, without bias, in closed form and float64: convex and smooth.
+
+    Parameters
+    ----------
+    num_features, num_classes : int
+    feature_bound : float
+        R, public: a sample's features are scaled down to this L2 norm wherever they are longer.
+
+    Notes
+    -----
+    **Formal guarantees.** Declares itself convex and smooth for
+    :class:`~murmurfl.clients.online.ConvexSmoothGradients`: the bound is enforced on every sample by itself, so the
+    declaration holds whatever the data are. Features that are not finite count as zero.
+    """
+
+    clips_contractively = True
+
+    def __init__(self, num_features: int, num_classes: int, feature_bound: float) -> None:
+        super().__init__(num_features, num_classes)
+        if not (math.isfinite(feature_bound) and feature_bound > 0):
+            raise ConfigurationError(f"Expected feature-bound > 0 and finite, got {feature_bound!r}.")
+        self.feature_bound = float(feature_bound)
+        self.shapes = [(num_features,)]
+        self.names = ["weight"]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
+        return [np.zeros(self.num_features)]
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        features = self.bounded(samples[0])
+        return self.slopes(features @ np.asarray(parameters[0], np.float64), samples[1])[:, None] * features
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        """The gradient of sample i at point i."""
+        features = self.bounded(samples[0])
+        return self.slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
+
+    def bounded(self, features: NDArray[Any]) -> NDArray[np.float64]:
+        """Features as the model takes them: no longer than R."""
+        features = np.asarray(features, dtype=np.float64)
+        squares = np.einsum("ij,ij->i", features, features)
+        if np.isfinite(squares).all() and squares.max(initial=0.0) <= self.feature_bound**2:
+            return features
+        return clip_per_sample(features, self.feature_bound)
+
+    @property
+    @abstractmethod
+    def smoothness(self) -> float:
+        """L, of every sample's loss."""
+
+    @staticmethod
+    @abstractmethod
+    def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        """The loss of a margin."""
+
+    @staticmethod
+    @abstractmethod
+    def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        """The loss's derivative by the margin."""
+
+
+class LogisticRegression(LinearModel):
+    """Two-class logistic regression (zhang-2025, section V): R^2 / 4-smooth, gradients at most R long."""
+
+    def __init__(self, num_features: int, feature_bound: float) -> None:
+        super().__init__(num_features, 2, feature_bound)
+
+    @property
+    def smoothness(self) -> float:
+        """L = R^2 / 4."""
+        return self.feature_bound**2 / 4
+
+    @property
+    def gradient_bound(self) -> float:
+        """R."""
+        return self.feature_bound
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
+        margins = self.bounded(features) @ np.asarray(parameters[0], np.float64)
+        return np.stack([np.zeros_like(margins), margins], axis=1)
+
+    def loss_and_gradient(self, weight: NDArray[np.float64], samples: Batch) -> tuple[float, NDArray[np.float64]]:
+        """The mean loss over some samples and its gradient, for computing optima."""
+        features = self.bounded(samples[0])
+        margins = features @ weight
+        return float(self.losses(margins, samples[1]).mean()), self.slopes(margins, samples[1]) @ features / len(
+            margins
+        )
+
+    @staticmethod
+    def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        return np.logaddexp(0.0, np.where(labels == 1, -margins, margins))
+
+    @staticmethod
+    def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        """The loss's derivative by the margin: sigmoid(margin) - label."""
+        return 0.5 * (1.0 + np.tanh(0.5 * margins)) - labels
+
+
+class NonconvexLogistic(LogisticRegression):
+    r"""Two-class logistic regression with a regulariser that is not convex, lambda sum_j w_j^2 / (1 + w_j^2).
+
+    A common test problem for methods that find stationary points (Antoniadis et al. 2011 have the penalty). Its
+    derivatives are bounded: |psi'| <= 3 sqrt(3) / 8 and |psi''| <= 2, so a sample's gradient is at most R + lambda
+    0.65 sqrt(d) long and (R^2 / 4 + 2 lambda)-smooth.
+    """
+
+    convex = False
+    clips_contractively = False
+    strength = 0.01
+    """lambda; public."""
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        return super().__call__(parameters, samples) + self._penalty_gradient(np.asarray(parameters[0], np.float64))
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        return super().at_points(points, samples) + self._penalty_gradient(np.asarray(points, np.float64))
+
+    def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        weight = np.asarray(parameters[0], np.float64)
+        return super().loss_and_gradient(weight, samples)[1] + self._penalty_gradient(weight)
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean loss with the regulariser, and accuracy."""
+        loss, accuracy = super().evaluate(parameters, samples)
+        squares = np.square(np.asarray(parameters[0], np.float64))
+        return loss + self.strength * float((squares / (1 + squares)).sum()), accuracy
+
+    @property
+    def smoothness(self) -> float:
+        """L = R^2 / 4 + 2 lambda."""
+        return super().smoothness + 2 * self.strength
+
+    @property
+    def gradient_bound(self) -> float:
+        """R + lambda 3 sqrt(3 d) / 8."""
+        return self.feature_bound + self.strength * 3 * math.sqrt(3 * self.num_features) / 8
+
+    def _penalty_gradient(self, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self.strength * 2 * weight / np.square(1 + np.square(weight))
+
+
+class RidgeRegression(LinearModel):
+    """Least squares (<w, a> - y)^2, the loss of jiang-2026's ridge regression: 2 R^2-smooth; no accuracy."""
+
+    def __init__(self, num_features: int, feature_bound: float) -> None:
+        super().__init__(num_features, 1, feature_bound)
+
+    @property
+    def smoothness(self) -> float:
+        """L = 2 R^2."""
+        return 2.0 * self.feature_bound**2
+
+    @property
+    def gradient_bound(self) -> float:
+        """None."""
+        return math.inf
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
+        return (self.bounded(features) @ np.asarray(parameters[0], np.float64))[:, None]
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean squared error; the accuracy is not a number."""
+        return float(self.losses(self.logits(parameters, samples[0])[:, 0], samples[1]).mean()), math.nan
+
+    @staticmethod
+    def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        return np.square(margins - labels)
+
+    @staticmethod
+    def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+        return 2.0 * (margins - labels)
+
+
+class MeanEstimation(Model):
+    """Half the squared distance to a sample, ||w - a||^2 / 2, whose minimum is the mean (jiang-2026); no accuracy.
+
+    Notes
+    -----
+    **Formal guarantees.** Declares itself convex and 1-smooth. A clipped gradient is that of the Huber loss of the
+    distance, which is convex and 1-smooth too. Features that are not finite count as zero.
+    """
+
+    clips_contractively = True
+    smoothness = 1.0
+    gradient_bound = math.inf
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features, 1)
+        self.shapes = [(num_features,)]
+        self.names = ["mean"]
+
+    def initial_parameters(self, seed: int) -> list[NDArray[np.float64]]:
+        return [np.zeros(self.num_features)]
+
+    def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
+        return self.at_points(np.asarray(parameters[0], np.float64)[None], samples)
+
+    def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
+        """The gradient of sample i at point i."""
+        features = np.asarray(samples[0], dtype=np.float64)
+        finite = np.isfinite(features).all(axis=1, keepdims=True)
+        return np.asarray(points - np.where(finite, features, 0.0), dtype=np.float64)
+
+    def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.float64]:
+        return -0.5 * np.square(features - np.asarray(parameters[0], np.float64)).sum(axis=1, keepdims=True)
+
+    def evaluate(self, parameters: Parameters, samples: Batch) -> tuple[float, float]:
+        """Mean loss; the accuracy is not a number."""
+        return -float(self.logits(parameters, samples[0]).mean()), math.nan
+
+
+class Logistic(ModelKind):
+    """Logistic regression of two classes.
+
+    Parameters
+    ----------
+    name, sentence : str
+    model : type of LogisticRegression
+    convex : bool
+    online : OnlineConstants
+    """
+
+    keys = frozenset({"feature-bound"})
+
+    def __init__(
+        self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool, online: OnlineConstants
+    ) -> None:
+        self.name = name
+        self.convex = convex
+        self.sentence = sentence
+        self.online = online
+        self._model = model
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        if num_classes != 2:
+            raise ConfigurationError(f"Expected a task with two classes for model {self.name!r}, got {num_classes}.")
+        return self._model(num_features, feature_bound)
+
+    def declared_smoothness(self, num_features: int, feature_bound: float) -> float:
+        return self._model(num_features, feature_bound).smoothness
+
+
+class Ridge(ModelKind):
+    """Least squares."""
+
+    name = "ridge"
+    sentence = "least squares, (<w, a> - y)^2"
+    convex = True
+    keys = frozenset({"feature-bound"})
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        return RidgeRegression(num_features, feature_bound)
+
+    def declared_smoothness(self, num_features: int, feature_bound: float) -> float:
+        return RidgeRegression(num_features, feature_bound).smoothness
+
+
+class Mean(ModelKind):
+    """The mean of the samples."""
+
+    name = "mean"
+    sentence = "the mean of the samples, half the squared distance to each"
+    convex = True
+
+    def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        return MeanEstimation(num_features)
+
+    def declared_smoothness(self, num_features: int, feature_bound: float) -> float:
+        return MeanEstimation.smoothness
+
+
+LINEAR = (
+    # On the synthetic(alpha, beta) task no sample's gradient is longer than R: the clip never binds.
+    Logistic(
+        "logistic",
+        "logistic regression of two classes without bias",
+        LogisticRegression,
+        convex=True,
+        online=OnlineConstants(clip_norm=12.0, learning_rate=0.01),
+    ),
+    Logistic(
+        "nonconvex-logistic",
+        "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)",
+        NonconvexLogistic,
+        convex=False,
+        online=OnlineConstants(),
+    ),
+    Ridge(),
+    Mean(),
+)
