@@ -7,6 +7,7 @@ from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
     FAST_NOISE,
+    NOT_PRIVATE,
     RELATIONS,
     SIMULATED,
     UNITS,
@@ -17,16 +18,19 @@ from .guarantee import (
     mechanism_words,
     policy_guarantee,
     rounded_up,
+    server_guarantee,
 )
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
 from .ledger_summary import LedgerSummary, SessionSummary, read_ledger
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
-from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, NoisePlan, PrivacyPolicy, Trust
+from .noise_plan import NoisePlan
+from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
 from .release import PrivacyStatement, PrivateMachine, Release, RowCache
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
 from .sqlite_ledger import SQLiteLedger, accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 __all__ = [
     "ACCOUNTINGS",
@@ -34,7 +38,9 @@ __all__ = [
     "FAST_NOISE",
     "MECHANISMS",
     "NOISE_QUALITIES",
+    "NOT_PRIVATE",
     "NO_NOISE",
+    "NO_NOISE_WORDS",
     "ORDERS",
     "RELATIONS",
     "RELEASE_RULES",
@@ -82,6 +88,7 @@ __all__ = [
     "compose_gdp",
     "derived_seed",
     "epoch_mu",
+    "epoch_words",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
@@ -89,6 +96,7 @@ __all__ = [
     "mechanism_words",
     "needs_upgrade",
     "new_mark",
+    "noise_words",
     "policy_guarantee",
     "rdp_epsilon",
     "rdp_mu",
@@ -97,6 +105,9 @@ __all__ = [
     "rounded_up",
     "row_bytes",
     "row_key",
+    "server_guarantee",
+    "server_noise_words",
     "standard_normals",
+    "stated_words",
     "upgrade_ledger",
 ]

@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
-from .policy import TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
+from .policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
+from .words import NOBODY_ASKED, server_noise_words
 
 Unit = Literal["sample", "machine"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -27,17 +28,17 @@ _AGAINST: dict[Trust, str] = {
     "untrusted-server": "against the server and everybody else",
     "trusted-server": "against everybody but the trusted server",
 }
-_CLIPS: dict[ClipUnit, str] = {
-    "sample": "",
-    "update": ", update sensitivity",
-    "contractive": ", contractive sensitivity",
-}
 _DIGITS = 4
 _ROUNDING = 1e-9
 
 SESSION = "over all releases its cap allows"
+PUBLISHED = "over all models it publishes"
 SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
+NOT_PRIVATE = "Not private: for comparison only."
+NOTHING_SPENT = "No private sample was used: nothing is spent."
+BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
+"""Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.normals`)."""
 
 
 @dataclass(frozen=True)
@@ -172,53 +173,114 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
 
 
 def policy_guarantee(
-    policy: PrivacyPolicy, mu: float, *, covers: str = SESSION, unit: Unit = "sample", notes: Iterable[str] = ()
+    policy: PrivacyPolicy,
+    mu: float,
+    *,
+    covers: str = SESSION,
+    unit: Unit = "sample",
+    notes: Iterable[str] = (),
+    words: str = "",
+    stated: bool = False,
 ) -> Guarantee:
-    """What a machine with this policy says of a mu of its own.
+    """What a mu is true of under a machine's policy, in the policy's own words.
 
     Parameters
     ----------
     policy : PrivacyPolicy
+        A :class:`~murmurfl.privacy.ShuffledPolicy` too. Under a trusted server a machine alone can vouch for nothing;
+        what the server vouches for is :func:`server_guarantee`.
     mu : float
-        Of its noise plan; infinite where the machine adds no noise.
+        Of its noise plan; infinite where the machine adds no noise, 0 if no machine is asked for a release.
     covers : str
         Which releases it is true of.
     unit : {"sample", "machine"}
         What the policy's participations were counted for.
     notes : iterable of str
         Further sentences about what the figure rests on.
+    words : str
+        In the place of the policy's: what real machines say of themselves (:func:`stated_words`).
+    stated : bool
+        Whether mu is what real machines say, or are expected to say: then it is theirs to explain why it is infinite.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: it says in words what the policy guarantees, and never shows a figure where
+    the policy adds no noise.
     """
+    if mu == 0.0:
+        return Guarantee(mu, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
     if not policy.adds_noise:
-        return Guarantee(
-            math.inf, policy.delta, "no noise on the machine", unit=unit, covers=covers, notes=tuple(notes)
-        )
-    notes = (*(() if policy.noise_quality == "exact" else (FAST_NOISE,)), *beyond_range(policy, mu), *notes)
-    return Guarantee(mu, policy.delta, mechanism_words(policy), unit=unit, covers=covers, notes=notes)
+        notes = (*_not_private(policy), *notes)
+        return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
+    notes = (*_fast(policy), *(() if stated else beyond_range(policy, mu)), *notes)
+    return Guarantee(mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes)
 
 
-BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
-"""Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.normals`)."""
+def server_guarantee(
+    policy: PrivacyPolicy,
+    mu: float,
+    noise: str,
+    rounds: int | None = None,
+    *,
+    notes: Iterable[str] = (),
+    stated: bool = False,
+) -> Guarantee:
+    """What a trusted server guarantees towards everybody else, by the policy it was given.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        That of the machines, with ``trust="trusted-server"``: its mu is what the server has to keep.
+    mu : float
+        Of all models the server publishes; infinite where its noise cannot serve the policy's.
+    noise : str
+        Which noise the server adds: a mechanism's name, or ``fresh``.
+    rounds : int, optional
+        How many models it publishes, where that is known.
+    notes : iterable of str
+        Further sentences about what the figure rests on.
+    stated : bool
+        See :func:`policy_guarantee`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy trusts no server.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
+    """
+    if policy.trust != "trusted-server":
+        raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
+    if policy.mechanism == NO_NOISE:
+        return policy_guarantee(policy, math.inf, notes=notes)
+    beyond = () if stated or not math.isinf(mu) else (_beyond(policy),)
+    words, notes = server_noise_words(noise, rounds), (*_fast(policy), *beyond, *notes)
+    return Guarantee(mu, policy.delta, words, trust=policy.trust, covers=PUBLISHED, notes=notes)
 
 
 def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
     """Why a policy with noise guarantees nothing, if it does not."""
-    if not (math.isinf(mu) and policy.adds_noise):
-        return ()
-    return (BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta),)
+    return (_beyond(policy),) if math.isinf(mu) and policy.adds_noise else ()
+
+
+def _beyond(policy: PrivacyPolicy) -> str:
+    return BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta)
+
+
+def _fast(policy: PrivacyPolicy) -> tuple[str, ...]:
+    return () if policy.noise_quality == "exact" else (FAST_NOISE,)
+
+
+def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
+    # A machine that trusts its server is private towards everybody else; one whose mechanism is none is not private.
+    return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:
-    """A machine's mechanism and its options in words."""
-    words = policy.mechanism
-    schedule = policy.schedule or ("uniform" if policy.mechanism == "cancelling" else None)
-    options = [str(value) for value in (schedule, *dict(policy.mechanism_options).values()) if value]
-    words += f" ({', '.join(options)})" if options else ""
-    # A policy may allow more participations than its cap has room for.
-    often = min(policy.sample_participations, -(-policy.max_participations // policy.min_separation))
-    return (
-        f"{words} noise on each machine{_CLIPS[policy.clip_unit]}"
-        f"{f', every sample in up to {often} releases' if often > 1 else ''}"
-    )
+    """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
+    return policy.words
 
 
 def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:

@@ -1,8 +1,7 @@
 """What one machine has decided about its own privacy, and the noise that follows from it.
 
-A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, it cannot weaken. A :class:`NoisePlan`
-is that policy worked out for a model of d parameters: the charged sensitivity, the grid, the noise and the mu that all
-the releases of one session together guarantee.
+A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, it cannot weaken. Its
+:class:`~murmurfl.privacy.NoisePlan` is the policy worked out for a model of d parameters.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError
-from .gdp import gdp_epsilon
 from .grid import Grid, power_of_two_at_most
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, NoiseQuality
+from .noise_plan import NoisePlan
 from .normals import FINEST_GRID, LARGEST_NORMAL, NOISE_VERSION, ideal_mu, range_problem, resolution_mu
+from .words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
@@ -198,6 +198,27 @@ class PrivacyPolicy:
             "pattern": "epochs",
         }
 
+    @property
+    def words(self) -> str:
+        """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee.
+
+        Notes
+        -----
+        **Formal guarantees.** None of its own: it describes what the policy does and states no figure.
+        """
+        if self.mechanism == NO_NOISE:
+            return NO_NOISE_WORDS
+        if not self.adds_noise:
+            return TRUSTING_WORDS
+        schedule = self.schedule or ("uniform" if self.mechanism == "cancelling" else None)
+        return noise_words(
+            self.mechanism,
+            (schedule, *dict(self.mechanism_options).values()),
+            sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
+            # A policy may allow more participations than its cap has room for.
+            participations=min(self.sample_participations, -(-self.max_participations // self.min_separation)),
+        )
+
     def plan(self, num_parameters: int) -> NoisePlan:
         """The noise this policy needs for a model of ``num_parameters`` parameters."""
         return _plan(self, num_parameters)
@@ -205,69 +226,6 @@ class PrivacyPolicy:
     def terms(self, num_parameters: int) -> str:
         """The policy and its noise as a JSON document, for whoever reads a ledger."""
         return _terms(self, num_parameters)
-
-
-@dataclass(frozen=True)
-class NoisePlan:
-    """A policy worked out for d parameters.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        For the K releases of one session.
-    grid : Grid
-        Where contributions, noise and sums live.
-    sensitivity : float
-        The charged change of one release: 2 S / b + gamma sqrt(d).
-    noise_std : float
-        Standard deviation in front of the mechanism's rows; 0 for a machine that adds no noise.
-    mu : float
-        What all K releases together guarantee; infinite for a machine that adds no noise (under ``trusted-server`` the
-        guarantee is the server's).
-    fingerprint : str
-        Names the policy and d; a session in a ledger belongs to one of them.
-    largest_value : float
-        No value of a release is larger in magnitude.
-    pattern : mapping
-        A sample's participations (:attr:`PrivacyPolicy.pattern`).
-    problem : str
-        Why this noise guarantees nothing, or empty: a mu so large, or a delta so small, that the range of the normals
-        shows (:func:`~murmurfl.privacy.normals.range_problem`). Then mu is infinite, and a real machine refuses.
-    resolution_mu : float
-        What of mu is charged for the resolution of the normals (:mod:`murmurfl.privacy.normals`).
-    """
-
-    mechanism: Mechanism
-    grid: Grid
-    sensitivity: float
-    noise_std: float
-    mu: float
-    fingerprint: str
-    largest_value: float
-    pattern: Mapping[str, Any] = field(default_factory=dict)
-    problem: str = ""
-    resolution_mu: float = 0.0
-
-    def spent_mu(self, releases: int) -> float:
-        """Bookkeeping: the mu of the first ``releases`` releases.
-
-        Notes
-        -----
-        **Formal guarantees.** None beyond that of :attr:`mu`: a server that chooses when to stop can make this figure
-        depend on the data. It is exact for a number of releases fixed in advance.
-        Proof: docs/proofs/release-rule.md.
-        """
-        if releases == 0:
-            return 0.0
-        if math.isinf(self.mu):
-            return math.inf
-        noise = self.sensitivity * self.mechanism.sensitivity(n=releases, **self.pattern) / self.noise_std
-        spent = math.hypot(noise, self.resolution_mu * math.sqrt(releases / self.mechanism.num_releases))
-        return self.mu if math.isclose(spent, self.mu, rel_tol=1e-12) else spent
-
-    def epsilon(self, delta: float) -> float:
-        """Epsilon at delta of all K releases of one session."""
-        return gdp_epsilon(self.mu, delta)
 
 
 @lru_cache(maxsize=1024)

@@ -34,8 +34,9 @@ from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage, StreamRecord, by_a_servers_word
 from .mechanisms import Draw, State
 from .noise import NONCE_BYTES, row_key, standard_normal_rows, standard_normals
+from .noise_plan import NoisePlan
 from .normals import LARGEST_NORMAL, NOISE_VERSION
-from .policy import NO_NOISE, NoisePlan, PrivacyPolicy
+from .policy import NO_NOISE, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
 

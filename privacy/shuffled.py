@@ -35,9 +35,11 @@ from .gdp import gdp_epsilon
 from .keys import derived_seed
 from .ledger import Account
 from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
+from .noise_plan import NoisePlan
 from .normals import LARGEST_NORMAL
-from .policy import NO_NOISE, NoisePlan, PrivacyPolicy
+from .policy import NO_NOISE, PrivacyPolicy
 from .release import PrivateMachine, Release
+from .words import epoch_words
 
 Accounting = Literal["amplified", "composed"]
 ACCOUNTINGS: tuple[Accounting, ...] = get_args(Accounting)
@@ -260,6 +262,11 @@ class ShuffledPolicy(PrivacyPolicy):
     def accounting_used(self) -> Accounting:
         """The account the guarantee rests on: without public steps both are one, and plain composition is its name."""
         return self.accounting if self.public_steps else "composed"
+
+    @property
+    def words(self) -> str:
+        """See :attr:`murmurfl.privacy.PrivacyPolicy.words`."""
+        return epoch_words(self.accounting_used, self.max_participations) if self.adds_noise else super().words
 
     @property
     def normals_per_parameter(self) -> int:

@@ -1,0 +1,95 @@
+"""The words for noise: what a sentence about a guarantee says of whose noise it is and of which mechanism.
+
+A policy says its own words (:attr:`murmurfl.privacy.PrivacyPolicy.words`). The functions here are the parts those words
+are made of, for whoever knows only a part of a policy: the caption of a table knows the mechanism of its runs, and not
+how many samples each machine had.
+
+Formal guarantees
+-----------------
+None: words without a figure. :class:`~murmurfl.privacy.Guarantee` puts them beside one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NO_NOISE_WORDS = "no noise was added anywhere"
+"""Of the mechanism ``none``: neither the machines nor the server add noise."""
+
+TRUSTING_WORDS = "no noise on the machine"
+"""Of a machine under a trusted server, as far as the machine itself can tell."""
+
+NOBODY_ASKED = "nobody was asked"
+"""Of a run in which no machine makes a release."""
+
+_ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
+
+
+def noise_words(
+    mechanism: str,
+    options: Iterable[object] = (),
+    *,
+    where: str = "on each machine",
+    sensitivity: str = "",
+    participations: int = 1,
+) -> str:
+    """Noise of machines that put it on their own releases.
+
+    Parameters
+    ----------
+    mechanism : str
+        Its name.
+    options : iterable
+        Values of its options, a schedule first; what is empty is left out.
+    where : str
+        Whose noise it is.
+    sensitivity : str
+        What is clipped, if that is not each sample's own row: ``update`` or ``contractive``.
+    participations : int
+        In how many releases a sample may be.
+
+    Examples
+    --------
+    >>> noise_words("banded", (None, 4), sensitivity="update", participations=2)
+    'banded (4) noise on each machine, update sensitivity, every sample in up to 2 releases'
+    """
+    named = ", ".join(str(value) for value in options if value)
+    words = f"{mechanism}{f' ({named})' if named else ''} noise {where}"
+    words += f", {sensitivity} sensitivity" if sensitivity else ""
+    return words + (f", every sample in up to {participations} releases" if participations > 1 else "")
+
+
+def epoch_words(accounting: str, epochs: int | None = None) -> str:
+    """Noise inside the epochs of a silo.
+
+    Parameters
+    ----------
+    accounting : {"amplified", "composed"}
+        The account the guarantee rests on (:attr:`murmurfl.privacy.ShuffledPolicy.accounting_used`).
+    epochs : int, optional
+        How many epochs use private samples, where that is known.
+    """
+    which = "the epochs" if epochs is None else f"{epochs} epochs"
+    return (
+        f"noise on every step of {which} of each silo that use private samples, {_ACCOUNTS[accounting]}, only their "
+        "ends released"
+    )
+
+
+def server_noise_words(noise: str, rounds: int | None = None) -> str:
+    """Noise that a trusted server adds before it publishes.
+
+    Parameters
+    ----------
+    noise : str
+        Of what kind: a mechanism's name, or ``fresh`` for noise that is independent from round to round.
+    rounds : int, optional
+        In how many rounds, where that is known.
+    """
+    return f"{noise} noise of the server in each {'round' if rounds is None else f'of {rounds} rounds'}"
+
+
+def stated_words(mechanisms: Iterable[str]) -> str:
+    """Noise of real machines, by what each of them says its mechanism is; empty if none says anything."""
+    names = " or ".join(sorted(set(mechanisms) - {""}))
+    return f"{names} noise on each machine, by its own account" if names else ""
