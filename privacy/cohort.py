@@ -15,12 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .admission import Admission
 from .clipping import bounded_scales, clip_contributions, clip_per_sample
 from .errors import ConfigurationError, RefusedError
-from .ledger import LedgerPage
 from .mechanisms import State
 from .noise import NoiseQuality, each_normal_row
-from .release import Admission, PrivateMachine, Release
+from .outgoing import Release
+from .release import PrivateMachine
 from .training import observe
 
 
@@ -100,31 +101,30 @@ def release_together(
     """
     if not all(machine.simulated for machine in machines):
         raise ConfigurationError("Expected simulated machines, got one with real keys: it must release by itself.")
-    open_transactions: dict[int, AbstractContextManager[LedgerPage]] = {}
+    open_transactions: dict[int, AbstractContextManager[Admission]] = {}
     try:
-        admissions: list[tuple[LedgerPage, Admission] | RefusedError] = []
+        admissions: list[Admission | RefusedError] = []
         for i, (machine, ack) in enumerate(zip(machines, acks, strict=True)):
-            transaction = machine._ledger.exclusive()
-            page = transaction.__enter__()
-            open_transactions[i] = transaction
+            transaction = machine.admitted(session, ack)
             try:
-                admissions.append((page, machine._admit(page, session, ack)))
+                admissions.append(transaction.__enter__())
             except RefusedError as refusal:
                 admissions.append(refusal)
+            else:
+                open_transactions[i] = transaction
         admitted = [
-            (i, machine, entry[1])
-            for i, (machine, entry) in enumerate(zip(machines, admissions, strict=True))
-            if not isinstance(entry, RefusedError)
+            (i, machine, admission)
+            for i, (machine, admission) in enumerate(zip(machines, admissions, strict=True))
+            if isinstance(admission, Admission)
         ]
-        rows, noise = _clipped_rows(admitted, contributions), _normals(admitted, session)
-        for i, (machine, entry) in enumerate(zip(machines, admissions, strict=True)):
-            outcome = (
-                entry
-                if isinstance(entry, RefusedError)
-                else machine._finish(entry[0], session, entry[1], next(rows), next(noise), note)
-            )
+        rows, noise = _clipped_rows(admitted, contributions), _normals(admitted)
+        for i, (machine, admission) in enumerate(zip(machines, admissions, strict=True)):
+            if isinstance(admission, RefusedError):
+                yield admission
+                continue
+            release = machine.finish(admission, next(rows), normals=next(noise), note=note)
             open_transactions.pop(i).__exit__(None, None, None)
-            yield outcome
+            yield release
     finally:
         for transaction in open_transactions.values():
             transaction.__exit__(*sys.exc_info())
@@ -145,11 +145,11 @@ def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) ->
         row += batch
 
 
-def _normals(admitted: Sequence[Admitted], session: str) -> Iterator[NDArray[np.floating] | None]:
+def _normals(admitted: Sequence[Admitted]) -> Iterator[NDArray[np.floating] | None]:
     """The normals of each admitted machine's release; None: the machine draws its own."""
     qualities: set[NoiseQuality] = {machine.policy.noise_quality for _, machine, _ in admitted}
     sizes = {machine.num_parameters for _, machine, _ in admitted}
-    keys = [machine._row_key(session, admission.stream.release + 1) for _, machine, admission in admitted]
+    keys = [machine.normals_key(admission) for _, machine, admission in admitted]
     known = [key for key in keys if key is not None]
     if len(known) == len(keys) and len(qualities) == len(sizes) == 1:
         yield from each_normal_row(known, sizes.pop(), qualities.pop())

@@ -31,8 +31,9 @@ from murmurfl.privacy import (
     protocol,
     read_ledger,
     row_bytes,
-    sqlite_ledger,
 )
+from murmurfl.privacy.ledger import format as ledger_format
+from murmurfl.privacy.ledger import page as ledger_page
 
 D = 6
 DATA = np.random.Generator(np.random.Philox(key=5)).normal(size=(200, D))
@@ -144,7 +145,7 @@ def test_a_commit_is_all_or_nothing(path, monkeypatch, step):
 
     with ledger.exclusive() as page:
         stream, account = page.stream("s"), page.account()
-        monkeypatch.setattr(sqlite_ledger, step, fails)
+        monkeypatch.setattr(ledger_page, step, fails)
         with pytest.raises(LedgerError, match="disk on fire"):
             page.commit("s", replace(stream, release=2), Account(4, account.reserved))
     monkeypatch.undo()
@@ -176,7 +177,7 @@ def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_pa
             with pytest.raises(LedgerError, match="forgets nothing"):
                 page.commit("s", StreamRecord("f", release=2), Account(4, reserved))
     with SQLiteLedger(tmp_path / "second").exclusive() as page:
-        assert page.account().trusted_a_server
+        assert page.account().unbounded
         assert page.account().reserved_mu == 1.0
 
 
@@ -650,7 +651,7 @@ def test_showing_a_ledger_alters_nothing_and_is_consistent_while_its_node_writes
 
 def test_a_reply_leaves_only_after_commit_and_mark_are_on_the_disk(path, monkeypatch, real_disk):
     """Which calls were made, in order: the disk itself cannot be asked."""
-    calls, real_connect, real_replace, real_fsync = [], sqlite_ledger.connect, Path.replace, os.fsync
+    calls, real_connect, real_replace, real_fsync = [], ledger_format.connect, Path.replace, os.fsync
 
     def connect(*arguments):
         connection = real_connect(*arguments)
@@ -660,7 +661,7 @@ def test_a_reply_leaves_only_after_commit_and_mark_are_on_the_disk(path, monkeyp
         return connection
 
     subject = machine(SQLiteLedger(path))
-    monkeypatch.setattr(sqlite_ledger, "connect", connect)
+    monkeypatch.setattr(ledger_format, "connect", connect)
     monkeypatch.setattr(Path, "replace", lambda *paths: calls.append("rename") or real_replace(*paths))
     monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync") or real_fsync(descriptor))
     subject.release("s", 0, contribution)

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .errors import LedgerError
-from .files import check_private, replace_durably
+from ..errors import LedgerError
+from ..files import check_private, replace_durably
 
 _FORMAT = 1
 
