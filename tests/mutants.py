@@ -28,6 +28,8 @@ LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
 
 NORMALS = "tests/privacy/test_normals.py"
+ADMISSION = "tests/privacy/test_admission.py"
+MACHINE = "tests/privacy/test_machine.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
 SLOW = (
@@ -107,77 +109,77 @@ MUTANTS = (
         "privacy/machine.py",
         "admission.page.commit(admission.session, stream, account)",
         "pass",
-        (RELEASE,),
+        (MACHINE,),
     ),
     Mutant(
         "the cap is off by one",
         "privacy/admission.py",
         "stream.release >= self.policy.max_participations",
         "stream.release > self.policy.max_participations",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "the budget is not checked",
         "privacy/admission.py",
         "reserved.reserved_mu > budget",
         "reserved.reserved_mu > 1e300 * budget",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "a session is not charged",
         "privacy/ledger/records.py",
         "reserved={**self.reserved, session: -mu if trusted else mu}",
         "reserved={**self.reserved, session: 0.0}",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "mus of sessions do not add up",
         "privacy/gdp.py",
         "return math.sqrt(math.fsum(",
         "return math.sqrt(max(",
-        ("tests/privacy/test_gdp.py", RELEASE),
+        ("tests/privacy/test_gdp.py", ADMISSION),
     ),
     Mutant(
         "samples are forgotten in a second session that notes something",
         "privacy/admission.py",
         "return max(self.account.samples_used, self.samples.stop)",
         "return self.samples.stop - (bool(self.stream.noted) and len(self.account.reserved) > 1)",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "the last sample is used once more",
         "privacy/admission.py",
         "if start + batch > self.num_samples",
         "if start + batch > self.num_samples + batch",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "samples return one release too early",
         "privacy/admission.py",
         "stream.release % self.policy.min_separation * batch",
         "stream.release % max(self.policy.min_separation - 1, 1) * batch",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "acknowledgements go backwards under the papers' rule",
         "privacy/admission.py",
         "valid = stream.ack < ack <= stream.release",
         "valid = ack <= stream.release",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "a release that was given up can be acknowledged",
         "privacy/admission.py",
         "valid = ack > stream.ack and ack in stream.pending",
         "valid = ack > stream.ack",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "a stream goes on under another policy or key",
         "privacy/admission.py",
         "if stream.fingerprint != self.fingerprint:",
         "if not self.fingerprint:",
-        (RELEASE,),
+        (ADMISSION,),
     ),
     Mutant(
         "a real machine shows that a sample failed",
@@ -219,14 +221,14 @@ MUTANTS = (
         "privacy/machine.py",
         'if policy.noise_quality != "exact":',
         "if policy.noise_quality is None:",
-        (RELEASE,),
+        (MACHINE,),
     ),
     Mutant(
         "a real machine may forget",
         "privacy/machine.py",
         "if not ledger.durable:",
         "if not ledger:",
-        (RELEASE,),
+        (MACHINE,),
     ),
     Mutant(
         "nonces of a real machine repeat",
@@ -296,7 +298,7 @@ MUTANTS = (
         "privacy/mechanisms/sensitivity.py",
         "gram(np.arange(start, n, min_separation)[:num_participations])",
         "gram(np.arange(start, n, min_separation)[: max(num_participations - 1, 1)])",
-        ("tests/privacy/test_mechanisms.py", "tests/privacy/test_toeplitz.py", RELEASE),
+        ("tests/privacy/test_mechanisms.py", "tests/privacy/test_toeplitz.py", ADMISSION),
     ),
     Mutant(
         "an epoch is amplified by one step too many",
