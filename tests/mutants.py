@@ -29,6 +29,7 @@ PASSED, FAILED = 0, 1
 
 NORMALS = "tests/privacy/test_normals.py"
 ADMISSION = "tests/privacy/test_admission.py"
+COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
@@ -110,6 +111,22 @@ MUTANTS = (
         "admission.page.commit(admission.session, stream, account)",
         "pass",
         (MACHINE,),
+    ),
+    Mutant(
+        "one admission makes two releases",
+        "privacy/machine.py",
+        "        self._open.discard(admission)\n        before",
+        "        before",
+        (COHORT,),
+    ),
+    Mutant(
+        "a caller finishes a real machine's release",
+        "privacy/release.py",
+        """if not self.simulated:
+            raise ConfigurationError("Expected a simulated machine, got one with real keys: it must release""",
+        """if False:
+            raise ConfigurationError("Expected a simulated machine, got one with real keys: it must release""",
+        (COHORT,),
     ),
     Mutant(
         "the cap is off by one",
