@@ -231,7 +231,7 @@ MUTANTS = (
         "privacy/noise_stream.py",
         "in_place=self._in_place",
         "in_place=True",
-        ("tests/privacy/test_own_mechanisms.py",),
+        ("tests/privacy/mechanisms/test_own_mechanisms.py",),
     ),
     Mutant(
         "fast noise on a real machine",
@@ -301,21 +301,21 @@ MUTANTS = (
         "privacy/mechanisms/cancelling.py",
         "(2 * rank + 1) * tails[column]",
         "2 * rank * tails[column] + (rank == 0) * tails[column]",
-        ("tests/privacy/test_mechanisms.py",),
+        ("tests/privacy/mechanisms/test_mechanisms.py",),
     ),
     Mutant(
         "one participation fewer of independent noise",
         "privacy/mechanisms/independent.py",
         "(n - 1) // min_separation + 1",
         "max((n - 1) // min_separation, 1)",
-        ("tests/privacy/test_mechanisms.py",),
+        ("tests/privacy/mechanisms/test_mechanisms.py",),
     ),
     Mutant(
         "participations from the second release on",
         "privacy/mechanisms/sensitivity.py",
         "gram(np.arange(start, n, min_separation)[:num_participations])",
         "gram(np.arange(start, n, min_separation)[: max(num_participations - 1, 1)])",
-        ("tests/privacy/test_mechanisms.py", "tests/privacy/test_toeplitz.py", ADMISSION),
+        ("tests/privacy/mechanisms/test_mechanisms.py", "tests/privacy/mechanisms/test_toeplitz.py", ADMISSION),
     ),
     Mutant(
         "an epoch is amplified by one step too many",

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from ..errors import ConfigurationError, RefusedError
 from ..gdp import gdp_epsilon
 from ..mechanisms import Mechanism
+from ..outgoing import Release
 from ..policy import PrivacyPolicy, ReleaseRule
-from ..release import Release
 from .bounds import epsilon_bound, error_bound, mu_bound
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
@@ -153,12 +153,9 @@ def audit_client(
     is accused with probability at most 1 - confidence. An infinite result is no confidence bound: it says that in all
     runs the canary moved a statistic by 10^4 times its spread.
     """
-    shapes = {np.shape(shift) for shift in shifts.values()}
-    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
-        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+    releases, parameters = _shape_of(shifts)
     if runs < 20 or not 0 < confidence < 1:
         raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
-    ((releases, parameters),) = shapes
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
         raise ConfigurationError(
@@ -175,18 +172,8 @@ def audit_client(
         ]
         return np.concatenate(parts)
 
-    fit, choose = slice(runs // 4), slice(runs // 4, runs // 2)
-    without = transcripts(None)
-
-    def scored() -> Iterator[tuple[str, str, list[NDArray[np.float64]]]]:
-        for canary, shift in shifts.items():
-            own = _row_space(shift @ directions.T)
-            pair = without @ own.T, transcripts(canary) @ own.T
-            weights = _statistics(plan.mechanism, shift @ directions.T @ own.T, *(sums[fit] for sums in pair))
-            for statistic, weight in weights.items():
-                yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
-
-    canary, statistic, scores = max(scored(), key=lambda found: _separation(*(score[choose] for score in found[2])))
+    canary, statistic, scores = _best_scores(plan.mechanism, shifts, directions, transcripts, runs)
+    # Canary and statistic were chosen by the first half of the runs; only the second half is counted.
     chosen, counted = ([score[part] for score in scores] for part in (slice(runs // 2), slice(runs // 2, None)))
     estimated, significance = _separation(*counted), (1.0 - confidence) / _BOUNDS
     mu, epsilon = math.inf, math.inf
@@ -206,6 +193,40 @@ def audit_client(
         canary=canary,
         statistic=statistic,
     )
+
+
+def _shape_of(shifts: Mapping[str, NDArray[np.floating]]) -> tuple[int, int]:
+    """Releases and parameters of the canaries, if these agree and move something."""
+    shapes = {np.shape(shift) for shift in shifts.values()}
+    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
+        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+    ((releases, parameters),) = shapes
+    return releases, parameters
+
+
+def _best_scores(
+    mechanism: Mechanism,
+    shifts: Mapping[str, NDArray[np.floating]],
+    directions: NDArray[np.float64],
+    transcripts: Callable[[str | None], NDArray[np.float64]],
+    runs: int,
+) -> tuple[str, str, list[NDArray[np.float64]]]:
+    """Canary and statistic that tell the two data sets apart best, and the scores of all runs without and with it.
+
+    Statistics are fitted on the first quarter of the runs and chosen on the second, so that the second half is fresh.
+    """
+    fit, choose = slice(runs // 4), slice(runs // 4, runs // 2)
+    without = transcripts(None)
+
+    def scored() -> Iterator[tuple[str, str, list[NDArray[np.float64]]]]:
+        for canary, shift in shifts.items():
+            own = _row_space(shift @ directions.T)
+            pair = without @ own.T, transcripts(canary) @ own.T
+            weights = _statistics(mechanism, shift @ directions.T @ own.T, *(sums[fit] for sums in pair))
+            for statistic, weight in weights.items():
+                yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
+
+    return max(scored(), key=lambda found: _separation(*(score[choose] for score in found[2])))
 
 
 def prefix_sums(
