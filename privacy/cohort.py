@@ -1,7 +1,7 @@
 """Releases of many simulated machines at once: the same rule as one by one, with their gradients computed together.
 
-Every machine is admitted, clipped, noised and recorded by itself, by the very code of :mod:`.release`; only the
-contributions come in one piece.
+Every machine admits, adds its noise and records by itself, by the code of :mod:`.machine` and :mod:`.release`; only the
+contributions, and normals where all machines have the same kind, are computed in one piece.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .training import observe
 
 
 class StackedContributions(Protocol):
-    """Per-sample contributions of many samples, which need not be written out to be clipped."""
+    """Per-sample contributions of many samples, which can be clipped without being written out."""
 
     def norms(self) -> NDArray[np.float64]:
         """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
@@ -131,7 +131,7 @@ def release_together(
 
 
 def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) -> Iterator[NDArray[np.int64]]:
-    """The contribution of each admitted machine, clipped and on the grid, when it is asked for."""
+    """The contribution of each admitted machine, clipped and on the grid, one at a time."""
     if not admitted:
         return
     stack = contributions([i for i, _, _ in admitted], [admission.samples for _, _, admission in admitted])
@@ -166,7 +166,7 @@ def _counts(
 ) -> NDArray[np.int64]:
     """The mean of one machine's clipped rows, on the grid; each is rounded by itself."""
     grid, clip_norm, share = machine.plan.grid, machine.policy.clip_norm, 1.0 / len(scales)
-    observed = machine.policy.clip_unit != "contractive"  # whose steps were clipped one by one
+    observed = machine.policy.clip_unit != "contractive"  # the steps of a contractive update were clipped one by one
     if not all(map(math.isfinite, scales)):  # a row that is not finite, or too large to square: the careful way
         rows = np.empty((len(scales), machine.num_parameters))
         with np.errstate(all="ignore"):

@@ -1,6 +1,7 @@
 r"""Shuffled gradients whose intermediate iterates stay inside (jiang-2026; ALGORITHMS section 5).
 
-In an epoch a silo takes n_d steps on samples of its own and then n - n_d on public ones, each with fresh noise,
+In an epoch a machine (a silo, in the paper) takes n_d steps on samples of its own and then n - n_d on public ones, each
+with fresh noise,
 
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; z_i)) + rho_i),    rho_i ~ N(0, sigma^2 I),
 
@@ -172,7 +173,7 @@ def noisy_epoch(
 
 
 def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of a silo's samples in an epoch (the paper's algorithm 2).
+    """The order of a machine's samples in an epoch (the paper's algorithm 2).
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ def step_noise(key: bytes, steps: int, size: int, noise_std: float, quality: Noi
 
 @dataclass(frozen=True)
 class ShuffledPolicy(PrivacyPolicy):
-    """A silo's own decisions for shuffled gradients.
+    """A machine's own decisions for shuffled gradients.
 
     Parameters
     ----------
@@ -217,7 +218,7 @@ class ShuffledPolicy(PrivacyPolicy):
         See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server``, and with mechanism ``none``, no step has
         noise.
     batch_size : int
-        n, the silo's samples. Any of them may be in an epoch, at most once.
+        n, the machine's samples. Any of them may be in an epoch, at most once.
     max_participations : int
         K, epochs that touch them. Each counts in full, whichever samples it takes.
     private_steps : int
@@ -229,8 +230,8 @@ class ShuffledPolicy(PrivacyPolicy):
 
     Notes
     -----
-    **Formal guarantees.** Everything the silo releases in one session is mu-GDP (over all sessions budget_mu-GDP) for
-    replacement of one of its samples, against a server that chooses starting points and stopping adaptively; under
+    **Formal guarantees.** Everything the machine releases in one session is mu-GDP (over all sessions budget_mu-GDP)
+    for replacement of one of its samples, against a server that chooses starting points and stopping adaptively; under
     ``amplified`` if every step is non-expansive.
     Proof: docs/proofs/sensitivities.md.
     """

@@ -2,8 +2,9 @@ r"""The audit of many runs: how well a canary's presence shows in everything a m
 
 Two neighbouring data sets differ in one sample, the canary. The machine's whole stream is run many times on each, with
 fresh keys, and its noisy prefix sums P_1 .. P_K are put together again from its messages, whatever was acknowledged.
-Numbers made from them, *statistics*, then tell the data sets apart with certain errors, and these bound mu and epsilon
-from below (:mod:`.bounds`). All statistics are linear, on the directions in which the canary moves the prefixes:
+Numbers made from them, called *statistics*, then tell the data sets apart with certain errors, and the errors bound mu
+and epsilon from below (:mod:`.bounds`). All statistics are linear, on the directions in which the canary moves the
+prefixes:
 
 ``claimed likelihood ratio``
     With Delta P the canary's change of the prefix sums: their projection on (B B^T)^{-1} Delta P, which is C G + Z
@@ -14,9 +15,9 @@ from below (:mod:`.bounds`). All statistics are linear, on the directions in whi
     The projection on (covariance)^{-1} (difference of means), both from the runs: the best there is against whatever
     noise is really there, such as none in one combination. Left out where too few runs would have to settle it.
 
-A quarter of the runs fits, the next one chooses the canary and the statistic, both together choose its thresholds, and
-half of the runs is counted. So what is counted was fixed beforehand, and only the errors of two thresholds (one for mu,
-one for epsilon) share the confidence.
+The first quarter of the runs fits the statistics, the second quarter chooses the canary and the statistic, both
+together choose the thresholds, and the other half of the runs is counted. So what is counted was fixed beforehand, and
+only the errors of two thresholds (one for mu, one for epsilon) share the confidence.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ Streams = Callable[[str | None, range], Answers]
 """Fresh machines for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
 all these machines may have keys in common."""
 
-# So many runs are held at a time.
+# How many runs are held in memory at a time.
 _TOGETHER = 250
-# What one combination of releases needs to be fitted.
+# How many runs are needed for each weight of a fitted statistic.
 _RUNS_PER_WEIGHT = 10
 _RIDGE = 1e-12
-# A statistic this many of its standard deviations apart has no noise in it: only the grid's rounding.
+# A statistic whose means are this many standard deviations apart has no noise in it, only the rounding to the grid.
 _UNNOISED = 1e4
 # False alarms and misses, for mu and for epsilon.
 _BOUNDS = 4
-# A threshold is chosen by bounds this sure: one with few errors by luck is not.
+# Thresholds are chosen by bounds of this significance, so that one with few errors by luck is not chosen.
 _CHOOSING = 1e-6
 
 

@@ -22,7 +22,7 @@ from .records import StreamRecord
 
 APPLICATION_ID = 0x6D757266  # "murf"
 FORMAT = 2
-"""2 has the digest of the samples used up; `murmurfl ledger upgrade` makes it of 1."""
+"""Format 2 has the digest of the samples used up; `murmurfl ledger upgrade` turns format 1 into it."""
 
 CLOSED = "closed"
 SCHEMA = """
@@ -51,7 +51,7 @@ CREATE TABLE releases (
 
 @dataclass(frozen=True)
 class Header:
-    """What a ledger was made with."""
+    """The settings with which a ledger was made."""
 
     name: str
     created: float
@@ -102,7 +102,7 @@ def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: st
 
 
 def read_header(connection: sqlite3.Connection, path: Path) -> Header:
-    """What the ledger at ``path`` was made with."""
+    """The settings with which the ledger at ``path`` was made."""
     name, created, data, budget_mu, delta, mark, key_file, key_check = connection.execute(
         "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check FROM ledger"
     ).fetchone()
@@ -116,7 +116,7 @@ def mark_path(path: Path, mark: str) -> Path:
 
 
 def key_check(key: bytes) -> bytes:
-    """What a key is recognised by without being written down."""
+    """A check value by which a key is recognised without being written down."""
     return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
 
 
@@ -254,7 +254,7 @@ def check_integrity(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def clear_errors(path: Path, timeout_s: float) -> Iterator[None]:
-    """Turn what SQLite, the disk or a damaged row says into a LedgerError that says what to do."""
+    """Turn an error of SQLite, of the disk or from a damaged row into a LedgerError that says what to do."""
     try:
         yield
     except sqlite3.Error as error:

@@ -50,7 +50,7 @@ def begun(path: Path, timeout_s: float) -> Iterator[SQLitePage]:
 
 
 class SQLitePage(LedgerPage):
-    """The ledger inside a transaction that has begun; what is not committed is gone when its connection is closed."""
+    """The ledger inside a transaction that has begun; without a commit nothing remains once it is closed."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, timeout_s: float) -> None:
         self._connection, self._path, self._timeout_s = connection, path, timeout_s
@@ -103,7 +103,7 @@ class SQLitePage(LedgerPage):
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
                 self._write_stream(name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms))
-            # The mark first: of what both know equally well it has what left last.
+            # The mark comes first, because max keeps the first of two equals: the mark knows what left last.
             furthest = max((mark, self.state), key=lambda state: (state.samples_used, bool(state.data)))
             counter = max(self.state.counter, mark.counter) + 1
             self._finish(counter, furthest.samples_used, furthest.data)
@@ -154,8 +154,8 @@ class SQLitePage(LedgerPage):
         state = unsealed_state(self._connection, self.header)
         self._connection.execute("UPDATE state SET seal = ?", (state.seal,))
         self._connection.execute("COMMIT")
-        # The mark is moved inside a transaction again, so that no other process moves it at the same time; one that
-        # came in between may have committed and moved it further.
+        # The mark is moved inside another transaction, so that no other process moves it at the same time. Another
+        # process may have committed in between and moved it further, so the state is read again.
         self._connection.execute("BEGIN IMMEDIATE")
         self.state = read_state(self._connection, self.header, self._path)
         self.state.write_mark(self.header.mark)
@@ -167,6 +167,6 @@ def _forgets(mu: float, before: float) -> bool:
 
 
 def _larger(one: float, other: float) -> float:
-    """What two accounts of a session's reserved mu have in common: the larger, and a trusted server's if either is."""
+    """The larger of two entries for a session's reserved mu, marked as a trusted server's if either is."""
     mu = max(abs(one), abs(other))
     return -mu if min(one, other) < 0.0 else mu

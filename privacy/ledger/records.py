@@ -29,8 +29,8 @@ class StreamRecord:
     ack : int
         The last of them the server says it has aggregated.
     nonces : bytes
-        The nonces the mechanism's state is made again from, 16 bytes each, that of release k last (empty before the
-        first).
+        The nonces from which the mechanism's state is made again, 16 bytes each, that of release k last (empty before
+        the first release).
     pending : mapping of int to int64 array
         P_j - P_ack for releases j > ack that may still be acknowledged: what was sent, noise included (without noise
         under a trusted server).

@@ -1,13 +1,13 @@
 """The ledger of a real node: one SQLite file that outlives crashes and refuses whatever it cannot believe.
 
-What a node must know again after a loss of power is in one file of mode 600: the account, every session's stream, a
-line for every release, and the noise key (or the name of the file that holds it). A second, small file is the
-high-water mark (:mod:`.mark`), which notices when the first is copied back from a backup.
+One file of mode 600 holds what a node must know again after a loss of power: the account, every session's stream, a
+line for every release, and the noise key (or the name of the file that holds it). A second, small file, the high-water
+mark (:mod:`.mark`), shows when the first was copied back from a backup.
 
 Order of writing
 ----------------
 The release is committed (write-ahead log, ``synchronous=FULL``), then the mark is moved up to it, then the reply may
-leave. So wherever a crash comes:
+leave. So, depending on where a crash comes:
 
 * before the commit: neither knows of the release; nothing was sent and nothing spent;
 * between commit and mark: the ledger is ahead of its mark, which is no rollback; the release is wasted, the stream goes
@@ -198,7 +198,8 @@ class SQLiteLedger(Ledger):
             mark = read_mark(page.header.mark)
             check_mark(page.state, mark, self.path)
             if mark.counter < page.state.counter:
-                # Of a commit whose mark was not written; if it still cannot be, nothing more is spent.
+                # A crash came between a commit and its mark. If the mark still cannot be written, nothing more is
+                # spent.
                 page.state.write_mark(page.header.mark)
             yield page
 

@@ -1,4 +1,4 @@
-"""What a ledger says, for its operator: read without altering it."""
+"""A ledger's contents for its operator, read without altering the ledger."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
     Returns
     -------
     LedgerSummary
-        A mark that is missing or does not agree is no error here; it is told.
+        A mark that is missing or does not agree is no error here; the summary says so.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
 
 
 def _times(path: Path) -> list[tuple[int, int, int] | None]:
-    """What changes when a ledger is written to."""
+    """Inode, size and time of the files that change when a ledger is written to."""
     stats = [file.stat() if file.exists() else None for file in (path, _log(path))]
     return [None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 
