@@ -40,7 +40,7 @@ from .machine import LedgeredMachine
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .noise_plan import NoisePlan
-from .noise_stream import NoiseStream, RowCache
+from .noise_stream import RowCache
 from .outgoing import PrivacyStatement, Release
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
 from .release import PrivateMachine
@@ -78,7 +78,6 @@ __all__ = [
     "MurmurflError",
     "NoiseKeys",
     "NoisePlan",
-    "NoiseStream",
     "PrivacyPolicy",
     "PrivacyStatement",
     "PrivateMachine",

@@ -35,12 +35,12 @@ _OWN_CACHE_BYTES = 256 << 20
 
 
 class RowCache:
-    """Arrays made from noise lately, kept as long as they fit: whoever has them need not make them twice.
+    """Arrays that were made from noise lately, kept while there is room, so that they need not be made twice.
 
     Parameters
     ----------
     limit_bytes : int
-        Most to keep; the oldest go first, and what is gone is made again from its nonces.
+        The most to keep. The oldest arrays go first, and are made again from their nonces.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -56,7 +56,7 @@ class RowCache:
             self._bytes -= _nbytes(self._rows.pop(next(iter(self._rows))))
 
     def take(self, key: bytes, nonce: bytes) -> Any:
-        """The arrays, if they are still here; they are forgotten, for each is needed once."""
+        """The arrays, if they are still here; they are forgotten, because each is needed once."""
         arrays = self._rows.pop((key, nonce), None)
         if arrays is not None:
             self._bytes -= _nbytes(arrays)
