@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Mechanism, make_mechanism, row_key, standard_normals
+from ..privacy import ConfigurationError, Mechanism, make_mechanism
 from ..privacy.mechanisms import State
 from ..privacy.noise import NONCE_BYTES
-from .replies import Vector
-from .trusted_momentum import TrustedMomentum, normalised_step
+from .layout import Vector
+from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")
 """Those with a square C, one row of Z a round."""
@@ -78,7 +78,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         mechanism: str = "independent",
         mechanism_options: dict[str, Any] | None = None,
         normalised: bool = True,
-        **options: Any,
+        **options: Unpack[MomentumOptions],
     ) -> None:
         super().__init__(**options)
         if mechanism not in MOMENTUM_MECHANISMS:
@@ -122,8 +122,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         self.check_round(server_round)
         grid, size = self.noise_grid(len(release_sum)), len(release_sum)
         scale = self.noise_std(size) * self.clients_per_round
-        nonces = state.nonces.copy()
-        nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        nonces = self.with_nonce(state.nonces, server_round)
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
         # Sum and noise on one grid: rounded Gaussian releases (privacy/grid.py).
@@ -143,8 +142,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         return state.w
 
     def _row(self, nonces: NDArray[np.uint8], server_round: int, size: int) -> NDArray[np.floating]:
-        key = row_key(self._keys.secret_key, nonces[server_round - 1].tobytes())
-        return standard_normals(key, size, self.policy.noise_quality)
+        return self.normals_of(nonces[server_round - 1].tobytes(), size)
 
     def _unpacked(self, state: CorrelatedMomentumState, server_round: int, scale: float) -> State:
         """The mechanism's state before a round."""

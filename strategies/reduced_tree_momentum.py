@@ -22,7 +22,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, MurmurflError, row_key
 from ..privacy.noise import NONCE_BYTES, standard_normal_rows
 from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
-from .replies import Outcome, ReleaseSum, RoundReport, Vector
-from .trusted_momentum import TrustedMomentum, normalised_step
+from .layout import Vector
+from .replies import Outcome, ReleaseSum, RoundReport
+from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 # Of the float64 arithmetic of steps: an epoch's way is eta N and so much more.
 _ROUNDING = 1e-9
@@ -112,7 +113,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         smoothness: float = math.inf,
         gamma: float | None = None,
         noise_cache_mib: float = 256.0,
-        **options: Any,
+        **options: Unpack[MomentumOptions],
     ) -> None:
         super().__init__(**options)
         if self.policy.max_participations < self.num_rounds:
@@ -203,8 +204,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
         self.check_round(server_round)
         grid = self.noise_grid(len(release_sum))
-        nonces = state.nonces.copy()
-        nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        nonces = self.with_nonce(state.nonces, server_round)
         momentum = (1 - self.alpha) * state.momentum + self.alpha * release_sum
         noise = self.noise(nonces, server_round, len(release_sum))
         # Both on one grid: a rounded Gaussian release (privacy/grid.py).

@@ -6,24 +6,19 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid as FlowerGrid
-from numpy.typing import NDArray
 
 from ..privacy import Release, protocol
 from ..privacy.arrays import read_array
 from ..privacy.grid import Grid
 from ..privacy.training import TrainingFigures
-
-Vector = NDArray[np.float64]
-Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
-"""Name, shape and dtype of each of the model's arrays."""
+from .layout import Layout, Vector
 
 LARGEST_VALUE = 1e100
 """Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities."""
@@ -262,28 +257,6 @@ def read_reply(
     if not np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE):
         return None
     return Reply(name, release, ack, vector, dict(metrics))
-
-
-_STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "samples-used", "max-participations")
-
-
-def is_statement(entries: Mapping[str, Any]) -> bool:
-    """Whether the entries of an answer are those of a machine's privacy statement."""
-    numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
-    return all(isinstance(n, int | float) and not isinstance(n, bool) and not math.isnan(n) for n in numbers)
-
-
-def releases_left(statement: Mapping[str, Any]) -> float:
-    """How many more releases a machine says it can make in this session; of one that does not say, its cap allows."""
-    left = statement.get(protocol.RELEASES_LEFT)
-    if isinstance(left, int) and not isinstance(left, bool):
-        return max(left, 0)
-    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)
-
-
-def vector_size(layout: Layout) -> int:
-    """d: values in all of the model's arrays."""
-    return sum(math.prod(shape) for _, shape, _ in layout)
 
 
 def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> list[Message]:

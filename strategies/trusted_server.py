@@ -1,7 +1,7 @@
 """What every strategy with a trusted server shares: its policy and noise key, and a training that is resumed safely.
 
-Machines send contributions without noise; the server adds it, and must not add it twice. What it keeps on disk for that
-stands in :mod:`.trusted_checkpoint`.
+Machines send contributions without noise and the server adds it. The same sum must never be published under two
+different noises; what a server keeps on disk to make sure of that stands in :mod:`.trusted_checkpoint`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,42 @@ import hmac
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Generic, TypeVar
+from typing import Any, Required, TypeVar, Unpack
 
 import numpy as np
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, Grid, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
+from ..privacy import (
+    NO_NOISE,
+    ConfigurationError,
+    Grid,
+    NoiseKeys,
+    PrivacyPolicy,
+    SystemKeys,
+    gdp_epsilon,
+    protocol,
+    row_key,
+    standard_normals,
+)
 from ..privacy.grid import power_of_two_at_most
 from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError
-from .replies import Reply, RoundRequest, vector_size
+from .layout import vector_size
+from .options import ReleaseOptions
+from .replies import Reply, RoundRequest
 from .trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
 StateT = TypeVar("StateT")
+
+
+class TrustedOptions(ReleaseOptions, total=False):
+    """Options of :class:`TrustedServer`, where they are described."""
+
+    policy: Required[PrivacyPolicy]
+    num_rounds: Required[int]
+    noise_keys: NoiseKeys | None
 
 
 def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
@@ -73,7 +95,7 @@ def _check_for_real_keys(policy: PrivacyPolicy) -> None:
         )
 
 
-class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
+class TrustedServer(ReleaseStrategy[StateT]):
     """A server that is trusted to add the noise; a base class.
 
     Parameters
@@ -87,7 +109,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         The server's noise key. Default one from the operating system, kept beside the checkpoint in a file of its own;
         keys that are given here are the caller's to keep, and to give again when the training is resumed.
     **options
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`. A session that is given must be a fresh one for every
+        See :class:`~murmurfl.strategies.ReleaseStrategy`. A session that is given must be a fresh one for every
         new training.
 
     Notes
@@ -99,7 +121,12 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
     """
 
     def __init__(
-        self, *, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, **options: Any
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        **options: Unpack[ReleaseOptions],
     ) -> None:
         super().__init__(**options)
         if policy.trust != "trusted-server":
@@ -214,6 +241,20 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         """What rounding a sum to :meth:`noise_grid` adds to its sensitivity: nothing on the machines' own grid."""
         grid = self.noise_grid(num_parameters)
         return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
+
+    def fresh_normals(self, server_round: int, size: int) -> NDArray[np.floating]:
+        """Standard normals for a round, under a nonce of its own; with real keys never the same ones again."""
+        return self.normals_of(self._keys.nonce(self.session, server_round), size)
+
+    def normals_of(self, nonce: bytes, size: int) -> NDArray[np.floating]:
+        """The standard normals that belong to a nonce under the server's key."""
+        return standard_normals(row_key(self._keys.secret_key, nonce), size, self.policy.noise_quality)
+
+    def with_nonce(self, nonces: NDArray[np.uint8], server_round: int) -> NDArray[np.uint8]:
+        """The nonces of the rounds so far, one a row, and a new one for this round."""
+        longer = nonces.copy()
+        longer[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        return longer
 
     def settings(self) -> dict[str, Any]:
         return {
