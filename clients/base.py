@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Required, TypedDict
 
 import numpy as np
 from flwr.client import NumPyClient
@@ -75,6 +75,13 @@ class Together:
     note: State | None = None
 
 
+class ClientOptions(TypedDict, total=False):
+    """Keyword options of :class:`PrivateClient`, where they are described."""
+
+    name: Required[str]
+    rows: RowCache | None
+
+
 class PrivateClient(NumPyClient):
     """A machine that answers with private releases and nothing else.
 
@@ -130,6 +137,7 @@ class PrivateClient(NumPyClient):
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
         self.check_policy(policy)
+        self.check_model(gradients, policy)
         self.name = name
         self.gradients = gradients
         self.samples = samples
@@ -141,6 +149,14 @@ class PrivateClient(NumPyClient):
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         """Refuse a policy whose guarantee this kind of machine could not keep.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        """Refuse a model with which this kind of machine could not keep what the policy guarantees.
 
         Raises
         ------

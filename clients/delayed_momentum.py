@@ -17,19 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import (
-    ConfigurationError,
-    Ledger,
-    LedgerError,
-    NoiseKeys,
-    PrivacyPolicy,
-    Release,
-    RowCache,
-)
+from ..privacy import ConfigurationError, LedgerError, PrivacyPolicy, Release
 from ..privacy.cohort import StackedContributions
 from ..privacy.mechanisms import State
 from .base import PrivateClient, Request, Together, stacked_gradients
-from .gradients import PerSampleGradients, Samples, combined_gradients, flat_point, unflatten
+from .gradients import combined_gradients, flat_point, unflatten
 
 
 class DelayedMomentumClient(PrivateClient):
@@ -45,23 +37,13 @@ class DelayedMomentumClient(PrivateClient):
     Proof: docs/proofs/release-rule.md.
     """
 
-    def __init__(
-        self,
-        gradients: PerSampleGradients,
-        samples: Samples,
-        policy: PrivacyPolicy,
-        ledger: Ledger,
-        keys: NoiseKeys,
-        *,
-        name: str,
-        rows: RowCache | None = None,
-    ) -> None:
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.release_rule != "acknowledged":
             raise ConfigurationError(
                 f"Expected release_rule 'acknowledged' for delayed momentum, got {policy.release_rule!r}: the server "
                 "needs the whole momentum and not its last change."
             )
-        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
 
     def release(self, request: Request) -> Release:
         """The machine's momentum with noise, for a request that has passed every check.

@@ -1,4 +1,4 @@
-r"""Online federated learning with local steps, the learner's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
+r"""Online federated learning with local steps, the machine's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
 
 A machine gets x^r, takes tau samples it has never used before, and makes one local step with each:
 
@@ -20,57 +20,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release, RowCache
+from ..privacy import ConfigurationError, PrivacyPolicy, Release
 from ..privacy.clipping import clip_contributions
 from ..privacy.cohort import DenseContributions, StackedContributions
 from ..privacy.policy import CONTRACTIVE_ROUNDING
 from .base import PrivateClient, Request, Together
-from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
+from .convex import (
+    FURTHER_ROUNDINGS,
+    LARGEST_POINT,
+    UNIT_ROUNDOFF,
+    ConvexSmoothGradients,
+    declares_itself_convex,
+    longest_gradient,
+)
+from .gradients import CarefulGradients, PerSampleGradients, flat_point, gradients_at, pick
+from .local_steps import LocalStepsClient
 from .requests import malformed
-
-LARGEST_POINT = 1e100
-"""A query point beyond this could overflow a margin, and NaN is where monotone maps end."""
-
-UNIT_ROUNDOFF = 2.0**-53
-FURTHER_ROUNDINGS = 8
-"""Roundings of a value besides those of a sum over the parameters: clipping, a slope, a label, one step."""
 
 # Machines go together as long as their iterates stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
-
-
-@runtime_checkable
-class ConvexSmoothGradients(PerSampleGradients, Protocol):
-    """Gradients of losses that are convex and smooth whatever the sample: a declaration the guarantee rests on.
-
-    An attribute ``convex`` that is False takes it back, for a loss that is smooth and has the other attributes only.
-    They must be computed in float64, with no error larger than that of sums of at most d terms: how far away a query
-    point may be follows from it (:func:`farthest_point`).
-
-    Attributes
-    ----------
-    smoothness : float
-        L: no sample's gradient changes faster, from a public bound on the samples that the model itself enforces.
-    gradient_bound : float
-        No sample's gradient is longer.
-    clips_contractively : bool
-        Whether a step along a clipped gradient still moves no two iterates apart. True for scalar generalised linear
-        models (a clipped monotone function is monotone), not for softmax.
-    """
-
-    @property
-    def smoothness(self) -> float: ...
-
-    @property
-    def gradient_bound(self) -> float: ...
-
-    @property
-    def clips_contractively(self) -> bool: ...
 
 
 def local_updates(
@@ -120,16 +93,14 @@ def local_updates(
     return means
 
 
-class OnlineClient(PrivateClient):
-    """A learner of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
+class OnlineClient(LocalStepsClient):
+    """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
 
     Parameters
     ----------
-    gradients, samples, policy, ledger, keys, name, rows
-        See :class:`~murmurfl.clients.base.PrivateClient`. The policy's batch_size is tau and its clip_unit ``update``
-        or ``contractive``.
-    learning_rate : float
-        eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
+    gradients, samples, policy, ledger, keys, learning_rate, name, rows
+        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`. The policy's batch_size is tau and its clip_unit
+        ``update`` or ``contractive``.
 
     Raises
     ------
@@ -146,38 +117,23 @@ class OnlineClient(PrivateClient):
     that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps are made.
     """
 
-    query_points: ClassVar[int] = 1
-
-    def __init__(
-        self,
-        gradients: PerSampleGradients,
-        samples: Samples,
-        policy: PrivacyPolicy,
-        ledger: Ledger,
-        keys: NoiseKeys,
-        *,
-        name: str,
-        learning_rate: float,
-        rows: RowCache | None = None,
-    ) -> None:
-        if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.clip_unit == "sample":
             raise ConfigurationError("Expected clip_unit 'update' or 'contractive' for local steps, got 'sample'.")
-        self._farthest = LARGEST_POINT
+        if policy.clip_unit == "contractive" and cls.contribution is not OnlineClient.contribution:
+            raise ConfigurationError(
+                f"Expected clip_unit 'update' for {cls.__name__}, which has a contribution of its own, got "
+                "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
+            )
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         if policy.clip_unit == "contractive":
-            if type(self).contribution is not OnlineClient.contribution:
-                raise ConfigurationError(
-                    f"Expected clip_unit 'update' for {type(self).__name__}, which has a contribution of its own, got "
-                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
-                )
-            declared = check_contractive(gradients, learning_rate, policy.clip_norm)
-            self._farthest = farthest_point(declared, learning_rate, policy.clip_norm, policy.batch_size)
-        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
-        self.learning_rate = float(learning_rate)
+            declared = check_contractive(gradients, self.learning_rate, policy.clip_norm)
+            self._farthest = farthest_point(declared, self.learning_rate, policy.clip_norm, policy.batch_size)
 
     def release(self, request: Request) -> Release:
-        """The learner's next release.
+        """The machine's next release.
 
         Raises
         ------
@@ -193,7 +149,7 @@ class OnlineClient(PrivateClient):
         return super().release(request)
 
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        """G of this round, shape (1, d)."""
+        """The mean gradient g of this round, shape (1, d)."""
         return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
@@ -203,10 +159,6 @@ class OnlineClient(PrivateClient):
         start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
         with np.errstate(all="ignore"):
             return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
-
-    def _reaches(self, start: NDArray[np.float64]) -> bool:
-        with np.errstate(over="ignore"):
-            return bool(np.linalg.norm(start) <= self._farthest)
 
     @classmethod
     def together(
@@ -219,24 +171,24 @@ class OnlineClient(PrivateClient):
         if cls.contribution is not OnlineClient.contribution:
             return None
         start = flat_point(points[0])
-        learners = [client for client in clients if isinstance(client, OnlineClient)]
-        if not all(learner._reaches(start) for learner in learners):
+        machines = [client for client in clients if isinstance(client, OnlineClient)]
+        if not all(machine._reaches(start) for machine in machines):
             return None  # they refuse, each by itself
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             with np.errstate(all="ignore"):
                 return DenseContributions(
-                    _updates([learners[i] for i in positions], learners[0].gradients, start, samples)
+                    _updates([machines[i] for i in positions], machines[0].gradients, start, samples)
                 )
 
         return Together(contributions)
 
 
 def _updates(
-    learners: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
+    machines: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
 ) -> NDArray[np.float64]:
-    policy = learners[0].machine.policy
-    rates = np.repeat([[learner.learning_rate] for learner in learners], policy.batch_size, axis=1)
+    policy = machines[0].machine.policy
+    rates = np.repeat([[machine.learning_rate] for machine in machines], policy.batch_size, axis=1)
     clip_norm = policy.clip_norm if policy.clip_unit == "contractive" else None
     return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
 
@@ -300,17 +252,6 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
             "fewer, or 'update', whose sensitivity rounding does not touch."
         )
     return min(reach, LARGEST_POINT)
-
-
-def longest_gradient(gradients: PerSampleGradients, clip_norm: float) -> float:
-    """What the rounding of a gradient is relative to: the longest one, or S where it is clipped without a bound."""
-    bound = float(getattr(gradients, "gradient_bound", math.inf))
-    return max(clip_norm, bound) if math.isfinite(bound) else clip_norm
-
-
-def declares_itself_convex(gradients: PerSampleGradients) -> TypeGuard[ConvexSmoothGradients]:
-    """Whether a model has what :class:`ConvexSmoothGradients` asks for and does not take it back."""
-    return isinstance(gradients, ConvexSmoothGradients) and getattr(gradients, "convex", True) is True
 
 
 def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> ConvexSmoothGradients:
