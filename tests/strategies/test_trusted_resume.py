@@ -157,7 +157,7 @@ def test_wherever_a_server_dies_a_round_has_one_model_and_the_training_one_sessi
 ):
     """Round 0 is the checkpoint before the first request."""
     deaths, machines = Deaths(monkeypatch, [(point, server_round)]), Machines(policy(kind), 7, empty=False)
-    _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), machines, deaths, rounds=6)
+    _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), machines, deaths, num_rounds=6)
     assert restarts == 1
     assert len(set(machines.sessions)) == 1
     models = defaultdict(set)

@@ -21,12 +21,13 @@ from murmurfl.strategies import (
     Reply,
     TreeMomentum,
     TrustedMu2,
-    base,
     correlated_momentum,
     mu2,
     reduced_tree_momentum,
+    rounds,
     tree_momentum,
     trusted_mu2,
+    trusted_server,
 )
 from murmurfl.strategies.trusted_checkpoint import TrustedCheckpoint
 
@@ -123,8 +124,7 @@ class Columns:
             return row
 
         monkeypatch.setattr(history, "_BLOCK", 8)  # so that mechanisms make their state again within these rounds
-        for module in (tree_momentum, correlated_momentum, trusted_mu2):
-            monkeypatch.setattr(module, "standard_normals", one)
+        monkeypatch.setattr(trusted_server, "standard_normals", one)
         monkeypatch.setattr(
             reduced_tree_momentum, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys])
         )
@@ -154,7 +154,7 @@ class Deaths:
     def __init__(self, monkeypatch, plan=()):
         self.plan = list(plan)
         self.saved_round = 0
-        save, saved = base.save_checkpoint, TrustedCheckpoint.saved
+        save, saved = rounds.save_checkpoint, TrustedCheckpoint.saved
 
         def dying_save(path, identity, state):
             self.saved_round = state["server_round"]
@@ -166,7 +166,7 @@ class Deaths:
             saved(files, mark)
             self.at("mark moved", mark.server_round)
 
-        monkeypatch.setattr(base, "save_checkpoint", dying_save)
+        monkeypatch.setattr(rounds, "save_checkpoint", dying_save)
         monkeypatch.setattr(TrustedCheckpoint, "saved", dying_mark)
 
     def at(self, point, server_round):
@@ -177,11 +177,11 @@ class Deaths:
 
 def deaths_in(interruptions):
     """So many, at every point in turn, spread over the rounds."""
-    rounds = np.linspace(0, ROUNDS, interruptions + 2)[1:-1].astype(int).tolist()
-    return [(POINTS[-1 - i % len(POINTS)], server_round) for i, server_round in enumerate(rounds)]
+    dying = np.linspace(0, ROUNDS, interruptions + 2)[1:-1].astype(int).tolist()
+    return [(POINTS[-1 - i % len(POINTS)], server_round) for i, server_round in enumerate(dying)]
 
 
-def run(build, machines, deaths, rounds=ROUNDS):
+def run(build, machines, deaths, num_rounds=ROUNDS):
     """A training, started again after every death, to its end: its last server and the number of its restarts."""
 
     def look(server_round, arrays):
@@ -192,7 +192,7 @@ def run(build, machines, deaths, rounds=ROUNDS):
     while True:
         subject = build()
         try:
-            subject.start(machines, ArrayRecord([np.zeros(machines.size)]), num_rounds=rounds, evaluate_fn=look)
+            subject.start(machines, ArrayRecord([np.zeros(machines.size)]), num_rounds=num_rounds, evaluate_fn=look)
         except Killed:
             restarts += 1
             continue
