@@ -15,11 +15,17 @@ class Margin:
         self.shapes, self.bound = [(size,)], bound
 
     def __call__(self, parameters, samples):
-        features = clip_per_sample(np.asarray(samples[0], np.float64), self.bound)
+        features = self.bounded(samples[0])
         return self.slopes(features @ np.asarray(parameters[0], np.float64), samples[1])[:, None] * features
 
+    def bounded(self, features):
+        """Clipping rounds: what is short enough is left as it is."""
+        features = np.asarray(features, np.float64)
+        short = np.einsum("ij,ij->i", features, features).max(initial=0.0) <= self.bound**2
+        return features if short else clip_per_sample(features, self.bound)
+
     def at_points(self, points, samples):
-        features = clip_per_sample(np.asarray(samples[0], np.float64), self.bound)
+        features = self.bounded(samples[0])
         return self.slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
 
 
