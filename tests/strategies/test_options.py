@@ -1,10 +1,11 @@
-"""Options of strategies and clients are typed: a type checker finds one that is misspelt, missing or of another type."""
+"""Options of strategies and clients are typed: a checker finds one that is misspelt, missing or of another type."""
 
 import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Required, get_origin, get_type_hints
 
 import pytest
 from murmurfl.clients import PrivateClient
@@ -58,10 +59,8 @@ def errors(tmp_path_factory):
     command = [Path(sys.executable).parent / "basedpyright", "--outputjson", "--pythonpath", sys.executable, "text.py"]
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     report = json.loads(found.stdout)
-    lines = TEXT.splitlines()
-    return {
-        lines[error["range"]["start"]["line"]] for error in report["generalDiagnostics"] if error["severity"] == "error"
-    }
+    wrong = [entry for entry in report["generalDiagnostics"] if entry["severity"] == "error"]
+    return {TEXT.splitlines()[entry["range"]["start"]["line"]] for entry in wrong}
 
 
 def test_a_type_checker_complains_about_every_wrong_option_and_about_nothing_else(errors):
@@ -74,5 +73,7 @@ def test_a_type_checker_complains_about_every_wrong_option_and_about_nothing_els
 def test_the_typed_options_are_those_that_the_constructor_takes(options, kind):
     parameters = inspect.signature(kind).parameters.values()
     keywords = {parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert options.__annotations__.keys() == {parameter.name for parameter in keywords}
-    assert options.__required_keys__ == {p.name for p in keywords if p.default is inspect.Parameter.empty}
+    typed = get_type_hints(options, include_extras=True)
+    assert typed.keys() == {parameter.name for parameter in keywords}
+    required = {name for name, hint in typed.items() if get_origin(hint) is Required}
+    assert required == {parameter.name for parameter in keywords if parameter.default is inspect.Parameter.empty}
