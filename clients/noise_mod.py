@@ -220,6 +220,31 @@ def _train(
         release = private.release(session, ack, contribution)
     figures = observer.figures()
     _log_release(machine, private, release, figures)
+    return _reply(machine, private, release, figures, received)
+
+
+def _training_request(machine: _Machine, config: Mapping[str, Any]) -> tuple[int, str]:
+    """The acknowledgement and the session of a training request, or a refusal."""
+    if not config:
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
+            "version: the server must use murmurfl's CorrelatedFedAvg",
+        )
+    check_version(config)
+    if config.get(protocol.MACHINE, machine.name) != machine.name:
+        raise malformed("the request names another machine")
+    return integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
+
+
+def _reply(
+    machine: _Machine,
+    private: PrivateMachine,
+    release: Release,
+    figures: TrainingFigures | None,
+    received: Mapping[str, NDArray[np.float64]],
+) -> RecordDict:
+    """The release in the model's arrays, and what the machine says about it: nothing else leaves."""
     shapes = [values.shape for values in received.values()]
     arrays = dict(zip(received, map(Array, unflatten(release.values, shapes)), strict=True))
     entries = {
@@ -240,20 +265,6 @@ def _train(
             protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
         }
     )
-
-
-def _training_request(machine: _Machine, config: Mapping[str, Any]) -> tuple[int, str]:
-    """The acknowledgement and the session of a training request, or a refusal."""
-    if not config:
-        raise RefusedError(
-            protocol.PROTOCOL_MISMATCH,
-            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
-            "version: the server must use murmurfl's CorrelatedFedAvg",
-        )
-    check_version(config)
-    if config.get(protocol.MACHINE, machine.name) != machine.name:
-        raise malformed("the request names another machine")
-    return integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
 
 
 def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:

@@ -21,7 +21,7 @@ from ..privacy.training import TrainingFigures
 from .layout import Layout, Vector
 
 LARGEST_VALUE = 1e100
-"""Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities."""
+"""No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class Reply:
 class ReleaseSum:
     """The sum of a round's releases.
 
-    Releases that were not sent are still counts of their grid: those on one grid are added as such, which is exact, and
-    become numbers once. The numbers that are sent are multiples of the same spacing and their sum is exact below 2^53
-    of it; then both ways give the same.
+    A release that was not sent in a message is still integers, the counts of its grid. Counts of one grid are added as
+    integers, which is exact, and their sum is turned into numbers once. A release that was sent is numbers, multiples
+    of the grid's spacing, whose sum is exact as long as it stays below 2^53 spacings. Both ways then give the same sum.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class ReleaseSum:
         d.
     """
 
-    # Counts are below 2^53: so many do not overflow an int64.
+    # The sum of so many counts, each below 2^53, fits into an int64.
     _MOST_TOGETHER = 512
 
     def __init__(self, size: int) -> None:

@@ -33,8 +33,8 @@ class TreeMomentumState:
     w : ndarray of shape (d,)
         w_{t+1}.
     sums, noisy : ndarray of shape (floor(log2 T) + 1, d)
-        F and F^ of the node of size 2^h that makes up COMPOSE(1, t), in row h where t has that binary digit: all the
-        tree there is.
+        Row h has F and F^ of the node of size 2^h, where t has that binary digit. These nodes make up COMPOSE(1, t),
+        and no others are needed again.
     """
 
     w: Vector
@@ -102,7 +102,7 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
     def noise_stds(self, num_parameters: int) -> NDArray[np.float64]:
-        """Standard deviation of the noise on the node of every round."""
+        """Standard deviation of the noise on the node that each round completes, shape (T,)."""
         if math.isinf(self.mu):
             return np.zeros(self.num_rounds)
         if num_parameters not in self._noise_stds:
@@ -131,7 +131,7 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         grid, alpha = self.noise_grid(len(release_sum)), self.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
         noise = self.fresh_normals(server_round, len(node)) * np.float64(self.noise_stds(len(node))[server_round - 1])
-        # Sum and noise on one grid: one rounded Gaussian release (privacy/grid.py).
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
         noisy = grid.values(grid.counts(node) + grid.counts(noise))
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 

@@ -27,7 +27,7 @@ class MomentumOptions(TrustedOptions, total=False):
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
-    """A step of length eta against the momentum; a momentum of zero moves nothing."""
+    """A step of length eta against the momentum; if the momentum is zero there is no step."""
     length = float(np.linalg.norm(momentum))
     return w - (learning_rate / length) * momentum if length > 0 else w
 

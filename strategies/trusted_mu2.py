@@ -46,9 +46,9 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
     (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With mechanism ``none``, which is refused unless the
     keys are simulated, nothing is guaranteed.
 
-    A sample counts once. Samples that return would move q by Delta / m once more every time, from rounds on that depend
-    on how many each machine has, which no reply tells; policies in which they do are refused here, by
-    :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
+    A sample counts once. A sample that returns would move q by Delta / m once more every time, and in which rounds it
+    returns depends on how many samples its machine has, which no reply tells. So policies in which samples return are
+    refused here, by :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -62,7 +62,7 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
                 "of private momentum (TreeMomentum)."
             )
         self._unheard: Counter[str] = Counter()
-        """How often each machine was asked since the last release of it that was aggregated, at most."""
+        """How often each machine was asked, at most, since its last release that was aggregated."""
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation of Y_t, the noise on q."""
@@ -90,7 +90,7 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         self.check_round(server_round)
-        # Both on one grid, so that sum and noise are one rounded Gaussian release (privacy/grid.py).
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
         grid, total = self.noise_grid(len(release_sum)), state.release_sum + release_sum
         std = self.noise_std(len(release_sum)) * self.clients_per_round
         noise = self.fresh_normals(server_round, len(release_sum)) * np.float64(std)

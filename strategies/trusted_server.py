@@ -57,9 +57,9 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     policy : PrivacyPolicy
     reply : Reply
     most_releases : int
-        How many releases it can have made since the one it was told was aggregated. The machine states how many are in
-        the reply; that number bounds the values, so it is bounded itself, by this and by the policy's cap. Under the
-        ``paper`` rule a reply is one release, whatever was acknowledged.
+        How many releases it can have made since the last one that was acknowledged to it. The machine states how many
+        releases are in the reply. That number decides how large the values may be, so it must itself be bounded: by
+        this and by the policy's cap. Under the ``paper`` rule a reply is one release, whatever was acknowledged.
 
     Notes
     -----
@@ -76,7 +76,7 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     stated = reply.metrics.get(protocol.SENSITIVITY)
     if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
         return False
-    # What honest machines that clip at S can have sent; each rounds its mean to the grid. Also false for NaN.
+    # No longer than what machines send that clip at S and round their mean to the grid. NaN fails this test too.
     with np.errstate(over="ignore"):
         length = np.linalg.norm(reply.values)
     if not length <= releases * (policy.clip_norm + plan.grid.charge(len(reply.values))):
@@ -86,7 +86,7 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
 
 
 def _check_for_real_keys(policy: PrivacyPolicy) -> None:
-    """Refuse a trusted server's policy that is for simulation only."""
+    """Refuse a policy that a trusted server may have in simulation only."""
     if policy.noise_quality != "exact":
         raise ConfigurationError("Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.")
     if policy.mechanism == NO_NOISE:
@@ -182,8 +182,8 @@ class TrustedServer(ReleaseStrategy[StateT]):
         num_parameters : int
             d.
         noise_std : float
-            Standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; where these differ,
-            their root mean square.
+            Standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; if values have
+            different ones, their root mean square.
 
         Raises
         ------
@@ -278,7 +278,8 @@ class TrustedServer(ReleaseStrategy[StateT]):
         request = super()._plan_round(server_round, reachable)
         if self._new:
             self.calibrate(vector_size(self._layout))
-            # Before anybody is asked: the session, which machines will have counted, is found again after a crash.
+            # Saved before anybody is asked: machines count the session against their budgets from the first request on,
+            # so it must be found again after a crash.
             self._new = False
             if self._files is not None:
                 self._files.begin(self._keys.secret_key)
@@ -298,7 +299,7 @@ class TrustedServer(ReleaseStrategy[StateT]):
         return {**super()._kept(), "key_check": self._key_check(), "mark": mark}
 
     def _identity(self) -> dict[str, Any]:
-        # All of the policy: a resumed training that calibrated its noise to another one would not be what was claimed.
+        # All of the policy: with noise calibrated to another policy, a resumed training would not keep its claim.
         policy = {f"policy.{name}": value for name, value in asdict(self.policy).items()}
         return {**super()._identity(), **policy, "noise": self.policy.plan(vector_size(self._layout)).fingerprint}
 
@@ -308,7 +309,7 @@ class TrustedServer(ReleaseStrategy[StateT]):
             self._files.check_new()
         done = super()._resume(result)
         if not self._new:
-            self._save()  # before anybody is asked: it can be written, and nobody else goes on from it
+            self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
         return done
 
     def _check_saved(self, saved: Mapping[str, Any]) -> None:
@@ -325,5 +326,5 @@ class TrustedServer(ReleaseStrategy[StateT]):
             )
 
     def _key_check(self) -> str:
-        """What the key is recognised by without being written down."""
+        """By what the key is recognised, though it is not written down here."""
         return hmac.digest(self._keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()
