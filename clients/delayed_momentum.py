@@ -6,7 +6,7 @@ point of its own last participation, tau rounds ago:
     q_i <- q_i + mean over samples of clip_S( t grad f(x_t; z) - (t - tau) grad f(x_{t-tau}; z) )
 
 The prefix sum of these contributions is q_i, so the release rule with cancelling noise sends q_i + y_k to a server that
-acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD, and S with it.
+acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD, so S must be larger as well.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DelayedMomentumClient(PrivateClient):
     ) -> Together | None:
         if cls.release is not DelayedMomentumClient.release:
             return None
-        # Machines that took part in the same round last have the same point: it is evaluated once for all of them.
+        # Machines that last took part in the same round have the same earlier point: it is evaluated once for all.
         last = [_last_participation(*client.machine.noted(session)) for client in clients]
         gradients, batch = clients[0].gradients, clients[0].machine.policy.batch_size
 

@@ -53,11 +53,11 @@ class _Machine:
     ledger: Ledger
     keys: NoiseKeys
     known_by: Callable[[], bytes] = bytes
-    """What the data of the ClientApp are known by now, whichever part of them (:meth:`UpdateNode.known_by`)."""
+    """By what the ledger knows the ClientApp's data, as they are now (:meth:`UpdateNode.known_by`)."""
 
     def private(self, num_parameters: int) -> PrivateMachine:
         policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
-        known = self.known_by()  # as they are for this message
+        known = self.known_by()  # once for this message
         data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + known
         return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data)
 
@@ -71,23 +71,23 @@ class CorrelatedNoiseMod:
     Parameters
     ----------
     simulation : UpdatePolicy, optional
-        What every *simulated* machine decides. On a real node it is not looked at: the operator's file decides
-        (:class:`~murmurfl.clients.UpdateNode`), that of ``murmurfl node``, or one named by the environment variable
-        ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without one the machine
-        refuses.
+        What every *simulated* machine decides. A real node does not look at it: there the operator's file decides
+        (:class:`~murmurfl.clients.UpdateNode`). It is the file of ``murmurfl node``, or one named by the environment
+        variable ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without a file
+        the machine refuses.
     seed : int
         Of the simulated machines' keys: the same run gives the same model.
     node : UpdateNode, optional
-        The real machine, for whoever has read its operator's file already (``murmurfl node``); no other is looked for.
+        The real machine, if its operator's file was read already (by ``murmurfl node``); no other file is looked for.
 
     Raises
     ------
     ConfigurationError, LedgerError
-        If ``node`` is no machine: its ledger is missing, does not cover a session, or was used with other data.
+        If ``node`` cannot work: its ledger is missing, does not cover a session, or was used with other data.
 
     Notes
     -----
-    A mod inside of another one's training lets that message pass: the one around it releases the update, once.
+    If two of these mods are around one app, the inner one lets messages pass: the outer one releases the update, once.
 
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
     the machine's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
@@ -101,10 +101,9 @@ class CorrelatedNoiseMod:
     **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: by default client-level, for replacement of
     all data of the machine. They rest on the machine running this code and on ``ClientApp(mods=[...])``: functions
     registered with another app, and Flower's ``lifespan``, are not covered. (``murmurfl node`` runs what its operator
-    installed, and puts a mod around all of it.) On a real node a training that fails, or
-    answers with something else than the model, counts as an update of zero, because whether it fails may depend on the
-    data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
-    protected. Simulated keys protect nobody's data.
+    installed, and puts a mod around all of it.) On a real node, a training that fails or does not answer with the model
+    counts as an update of zero, because whether it fails may depend on the data; only the machine's own log says so. In
+    simulation it is an error reply with a fixed text. Timing is not protected. Simulated keys protect nobody's data.
     """
 
     def __init__(
@@ -163,15 +162,16 @@ class CorrelatedNoiseMod:
 
 
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
-    ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
+    ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)
     machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by)
-    machine.private(1).check_data()  # which looks at no model: before the node says that it is ready
+    # Before the node says that it is ready. The check needs no model, so its size may be any.
+    machine.private(1).check_data()
     return machine
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
-    """The record that speaks murmurfl's protocol and what the project calls it; empty if there is none."""
+    """The name and the entries of the record that speaks murmurfl's protocol; both empty if there is none."""
     found = [(key, record) for key, record in content.config_records.items() if protocol.VERSION in record]
     if len(found) > 1:
         raise malformed("expected one ConfigRecord with a protocol version")
@@ -201,7 +201,7 @@ def _train(
     ack, session = _training_request(machine, config)
     received = received_model(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
-    known = machine.known_by()  # before the machine looks at them too: a change from here on is noticed
+    known = machine.known_by()  # before the ledger compares the data as well, so that a change from here on is noticed
     private = machine.private(len(start))
     part = private.admits(session, ack).start  # refused before anything is trained
     message.content[key] = ConfigRecord({**config, protocol.PART: part})

@@ -5,9 +5,9 @@ A machine gets x^r, takes tau samples it has never used before, and makes one lo
     z^{r,0} = x^r,    z^{r,t+1} = z^{r,t} - eta grad f^{r,t}(z^{r,t}),    g = (1 / tau) sum_t grad f^{r,t}(z^{r,t})
 
 and releases g through the release rule. Replacing one sample moves its own gradient and, through the iterates, every
-later gradient of the round. The paper's sensitivity 2 B / tau (lemma IV.8) leaves the second part out, which is right
-only where steps never move two iterates apart; so there are two kinds of clipping, and the safe one is the default of
-whoever builds a policy for this client:
+later gradient of the round. The paper's sensitivity 2 B / tau (lemma IV.8) leaves the second part out. That is right
+only where steps never move two iterates apart. So there are two kinds of clipping, of which a policy for this client
+should have the first unless the second is known to hold:
 
 ``update``
     The whole g is clipped to S: Delta = 2 S, for any model without state of its own from round to round.
@@ -42,7 +42,7 @@ from .gradients import CarefulGradients, PerSampleGradients, flat_point, gradien
 from .local_steps import LocalStepsClient
 from .requests import malformed
 
-# Machines go together as long as their iterates stay in a processor's cache.
+# How many values the iterates of machines computed together may have, to stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
 
 
@@ -155,7 +155,7 @@ class OnlineClient(LocalStepsClient):
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
         if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
             return super()._contribution_of(request, samples)
-        # A real machine loads every sample when its step comes: one that fails must not take the others with it.
+        # A real machine loads each sample when its step comes, so that one that fails does not spoil the other steps.
         start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
         with np.errstate(all="ignore"):
             return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
@@ -173,7 +173,7 @@ class OnlineClient(LocalStepsClient):
         start = flat_point(points[0])
         machines = [client for client in clients if isinstance(client, OnlineClient)]
         if not all(machine._reaches(start) for machine in machines):
-            return None  # they refuse, each by itself
+            return None  # one by one: each machine that does not reach so far refuses by itself
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             with np.errstate(all="ignore"):
@@ -231,11 +231,11 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
     * A step may be longer than 2 / L by a relative 2 d u, where the model bounds its samples in float64.
     * The running sum of the gradients is off by at most u tau^2 S / 2 in each of both worlds.
 
-    Iterates of two worlds then go apart by 2 eta S at the replaced sample and by at most 2 (eta D + E) in every step,
-    and tau g is (x - z_tau) / eta but for its rounding, so tau g moves by 2 S + 2 tau D + 2 tau E / eta. For a small
-    eta another account is better: what rounding has added to an iterate in t steps, t E, is an error of t E L of its
-    gradient, so E enters as tau^2 L E in the place of 2 tau E / eta; the smaller of both holds. All of it together must
-    stay below 2 S r, which is linear in R.
+    Iterates of two worlds then move apart by 2 eta S at the replaced sample and by at most 2 (eta D + E) in every step.
+    Up to its rounding tau g is (x - z_tau) / eta, so tau g moves by at most 2 S + 2 tau D + 2 tau E / eta. For a small
+    eta there is a better bound: in t steps rounding adds at most t E to an iterate, and so t E L to its gradient, and E
+    enters as tau^2 L E in the place of 2 tau E / eta. The smaller of the two bounds holds. All of it together must stay
+    below 2 S r, which is linear in R.
     """
     size = sum(math.prod(shape) for shape in gradients.shapes)
     smoothness, longest = gradients.smoothness, longest_gradient(gradients, clip_norm)

@@ -1,4 +1,4 @@
-"""The operator's file of a real machine: where it is, what is in it, and that its ledger's budget covers it.
+"""The operator's file of a real machine: where it is, who may write it, and how it is read.
 
 One TOML document, read on the machine; nothing in it ever comes from a message.
 """

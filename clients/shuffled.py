@@ -5,8 +5,8 @@ A machine gets x_1, takes n_d steps on samples of its own in the epoch's order a
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; d_{pi(i)})) + rho_i)      i = 1 .. n_d
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; p_{i - n_d})) + rho_i)    i = n_d + 1 .. n
 
-and releases the end alone, as v = (x_1 - x_{n+1}) / eta. Without public samples this is DP-ShuffleG; Priv-Pub and
-Pub-Priv are DP-ShuffleG in some epochs and the server by itself in the others; with them it is Interleaved.
+and releases only the end, as v = (x_1 - x_{n+1}) / eta. Without public samples this is DP-ShuffleG; with them it is
+Interleaved. Priv-Pub and Pub-Priv are DP-ShuffleG in some epochs, and the server by itself in the others.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ShuffledClient(LocalStepsClient):
             source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
             if self.machine.simulated:
                 return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
-            # On a real machine a sample that fails counts as zero, and must not take the rest of the epoch with it.
+            # On a real machine a sample that fails counts as zero, and the rest of the epoch is as it would have been.
             careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
             return careful.at_points(point[None], np.array([j]))[0]
 
@@ -145,9 +145,10 @@ class ShuffledClient(LocalStepsClient):
 
         Under ``amplified`` every computed step moves iterates of two worlds apart by up to 2 eta D, with D the rounding
         of a gradient and its point (:func:`~murmurfl.clients.online.farthest_point`). If each step's noise hides its
-        own, and the last m = n - n_d + 1 the replaced sample's 2 eta S as well, then in units of eta the shifts are
-        2 S / m + 2 D in those and 2 D in at most n others: relative to the exact account no more than
-        (m + n / 2) D / S <= 3/2 n D / S. An epoch's own steps, with their noise, lead away from the start.
+        own, and the noise of the last m = n - n_d + 1 steps hides the replaced sample's 2 eta S as well, then in units
+        of eta the shifts are 2 S / m + 2 D in those steps and 2 D in at most n others. Relative to the exact account
+        that is at most (m + n / 2) D / S <= 3/2 n D / S more. How far an epoch leads away from its start, with its
+        noise, is taken off at the end.
         """
         policy = self.machine.policy
         if not _is_amplified(policy):

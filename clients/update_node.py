@@ -20,13 +20,13 @@ _OF_THE_POLICY = [f for f in fields(UpdatePolicy) if f.name not in _OF_THE_LEDGE
 
 
 def _as_it_is(file: str) -> tuple[int, int, int]:
-    """What changes when a file is written to."""
+    """Inode, size and time: at least one of them changes when a file is written to."""
     status = Path(file).stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=256)
-def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - one that was not written to is not read again
+def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - a file that was not written to is not read again
     with Path(file).open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
@@ -48,9 +48,9 @@ class UpdateNode:
         ``MODULE:NAME`` of the ClientApp, as it is installed on this machine, that ``murmurfl node`` answers with. Empty
         under a plain ``flower-supernode``, which runs what the server sends.
     data_files : tuple of str
-        Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part rests on
-        their contents, so the ledger knows them, and the machine refuses once they have changed. It looks before and
-        after every training.
+        Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part depends
+        on their contents, so the ledger knows them, and the machine refuses once they have changed. It compares them
+        before and after every training.
     run_config, node_config : mapping
         What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
         the server says in a run configuration does not reach it.
@@ -130,14 +130,14 @@ class UpdateNode:
         return cls(updates=UpdatePolicy(**updates), **values)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:
-        """What the ledger knows the ClientApp's data by: nothing for a client-level guarantee, which needs nothing.
+        """By what the ledger knows the ClientApp's data: nothing for a client-level guarantee, which needs nothing.
 
         Otherwise the app, its configuration (so a partition's number or seed) and the contents of ``data_files``.
 
         Parameters
         ----------
         node_config : mapping
-            The SuperNode's own, from the operator's command line; what a ClientApp sees that is not ``app``.
+            The SuperNode's own, from the operator's command line; a ClientApp other than ``app`` sees it.
 
         Raises
         ------

@@ -36,10 +36,10 @@ class UpdatePolicy:
         How the noise is correlated over the releases; empty for ``independent`` where data return in every release
         (nothing has less noise then) and ``blt`` where they do not.
     releases_per_pass : int
-        Into how many disjoint, fixed parts the ClientApp divides its data, of which it uses one a release: the one
-        whose number, from 0, it finds as ``part`` in the request's config. That is the machine's own count; the
-        server's round is not. A promise about the ClientApp that only its operator can give. 1, the default, promises
-        nothing. K or more: no sample is used twice in a session.
+        Into how many disjoint, fixed parts the ClientApp divides its data. For every release it uses one part: the one
+        whose number, from 0, it finds as ``part`` in the request's config. The number is the machine's own count, which
+        the server's round is not. This is a promise about the ClientApp that only its operator can give. 1, the
+        default, promises nothing. With K or more no sample is used twice in a session.
     allow_evaluation : bool
         Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
 
@@ -105,7 +105,8 @@ class UpdatePolicy:
             delta=self.delta,
             mechanism=self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt"),
             clip_unit="update",
-            # At least two, for parts to be counted by session; a second that does not come is not charged.
+            # At least two: only where samples may return does a machine count its parts by session. A second use that
+            # does not happen is not charged.
             sample_participations=max(2, passes),
             min_separation=self.releases_per_pass,
         )
