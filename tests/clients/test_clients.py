@@ -184,7 +184,7 @@ def test_ten_thousand_random_requests_never_exceed_the_budget(keys):
 
 
 def test_a_hostile_pair_of_points_cannot_make_a_contribution_longer_than_the_clip():
-    """t grad f(x_t) - (t-1) grad f(x_{t-1}) of a lying server is unbounded; what leaves is clipped."""
+    """If the server lies, t grad f(x_t) - (t-1) grad f(x_{t-1}) can be of any length; what leaves is clipped."""
     subject = client(trust="trusted-server")
     rng = np.random.Generator(np.random.Philox(key=4))
     points = [rng.normal(size=s) * 1e6 for _ in range(2) for s in SHAPES]
@@ -222,7 +222,7 @@ def test_samples_of_isrl_dp_return_in_order_as_often_as_declared_and_are_paid_fo
 
 @pytest.mark.parametrize("kind", ["context", "sqlite"])
 def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clients(kind, tmp_path):
-    """Eq. 12 of reshef-levy-2025 with tau = 3; what comes is the whole momentum, also after a reply that was lost."""
+    """Eq. 12 of reshef-levy-2025 with tau = 3. A reply is the whole momentum, also after a reply that was lost."""
     state, gradients = RecordDict(), Gradients()
     if kind == "sqlite":
         SQLiteLedger.create(tmp_path / "ledger", budget_mu=MU, delta=1e-5)

@@ -34,7 +34,7 @@ class PanicError(BaseException):
 
 
 class Loader:
-    """Samples all alike, one of which is special."""
+    """Samples that are all the same, but for one that is special."""
 
     def __init__(self, special=None):
         self.special = special
@@ -52,7 +52,7 @@ class Loader:
 
 
 class Linear:
-    """A linear loss, whose gradient is the sample; a row that begins with 777 gets what is planted."""
+    """A linear loss, whose gradient is the sample; for a row that begins with 777 it is what is planted."""
 
     shapes, smoothness, gradient_bound, clips_contractively = ((D,),), 1e-3, 2.0, True
 
@@ -173,7 +173,7 @@ def test_a_gradient_that_cannot_be_computed_shows_no_more_than_any_other(kind, g
 
 
 def test_an_update_that_a_bad_sample_takes_with_it_is_seen_to_move_by_more_than_is_charged():
-    """The planted bug of the tests above: whatever fails, the whole contractive update is zero."""
+    """The bug that the tests above are for, planted: if a sample fails, the whole contractive update is zero."""
 
     class Careless(CarefulGradients):
         def at_points(self, points, samples):

@@ -28,9 +28,10 @@ def charged(steps):
 class Search:
     """A search for a query point and two neighbouring rounds between which g moves by more than is charged.
 
-    The first round tried: the replaced sample's step is just longer than half a unit in the last place of one
-    coordinate, which moves by a whole unit; every later step is shared by two coordinates and is just too short to move
-    them, so nothing brings the two worlds together again. From there it goes at random, and keeps what is worse.
+    In the first round it tries, the replaced sample's step is just longer than half a unit in the last place of one
+    coordinate, which so moves by a whole unit. Every later step is shared by two coordinates and just too short to move
+    them, so nothing brings the two worlds together again. From there the search varies the round at random, and keeps
+    what is worse.
     """
 
     def __init__(self, kind, steps, learning_rate, distance, seed=5, dimensions=2):
@@ -99,7 +100,7 @@ def test_no_sample_moves_a_contractive_update_by_more_than_is_charged_from_the_f
 
 @pytest.mark.parametrize(("kind", "unit"), [(Logistic, 8), (Ridge, 1)])
 def test_from_a_point_that_was_accepted_before_a_sample_moves_it_by_many_times_the_charge(kind, unit):
-    """The planted bug of the test above: machines of 0.1 took such a point from any server."""
+    """The bug that the test above is for: machines of 0.1 took such a point from any server."""
     rate, distance = 0.6 * unit, 1.5 * 2.0**52 * unit * np.sqrt(2)  # a step is 0.6 units in the last place
     check_contractive(kind(2, 1.0), rate, CLIP)
     assert Search(kind, STEPS, rate, distance).worst(trials=0) > 9.0

@@ -1,4 +1,4 @@
-"""Every kind of client has its ledger know the data: files rewritten between starts, in one session and the next."""
+"""The ledger of every kind of client knows the data: files are rewritten between starts, in one session or two."""
 
 import numpy as np
 import pytest
@@ -161,7 +161,7 @@ def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_
 
 
 def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_path):
-    """Between two messages."""
+    """They are rewritten between two messages."""
     data = tmp_path / "clinic.npz"
     data.write_bytes(b"rows in one order")
     machine = _real(node(tmp_path, data_files=(str(data),)), {})

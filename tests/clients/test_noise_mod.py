@@ -39,7 +39,7 @@ CLIENTS, ROUNDS = 4, 12
 
 
 def policy(**changes):
-    """Each sample in one release, and cancelling noise: then what is left of the noise can be written down."""
+    """Each sample is in one release and noise cancels itself, so what is left of the noise can be written down."""
     changes = {"mechanism": "cancelling", "releases_per_pass": 30, **changes}
     return UpdatePolicy(**{"clip_norm": 1.0, "mu": 2.0, "max_participations": 30, **changes})
 
@@ -75,7 +75,7 @@ def last_noise(name, k):
 
 
 def residue(strategy):
-    """What noise is in the model beside each machine's last."""
+    """The noise that is in the model beside the last noise of each machine."""
     return strategy.state.x - sum(last_noise(name, k) for name, k in strategy.acks.items()) / CLIENTS
 
 
@@ -140,7 +140,7 @@ def test_every_mechanism_adds_up_to_the_updates_and_one_row_of_noise(name, relea
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("releases_per_pass", [1, 2, 3, 6, 9])
 def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_per_pass):
-    """All signs of a sample's, or a machine's, moves in the releases it takes part in, against C itself."""
+    """All signs of the changes of a sample, or a machine, in the releases it takes part in, against C itself."""
     releases = 6
     chosen = policy(mechanism=name, releases_per_pass=releases_per_pass, max_participations=releases)
     private = chosen.privacy_policy()
@@ -157,7 +157,7 @@ def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_pe
 
 
 def test_by_default_everything_may_be_in_every_release():
-    """Independent noise then: K releases, each moved by 2 S, cost sqrt(K) 2 S / sigma."""
+    """The noise is independent then: K releases, each moved by 2 S, cost sqrt(K) 2 S / sigma."""
     chosen = UpdatePolicy(clip_norm=0.5, mu=1.0, max_participations=16)
     plan = chosen.privacy_policy().plan(D)
     assert (chosen.unit, plan.mechanism.name) == ("machine", "independent")
@@ -382,7 +382,7 @@ def test_a_project_that_throws_the_ledger_away_is_refused(forget, caplog):
 
 
 def test_training_holds_no_lock_on_the_ledger_and_a_request_in_between_is_no_second_use(node, tmp_path):
-    """While a machine trains, another request of the server's is answered; the first then has lost its part."""
+    """While a machine trains it answers another request, which takes the part of the data that the first would have."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text() + "releases-per-pass = 3\n")
     app = ClientApp(mods=[CorrelatedNoiseMod()])
@@ -447,7 +447,7 @@ def test_integer_arrays_stay_as_they_are_and_others_keep_their_dtype():
 
 
 def test_a_model_in_bfloat16_travels_in_float32():
-    """Flower cannot carry bfloat16: the project casts, and the update is the difference in what came and went."""
+    """Flower cannot carry bfloat16, so the project casts. The update is the difference of the models that were sent."""
     app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy(mu=1e4))])
 
     @app.train()
@@ -483,7 +483,7 @@ def test_other_record_keys_and_the_projects_own_settings():
 
 
 def test_which_part_of_the_data_comes_next_is_the_machines_own_count():
-    """Whatever rounds a server claims, and however it mixes sessions: in each, every part once before any again."""
+    """In each session every part comes once before any comes again, whatever rounds a server claims."""
     app = ClientApp(
         mods=[CorrelatedNoiseMod(simulation=policy(releases_per_pass=3, max_participations=5, budget_mu=9.0))]
     )
@@ -537,7 +537,7 @@ def test_the_cap_and_what_was_spent():
 
 @pytest.mark.parametrize(("asked", "possible"), [(2, 3), (1, 5)])
 def test_more_rounds_than_the_machines_caps_allow_are_refused_before_the_first(asked, possible):
-    """With one of two machines asked the sampler decides: seed 4 asks for 1 0 1 1 0 1."""
+    """If one of two machines is asked, the sampler decides which: with seed 4 it asks 1 0 1 1 0 1."""
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
     options = {"clients": 2, "clients_per_round": asked, "sampler": 4}
     with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: machine . says"):
@@ -636,7 +636,7 @@ NO_MODELS = {
 def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(
     content, node, tmp_path, caplog, hushed_noise
 ):
-    """Whether training comes to a model may depend on the data: a refusal would say that it did not, at no cost."""
+    """Whether training gives a model may depend on the data, and a refusal would tell it without being charged."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text().replace("mu = 1.0", "mu = 8.0"))
     (tmp_path / "ledger.sqlite").unlink()
@@ -757,7 +757,7 @@ def small(mu=1.0):
 
 @pytest.fixture
 def quiet(caplog):
-    """Thousands of machines, each with a line for its log."""
+    """For tests with thousands of machines, each of which writes a line to its log."""
     caplog.set_level(logging.ERROR, logger="flwr")
 
 
@@ -774,7 +774,7 @@ def test_a_machine_all_of_whose_data_is_replaced_is_not_measured_above_its_claim
 @pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 def test_noise_for_a_single_participation_is_caught():
-    """The planted bug: freshness assumed where all data are in every release."""
+    """The planted bug: noise for fresh data where all data are in every release."""
     assumed = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=AUDITED, delta=0.05, releases_per_pass=AUDITED)
     result = audit(assumed, small(), runs=200)
     assert result.violated

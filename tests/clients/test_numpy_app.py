@@ -55,7 +55,7 @@ def test_flowers_own_fedavg_averages_a_legacy_client():
 
 
 def test_arrays_keep_their_names():
-    """So that a model with names, such as a state dict, can go through a legacy client and a mod that compares."""
+    """A model with names, such as a state dict, can so go through a legacy client and a mod that compares names."""
     names = ["layer.weight", "layer.bias"]
     record = ArrayRecord({name: Array(np.zeros(2)) for name in names})
     app = numpy_client_app(make_client)

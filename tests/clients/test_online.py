@@ -120,7 +120,7 @@ def test_a_contractive_round_moves_by_at_most_two_clips_over_tau(clip):
 
 
 def test_steps_that_are_too_long_move_by_more_and_are_refused():
-    """With eta > 2 / L the paper's sensitivity is not one: every later sample turns the two iterates further apart."""
+    """With eta > 2 / L the paper's sensitivity does not hold: each later sample moves the iterates further apart."""
     model, eta, lean = logistic(), 60.0, 0.1
     features = np.zeros((TAU, D))
     features[0, 0] = 2.0

@@ -180,7 +180,7 @@ def test_a_real_machines_ledger_says_how_private_and_public_steps_were_mixed(tmp
 
 
 class Overtaken:
-    """Gradients of a model; before the first, something else happens."""
+    """Gradients of a model; something else happens before the first of them."""
 
     def __init__(self, model, then):
         self.model, self.then, self.calls = model, then, 0
@@ -202,7 +202,7 @@ def real_machine(ledger, model):
 
 
 def test_a_real_machine_that_is_overtaken_throws_its_epoch_away_and_makes_the_next(tmp_path):
-    """Nobody waits for an epoch: while one is computed the ledger is free, and no release is made twice."""
+    """The ledger is free while an epoch is computed, so nobody waits for it; no release is made twice."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
     model, numbers = Ridge(D, 5.0), []
     fast = real_machine(ledger, model)
@@ -245,7 +245,7 @@ class Linear:
 
 
 def audited(plant=lambda client: None, runs=1200):
-    """Two epochs of one private step, the canary's, and 15 public ones: the sample's worst position."""
+    """Two epochs of one private step, with the canary, and 15 public ones: the worst position a sample can have."""
     policy = ShuffledPolicy(
         clip_norm=1.0, batch_size=1, max_participations=2, mu=1.0, delta=0.05, private_steps=1, public_steps=PUBLIC
     )

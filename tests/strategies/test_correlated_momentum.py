@@ -48,7 +48,7 @@ def test_without_momentum_and_normalisation_it_is_dp_sgd():
 
 @pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt"])
 def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
-    """From C itself: the sum of a sample's columns, in units of the noise; one participation would cost less."""
+    """From C itself: the sum of a sample's columns, in units of the noise. One participation would cost less."""
     subject = strategy(mechanism=mechanism)
     encoder, change = subject.mechanism.materialize(), subject.policy.plan(D).sensitivity / MACHINES
     std = subject.noise_std(D)

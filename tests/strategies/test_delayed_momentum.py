@@ -42,7 +42,7 @@ def options(**changes):
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_without_noise_it_is_equation_12_written_out(lost):
-    """Also when replies are lost: a machine's momentum is its own and goes on, and the next reply carries all of it."""
+    """Lost replies change nothing in a machine's momentum, which is its own: the next reply carries all of it."""
     rounds, gradients, start = 20, Quadratic(D, curved=True), np.ones(D)
     strategy = DelayedMomentum(**options())
     grid = NodesGrid(app(normal, trust="trusted-server", clip_norm=1e3), 6, lost=lost)
@@ -120,7 +120,7 @@ def in_turn(names, m, seed, server_round, sampling):
     ("sampler", "expected"), [(in_turn, 4.0), (sample_machines, 2 * 4.0 - 1)], ids=["in turn", "uniform"]
 )
 def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(sampler, expected, monkeypatch):
-    """Appendix G: M / m = 4 for a delay of always M / m; uniform draws have E tau^2 / E tau = 2 M / m - 1 = 7.
+    """Appendix G: M / m = 4 if the delay is always M / m; for uniform draws E tau^2 / E tau = 2 M / m - 1 = 7.
 
     Over other seeds the ratio's standard deviation is 3 %; 15 % leaves room for the first, unfinished delays.
     """
@@ -132,7 +132,7 @@ def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(samp
 
 
 def test_a_machine_that_is_overtaken_corrects_against_its_last_point_and_not_an_earlier_one(tmp_path):
-    """Between its reading of the last query point and its release another request is answered."""
+    """The machine answers another request after it read the last query point and before it releases."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=3e6, delta=1e-5)
     policy = PrivacyPolicy(1e3, 1, 3, 1.0, budget_mu=3e6, trust="trusted-server")
     evaluated = []

@@ -77,7 +77,7 @@ def test_the_noise_on_every_momentum_has_the_covariance_of_the_trees():
 
 
 def test_what_a_server_keeps_does_not_grow_with_the_trees():
-    """Two vectors of d floats and 16 bytes a round; while it steps, fewer than the nodes of one path to the root."""
+    """It keeps two vectors of d floats and 16 bytes a round; a step needs memory for a few times log2 T vectors."""
     size, rounds = 100_000, 256
     options = {"max_participations": rounds, "sample_participations": 16, "min_separation": 16}
     subject = strategy(

@@ -58,7 +58,7 @@ def last_noise(name, strategy):
 @pytest.mark.parametrize("m", [2, 3, 6])
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_noise_on_q_is_the_sum_of_the_machines_last_noises_over_m(m, lost):
-    """Lemma 4.1 of reshef-levy-2025, on a real run with constant-zero data; with losses, of what was acknowledged."""
+    """Lemma 4.1 of reshef-levy-2025, on a real run whose data are zero; with losses, for what was acknowledged."""
     strategy = mu2(clients_per_round=m)
     strategy.start(NodesGrid(app(zeros), 6, lost=lost), START, num_rounds=12)
     expected = sum(last_noise(str(i), strategy) for i in range(6))
@@ -77,7 +77,7 @@ def test_with_the_papers_release_rule_a_loss_leaves_noise_for_ever():
 
 
 def test_carried_over_contributions_make_q_what_it_would_have_been():
-    """Losses cost delay: once every machine is heard again, the sum of releases is exactly the lossless one."""
+    """A loss is only a delay: once every machine is heard again, the sum of releases is exactly the lossless one."""
 
     class LoseUntil(Reliable, NodesGrid):
         reliable_from = 11
@@ -189,7 +189,7 @@ def test_a_malformed_reply_is_dropped_and_the_round_goes_on(change):
 
 
 def test_a_late_original_beside_its_carry_over_counts_once():
-    """Round t's reply comes in round t + 1 beside the carry-over that contains it; the trusted server needs this."""
+    """A reply comes a round late, beside the next one, which contains it; a trusted server's noise rests on this."""
     held = []
 
     def delay(replies):

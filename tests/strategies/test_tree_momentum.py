@@ -76,7 +76,7 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
 
 
 def test_a_machine_out_of_step_is_left_out():
-    """A lost reply leaves a machine in step, for it did release; a request it missed does not."""
+    """After a lost reply a machine is still in step, for it did release; after a request that it missed it is not."""
     subject = strategy()
     subject.start(grid(lost=0.3), START, num_rounds=ROUNDS)
     assert sum(report.lost for report in subject.history) > 0

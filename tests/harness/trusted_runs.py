@@ -45,7 +45,7 @@ class Killed(Exception):
 
 
 def policy(kind="tree", **changes):
-    """Of the machines; momentum's samples return every epoch."""
+    """The machines' policy; for momentum, samples return every epoch."""
     options = {"clip_norm": 1.0, "batch_size": 1, "max_participations": ROUNDS, "mu": CLAIM, "trust": "trusted-server"}
     if kind != "trusted-mu2":
         options |= {"mechanism": "independent", "release_rule": "paper"}
@@ -176,13 +176,13 @@ class Deaths:
 
 
 def deaths_in(interruptions):
-    """So many, at every point in turn, spread over the rounds."""
+    """So many deaths, spread over the rounds, at each of the points in turn."""
     dying = np.linspace(0, ROUNDS, interruptions + 2)[1:-1].astype(int).tolist()
     return [(POINTS[-1 - i % len(POINTS)], server_round) for i, server_round in enumerate(dying)]
 
 
 def run(build, machines, deaths, num_rounds=ROUNDS):
-    """A training, started again after every death, to its end: its last server and the number of its restarts."""
+    """Run a training to its end, starting it again after every death: its last server and the number of restarts."""
 
     def look(server_round, arrays):
         machines.seen.append((server_round, arrays["0"].numpy().tobytes()))
@@ -209,7 +209,7 @@ def published_noise(kind, checkpoint, columns, deaths):
 
 
 def exact_mu(kind, subject, numbers, weights):
-    """The largest |W^+ v| over one sample's changes v of what was published: its place, and signs or sizes."""
+    """The largest |W^+ v| over all changes v that one sample can make in what was published."""
     lower = np.array([[0.3 * 0.7 ** (t - s) if s <= t else 0.0 for s in range(ROUNDS)] for t in range(ROUNDS)])
     change = subject.policy.plan(D).sensitivity / MACHINES
     shifts = []
@@ -229,7 +229,7 @@ def exact_mu(kind, subject, numbers, weights):
 
 
 def _reduced_gradients(changes):
-    """The corners of what a sample may do: A_t, D_t and R_t as long as they may be, along one line, either way."""
+    """The extreme changes by a sample: A_t, D_t and R_t as long as they may be, along one line, in either direction."""
     for place in range(BATCHES):
         for signs in itertools.product((1, -1), repeat=2 * PASSES - 1):
             moved, residual = signs[: PASSES - 1], signs[PASSES - 1 :]
