@@ -102,7 +102,7 @@ class TrustedServer(ReleaseStrategy[StateT]):
     ----------
     policy : PrivacyPolicy
         What all machines were configured with: ``trust="trusted-server"``, clip and batch that give Delta; its mu is
-        the guarantee.
+        the guarantee. With mechanism ``none`` the server adds no noise either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
