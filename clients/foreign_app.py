@@ -64,7 +64,7 @@ def called(call_next: ClientAppCallable, message: Message, context: Context) -> 
     outside = _in_training.set(message)
     try:
         reply = call_next(message, context)
-    except BaseException as error:  # whatever it is called: one of our own refusals' texts would leave
+    except BaseException as error:  # a refusal of our own too: its text would be sent, and here it is the project's
         if is_interrupt(error):
             raise
         raise ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy
-from .base import ClientOptions, PrivateClient
+from .base import ClientOptions, PrivateClient, Request
 from .convex import LARGEST_POINT
-from .gradients import PerSampleGradients, Samples
+from .gradients import PerSampleGradients, Samples, flat_point
+from .requests import malformed
 
 
 class LocalStepsOptions(ClientOptions, total=False):
@@ -57,6 +58,13 @@ class LocalStepsClient(PrivateClient):
         self.learning_rate = float(learning_rate)
         self._farthest = LARGEST_POINT
         super().__init__(gradients, samples, policy, ledger, keys, **options)
+
+    def _start_of(self, request: Request, called: str) -> NDArray[np.float64]:
+        """The query point as one vector, or a refusal if it is too far away."""
+        start = flat_point(request.query_points[0])
+        if not self._reaches(start):
+            raise malformed(f"the {called} is too far away")
+        return start
 
     def _reaches(self, start: NDArray[np.float64]) -> bool:
         """Whether a point is near enough for rounding to stay within what is charged."""

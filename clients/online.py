@@ -40,7 +40,6 @@ from .convex import (
 )
 from .gradients import CarefulGradients, PerSampleGradients, flat_point, gradients_at, pick
 from .local_steps import LocalStepsClient
-from .requests import malformed
 
 # How many values the iterates of machines computed together may have, to stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
@@ -144,8 +143,7 @@ class OnlineClient(LocalStepsClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        if not self._reaches(flat_point(request.query_points[0])):
-            raise malformed("the query point is too far away")
+        self._start_of(request, "query point")
         return super().release(request)
 
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:

@@ -33,9 +33,8 @@ from ..privacy import (
 from ..privacy.shuffled import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
 from .base import PrivateClient, Request
 from .convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
-from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at
+from .gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
 from .local_steps import LocalStepsClient, LocalStepsOptions
-from .requests import malformed
 
 
 class ShuffledClient(LocalStepsClient):
@@ -112,10 +111,7 @@ class ShuffledClient(LocalStepsClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        start = flat_point(request.query_points[0])
-        if not self._reaches(start):
-            raise malformed("the starting point is too far away")
-        policy = self.machine.policy
+        start, policy = self._start_of(request, "starting point"), self.machine.policy
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
             # The number of samples is the one the machine was made with: asked again, their source might fail.
