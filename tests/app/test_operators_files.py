@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from murmurfl.app.deploy import write_private
-from murmurfl.app.own_app import read_node
+from murmurfl.app.nodes.demo import write_private
+from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import ConfigurationError
 
