@@ -171,6 +171,7 @@ def reproduce_command(
             return
         for table in tables_of(document, paper.name, paper.table):
             say_table(table.title, table.texts(), table.labels)
+        say(f"{seeds} runs of each, with seeds 1 to {seeds}." if seeds > 1 else "One run of each, with seed 1.")
         say(document["guarantee"])
         say(f"{paper.name}.json, .csv, .md and .png are in {folder}")
 
