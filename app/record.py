@@ -247,19 +247,6 @@ def shown(value: float | None) -> str:
     return rounded_up(math.inf if value is None else value)
 
 
-def spread(mean: float, std: float | None, form: str) -> str:
-    """A mean and its standard deviation for people; of a single run (None) the figure alone.
-
-    Parameters
-    ----------
-    mean : float
-    std : float or None
-    form : str
-        How both are formatted, such as ``.1f``.
-    """
-    return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form}}"
-
-
 def shown_accuracy(document: Mapping[str, Any]) -> str:
     """A run's accuracy for people, or its loss where the model has no accuracy."""
     if document["accuracy"] is None:

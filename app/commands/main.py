@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ...privacy import MurmurflError, rounded_up
+from ...privacy import MurmurflError
 from ..config import RunConfig, parse_assignments
-from ..papers.cells import DEFAULT_SEEDS, REPRODUCTIONS
+from ..papers import PAPERS
 from ..terminal import say, say_table
 from .command_line import CommandLine
 from .ledger import ledger_cli
 from .node import deploy_demo, node
 
-_LABELS = ("table", "setting", "algorithm", "mechanism")
-_PRIVACY_COLUMNS = ("mu", "mu asked", "epsilon")
 _AS_JSON = typer.Option("--json", help="Print one JSON document and nothing else.")
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
@@ -132,9 +129,11 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
         trackers.result(write_record(result, folder))
 
 
-@cli.command()
-def reproduce(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(REPRODUCTIONS)}.")],
+@cli.command("reproduce")
+def reproduce_command(
+    name: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(PAPERS)}; or package.module:PAPER, a Paper of your own.")
+    ],
     assignments: Assignments = None,
     seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this; 0 for as many as the paper.")] = 0,
     engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
@@ -143,38 +142,38 @@ def reproduce(
     as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set any other cell of them."""
-    from ..papers.reproduce import cells_of, markdown_table, plan_runs, run_cells, table_rows, write_reproduction
+    from ..papers.reproduce import reproduce, tables_of
+    from ..papers.runs import plan_runs
 
     with _failing_clearly():
-        cells = cells_of(name, parse_assignments(assignments or []))
-        seeds = seeds or DEFAULT_SEEDS[name]
-        plan_runs(cells, seeds, engine)  # refuses before the progress bar shows
-        folder = out or Path("runs") / name
+        paper = PAPERS[name]
+        cells = paper.cells_with(parse_assignments(assignments or []))
+        seeds = seeds or paper.seeds
+        plan_runs(cells, seeds, engine, paper.table)  # refuses before the progress bar shows
+        folder = out or Path("runs") / paper.name
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(
             *columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=as_json
         ) as progress:
-            task = progress.add_task(name, total=None)
-            document = run_cells(
+            task = progress.add_task(paper.name, total=None)
+            document = reproduce(
+                paper,
                 cells,
+                folder,
                 seeds=seeds,
-                out=folder,
                 engine=engine,
                 jobs=jobs,
                 on_run=lambda done, total: progress.update(task, completed=done, total=total),
             )
-        document = {"reproduction": name, "engine": engine, "seeds": seeds, **document}
-        write_reproduction(document, name, folder)
         if as_json:
             typer.echo(json.dumps(document, indent=2))
             return
-        rows = table_rows(document)
-        # Tables of curves have a column for everything; people get those of the pages.
-        texts = _markdown_texts(markdown_table(rows)) if "step" in rows[0] else _texts(rows)
-        say_table(name, texts, _LABELS)
+        for table in tables_of(document, paper.name, paper.table):
+            say_table(table.title, table.texts(), table.labels)
+        say(f"{seeds} runs of each, with seeds 1 to {seeds}." if seeds > 1 else "One run of each, with seed 1.")
         say(document["guarantee"])
-        say(f"{name}.json, .csv, .md and .png are in {folder}")
+        say(f"{paper.name}.json, .csv, .md and .png are in {folder}")
 
 
 @cli.command()
@@ -185,7 +184,7 @@ def report(
     ] = None,
 ) -> None:
     """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it."""
-    from ..report.recorded import make_report
+    from ..report.making import make_report
 
     with _failing_clearly():
         say(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
@@ -226,7 +225,7 @@ def plan(
     as_json: Annotated[bool, _AS_JSON] = False,
 ) -> None:
     """What every mechanism would need and do, before anything runs: noise, cap, errors, memory, and which is best."""
-    from ..analysis.plan import PlanRequest, make_plan, plan_lines, plan_rows
+    from ..analysis.plan import PlanRequest, make_plan, plan_lines, plan_table
 
     with _failing_clearly():
         request = PlanRequest(
@@ -249,30 +248,10 @@ def plan(
         before, after = plan_lines(made)
         for line in before:
             say(line)
-        say_table("Noise of one value", _texts(plan_rows(made)), _LABELS)
+        table = plan_table(made)
+        say_table(table.title, table.texts(), table.labels)
         for line in after:
             say(line)
-
-
-def _texts(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    formats = {"accuracy %": ".1f", "± std": ".1f", "paper %": ".1f", "loss": ".3f", "paper loss": ".3f"}
-    formats |= {"delta": "g", "seconds": ".1f", "step": "g"}
-    formats |= {column: ".1f" for column in rows[0] if "regret" in column or "cumulative" in column}
-    return [{column: _cell(column, value, formats) for column, value in row.items()} for row in rows]
-
-
-def _cell(column: str, value: Any, formats: Mapping[str, str]) -> str:
-    if value is None:
-        return ""
-    if column in _PRIVACY_COLUMNS:
-        return rounded_up(value)
-    return format(value, formats.get(column, ".4g" if isinstance(value, float) else ""))
-
-
-def _markdown_texts(text: str) -> list[dict[str, str]]:
-    text = text.strip().replace("**", "")
-    header, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
-    return [dict(zip(header, line, strict=True)) for line in lines]
 
 
 class _failing_clearly:  # noqa: N801 - reads as a sentence where it is used

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from murmurfl.app.analysis.plan import PlanRequest, make_plan
 from murmurfl.app.commands.main import cli
-from murmurfl.app.papers.cells import REPRODUCTIONS
-from murmurfl.app.papers.reproduce import table_rows
+from murmurfl.app.papers import PAPERS
+from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.progress import RoundLine, RunDisplay
 from murmurfl.app.terminal import say_table, wrapped
 from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
@@ -67,13 +67,15 @@ def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
     assert "The claim stands" in fits(shown("audit", "--set", "num-rounds=2", "--runs", "20"))
 
 
-@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_every_reproduction_fits_with_all_its_algorithms(name, monkeypatch):
     document = {"guarantee": "words", **json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())}
     monkeypatch.setattr("murmurfl.app.papers.reproduce.run_cells", lambda *_, **__: document)
     monkeypatch.setattr("murmurfl.app.papers.reproduce.write_reproduction", lambda *_: None)
     text = fits(shown("reproduce", name))
-    for row in table_rows(document):
+    first, *_ = tables_of(document, name, PAPERS[name].table)
+    assert len(first.document()["rows"]) == sum(len(cell["algorithms"]) for cell in document["cells"])
+    for row in first.document()["rows"]:
         for word in f"{row['algorithm']} {rounded_up(row['epsilon'])}".split() if row["epsilon"] is not None else ():
             assert word in text, word
 

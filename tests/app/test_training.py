@@ -15,7 +15,7 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.record import summary_lines, write_record
-from murmurfl.app.report.recorded import make_report
+from murmurfl.app.report.making import make_report
 from murmurfl.app.run import run_experiment
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.clients import simulation as simulation_module
