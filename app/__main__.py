@@ -1,5 +1,5 @@
 """``python -m murmurfl.app``: the ``murmurfl`` command."""
 
-from .cli import main
+from .commands.main import main
 
 main()

@@ -2,8 +2,8 @@
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
 with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: its
-file decides (:mod:`murmurfl.app.node`), and without one it refuses, whatever the run configuration says. (Flower's
-plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node`` runs the installed code.)
+file decides (:mod:`murmurfl.app.nodes.config`), and without one it refuses, whatever the run configuration says.
+(Flower's plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node`` runs the installed code.)
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from ..clients.simulation import in_simulation
 from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
-from .node import configured_client, operators_file
+from .nodes.config import configured_client, operators_file
 
 
 def client_fn(context: Context) -> PrivateClient:
     """The machine a message is for.
 
     In simulation it is built from the run configuration. On a real node it is built from its operator's file
-    (:class:`~murmurfl.app.node.NodeConfig`) and from nothing else: the context's run configuration is not looked at.
+    (:class:`~murmurfl.app.nodes.config.NodeConfig`) and from nothing else: the context's run configuration is not
+    looked at.
 
     Raises
     ------

@@ -65,14 +65,14 @@ from ..strategies import (
 )
 from ..strategies.shuffled import penalty
 from .config import BASELINES, MOMENTUM, NO_NOISE, TRUSTED, RunConfig
-from .gradient_norms import GradientNorms
 from .largest_mu import plan_or_largest_mu
-from .models import Model, make_model
+from .models.models import Model, make_model
 from .network import LossyGrid
+from .observers.gradient_norms import GradientNorms
+from .observers.online_losses import OnlineLosses
 from .presets import Hyperparameters, feature_bound, hyperparameters, regularization
-from .regret import OnlineLosses
 from .rounds import Shortage, shortage
-from .tasks import Shard, Task, load_shards, load_task, public_shard
+from .tasks.loading import Shard, Task, load_shards, load_task, public_shard
 
 _SERVER_NOISE = "server"
 _CLIENTS: dict[str, type[PrivateClient]] = {
@@ -475,7 +475,8 @@ class RunResult:
     seconds : float
         Wall-clock time of the rounds.
     online : dict or None
-        Cumulative loss and regrets, where they were computed (:meth:`murmurfl.app.regret.OnlineLosses.document`).
+        Cumulative loss and regrets, where they were computed
+        (:meth:`murmurfl.app.observers.online_losses.OnlineLosses.document`).
     deployed : bool
         Whether the machines were real ones.
     training : dict of int to TrainingFigures

@@ -7,8 +7,8 @@ that depended on the longest sample of a machine would say something about that 
 from __future__ import annotations
 
 from .config import RunConfig
-from .features import ORIENTED_GRADIENTS_NORM
-from .models import LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
+from .models.models import LogisticRegression, MeanEstimation, NonconvexLogistic, RidgeRegression
+from .tasks.features import ORIENTED_GRADIENTS_NORM
 
 
 def squared_norm_bound(config: RunConfig, num_features: int, feature_bound: float) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.cohort import DEFAULT_ROW_CACHE_MIB
+from murmurfl.app.engines.cohort import DEFAULT_ROW_CACHE_MIB
 
 from . import engines, noise, profile, scale, streams
 from .peers import run as peers

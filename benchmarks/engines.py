@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import ENGINES, run_cohort, run_in_process, run_on_ray
+from murmurfl.app.engines.start import ENGINES, run_cohort, run_in_process, run_on_ray
 from murmurfl.app.experiment import prepare
 
 from . import bare

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from murmurfl.app.guarantees import table_caption
-from murmurfl.app.papers import REPRODUCTIONS
-from murmurfl.app.reproduce import markdown_table, table_rows
-from murmurfl.app.stationary import slope_table
+from murmurfl.app.papers.cells import REPRODUCTIONS
+from murmurfl.app.papers.reproduce import markdown_table, table_rows
+from murmurfl.app.papers.stationary import slope_table
 from murmurfl.privacy import rounded_up
 
 from . import engines, footprint, mechanisms, momentum, noise, profile, scale, streams

@@ -14,7 +14,7 @@ import pstats
 from collections import defaultdict
 from pathlib import Path
 
-from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 
 from .engines import configuration

@@ -72,7 +72,7 @@ def run_row(machines: int, per_round: int, features: int, row_cache_mib: float) 
     import logging
 
     from murmurfl.app.config import RunConfig
-    from murmurfl.app.engines import run_cohort
+    from murmurfl.app.engines.start import run_cohort
     from threadpoolctl import threadpool_limits
 
     logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import typer
 from flwr.cli.app import app as flwr
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig, parse_assignments
-from murmurfl.app.deploy import demo_config
-from murmurfl.app.node import NodeConfig
-from murmurfl.app.reproduce import cells_of, plan_runs
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.demo import demo_config
+from murmurfl.app.papers.reproduce import cells_of, plan_runs
 from murmurfl.clients import UpdateNode
 from typer.testing import CliRunner
 

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]

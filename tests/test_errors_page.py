@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app import client_app, tasks
-from murmurfl.app.cli import cli
+from murmurfl.app import client_app
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.superlink import toml_document
 from murmurfl.app.experiment import prepare, run_experiment
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.launch import toml_document
-from murmurfl.app.node import NodeConfig
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.tasks import loading as tasks
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import (
     MemoryLedger,

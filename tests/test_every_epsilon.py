@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import typer
-from murmurfl.app import client_app, reproduce, server_app
-from murmurfl.app.cli import cli
+from murmurfl.app import client_app, server_app
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.deploy import ledger_line
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.launch import toml_document
-from murmurfl.app.node import configured_client
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.nodes.config import configured_client
+from murmurfl.app.nodes.demo import ledger_line
+from murmurfl.app.papers import reproduce
 from murmurfl.privacy import SQLiteLedger, read_ledger
 from typer.testing import CliRunner
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import UpdateNode, UpdatePolicy
 from murmurfl.privacy import MECHANISMS, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import CorrelatedFedAvg

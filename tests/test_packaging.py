@@ -53,7 +53,7 @@ def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
     code = """
 import json
 from murmurfl import app, clients, privacy, strategies
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 print(json.dumps([path for module in (app, clients, privacy, strategies) for path in module.__path__]))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])}

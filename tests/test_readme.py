@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from murmurfl.app import launch
-from murmurfl.app.cli import cli
-from murmurfl.app.processes import Processes
+from murmurfl.app.commands.main import cli
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.processes import Processes
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent

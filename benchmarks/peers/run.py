@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.experiment import prepare
-from murmurfl.app.launch import run_flower_app
 
 from .memory import PeakMemory
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.audit import audit_lines, audit_run, canaries
-from murmurfl.app.cli import cli
+from murmurfl.app.analysis.audit import audit_lines, audit_run, canaries
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.experiment import Experiment
-from murmurfl.app.models import make_model
+from murmurfl.app.models.models import make_model
 from murmurfl.privacy.clipping import clip_per_sample
 from typer.testing import CliRunner
 

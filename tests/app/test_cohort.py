@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.cohort import CohortMachines
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient, cohort
 from murmurfl.clients.cohort import stacked_samples

@@ -1,8 +1,8 @@
 """What the command says of itself: help and hints, whichever click is installed beside Typer."""
 
 import pytest
-from murmurfl.app.cli import cli
-from murmurfl.app.papers import REPRODUCTIONS
+from murmurfl.app.commands.main import cli
+from murmurfl.app.papers.cells import REPRODUCTIONS
 from typer.testing import CliRunner
 
 

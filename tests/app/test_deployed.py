@@ -10,9 +10,9 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from murmurfl.app import client_app
 from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.experiment import NoReleasesError, prepare, run_experiment
 from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
 from murmurfl.app.server_app import is_deployed, run_folder
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol

@@ -11,13 +11,13 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app, record
-from murmurfl.app.cli import cli
-from murmurfl.app.cohort import CohortMachines
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import NoReleasesError, guaranteed_mu, prepare, run_experiment
 from murmurfl.app.guarantees import expected_guarantee
-from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.presets import hyperparameters
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import result_document, summary_lines, write_record

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from murmurfl.app import launch, processes
-from murmurfl.app.launch import LaunchError, run_flower_app
+from murmurfl.app.engines import processes
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.superlink import LaunchError, run_flower_app
 from murmurfl.privacy import ConfigurationError
 
 MARKER = "MURMURFL_TEST_LAUNCH"

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 from murmurfl.privacy import (
     Account,
     PrivacyPolicy,

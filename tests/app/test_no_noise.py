@@ -7,17 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import reproduce, server_app
-from murmurfl.app.audit import audit_run
+from murmurfl.app import server_app
+from murmurfl.app.analysis.audit import audit_run
 from murmurfl.app.config import STRATEGIES, RunConfig
-from murmurfl.app.deploy import node_settings
-from murmurfl.app.engines import run_cohort, run_in_process, run_once
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort, run_in_process, run_once
 from murmurfl.app.experiment import prepare, run_experiment
 from murmurfl.app.guarantees import expected_guarantee, result_guarantee, settings_guarantee
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.papers import Cell
+from murmurfl.app.nodes.demo import node_settings
+from murmurfl.app.papers import reproduce
+from murmurfl.app.papers.cells import Cell
 from murmurfl.app.record import result_document, summary_lines, write_record
-from murmurfl.app.report import make_report
+from murmurfl.app.report.recorded import make_report
 from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum, TrustedMu2

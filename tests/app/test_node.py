@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from murmurfl.app import client_app, node
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.launch import toml_document
-from murmurfl.app.node import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client, describe
-from murmurfl.app.supernode import Connection, repeating_the_last_answer
+from murmurfl.app import client_app
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.nodes import config as node
+from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client, describe
+from murmurfl.app.nodes.supernode import Connection, repeating_the_last_answer
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, protocol
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 from murmurfl.app.config import RunConfig
-from murmurfl.app.curves import curve_statistics, run_curves
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.models import make_model
-from murmurfl.app.papers import DEFAULT_SEEDS, REPRODUCTIONS, Cell
+from murmurfl.app.models.models import make_model
+from murmurfl.app.observers.online_losses import OnlineLosses
+from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
+from murmurfl.app.papers.curves import curve_statistics, run_curves
+from murmurfl.app.papers.reproduce import run_cells, table_rows, write_reproduction
 from murmurfl.app.record import result_document
-from murmurfl.app.regret import OnlineLosses
-from murmurfl.app.reproduce import run_cells, table_rows, write_reproduction
-from murmurfl.app.tasks import load_shards, load_task
+from murmurfl.app.tasks.loading import load_shards, load_task
 from murmurfl.clients import TorchGradients
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
 

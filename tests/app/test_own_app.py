@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from murmurfl.app.cli import cli
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.node import NodeConfig
-from murmurfl.app.own_app import describe_own, own_app, read_node
+from murmurfl.app.commands.main import cli
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.own_app import describe_own, own_app, read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, protocol, read_ledger
 from typer.testing import CliRunner

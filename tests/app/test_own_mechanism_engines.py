@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.app import audit
+from murmurfl.app.analysis import audit
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import Experiment, prepare
 from murmurfl.privacy import MECHANISMS, Mechanism, register_mechanism
 from murmurfl.privacy.mechanisms import Increment

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.cli import cli
+from murmurfl.app.analysis.plan import PlanRequest, make_plan, plan_lines, plan_rows
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
-from murmurfl.app.plan import PlanRequest, make_plan, plan_lines, plan_rows
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
-from murmurfl.app.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
-from murmurfl.app.models import SoftmaxRegression, make_model
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.models.models import SoftmaxRegression, make_model
 from murmurfl.app.presets import hyperparameters
 from murmurfl.app.smoothness import smoothness
+from murmurfl.app.tasks.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
 
 STRATEGIES = {
     "mu2": RunConfig(strategy="mu2"),

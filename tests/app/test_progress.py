@@ -5,7 +5,7 @@ import math
 
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.progress import RoundLine, RunDisplay
 from murmurfl.privacy import Guarantee
 from rich.console import Console

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.launch import toml_document
-from murmurfl.app.node import NodeConfig
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import (
     ConfigurationError,
@@ -153,8 +153,14 @@ def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
         keys.SystemKeys(short)
 
 
-# What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks.py`).
-NODE_MODULES = ("app/node.py", "app/supernode.py", "app/executor.py", "app/flower_supernode.py", "app/node_command.py")
+# What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks/loading.py`).
+NODE_MODULES = (
+    "app/nodes/config.py",
+    "app/nodes/supernode.py",
+    "app/nodes/executor.py",
+    "app/nodes/flower_supernode.py",
+    "app/commands/node.py",
+)
 NODE_MODULES += ("clients/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
 SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Philox", "RandomState", "manual_seed"}
 # Where seeded keys are defined, exported, and handed out in simulation only; the public order of epochs is no noise.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app import launch
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_in_process
-from murmurfl.app.launch import LaunchError, run_flower_app
-from murmurfl.app.processes import Processes
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.processes import Processes
+from murmurfl.app.engines.start import run_in_process
+from murmurfl.app.engines.superlink import LaunchError, run_flower_app
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -118,7 +118,7 @@ def test_the_bundle_is_small_and_whole(tmp_path):
     ):
         assert needed in names
     left_at_home = {name for name in MODULES if name not in names}
-    assert "app/cli.py" in left_at_home
+    assert "app/commands/main.py" in left_at_home
     # Alone in a folder, with the dependencies and nothing else of ours, both apps start and find what they may ask for.
     alone = tmp_path / "alone"
     zipfile.ZipFile(bundle).extractall(alone)

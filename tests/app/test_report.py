@@ -7,15 +7,16 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from murmurfl.app import client_app, report
-from murmurfl.app.cli import cli
+from murmurfl.app import client_app
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import run_experiment
-from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.record import write_record
-from murmurfl.app.report import RecordedRun, ReportError, make_report
-from murmurfl.app.report_plots import run_plots
+from murmurfl.app.report import recorded as report
+from murmurfl.app.report.plots import run_plots
+from murmurfl.app.report.recorded import RecordedRun, ReportError, make_report
 from murmurfl.privacy import gdp_epsilon
 from typer.testing import CliRunner
 

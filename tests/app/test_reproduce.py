@@ -5,8 +5,8 @@ import json
 import math
 
 import pytest
-from murmurfl.app.papers import REPRODUCTIONS, Cell
-from murmurfl.app.reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
+from murmurfl.app.papers.cells import REPRODUCTIONS, Cell
+from murmurfl.app.papers.reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
@@ -93,7 +93,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
 
 
 def test_the_command_prints_one_json_document_and_nothing_else(tmp_path):
-    from murmurfl.app.cli import cli
+    from murmurfl.app.commands.main import cli
 
     settings = [f"--set={key}={str(value).lower()}" for key, value in SMALL.items()]
     result = CliRunner().invoke(
@@ -120,7 +120,7 @@ def test_the_command_prints_one_json_document_and_nothing_else(tmp_path):
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, tmp_path, monkeypatch):
-    from murmurfl.app.cli import cli
+    from murmurfl.app.commands.main import cli
 
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, arguments)

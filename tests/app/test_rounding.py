@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from murmurfl.app.audit import _rounded_down
-from murmurfl.app.cli import cli
+from murmurfl.app.analysis.audit import _rounded_down
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.curves import SUMS
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.papers.curves import SUMS
+from murmurfl.app.papers.reproduce import markdown_table, table_rows
 from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import spread
-from murmurfl.app.reproduce import markdown_table, table_rows
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
 from typer.testing import CliRunner
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import NoReleasesError, prepare, run_experiment
-from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 from typer.testing import CliRunner

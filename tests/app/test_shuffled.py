@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.config import PUBLIC_TASKS, RunConfig
-from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.models import make_model
-from murmurfl.app.papers import DEFAULT_SEEDS, REPRODUCTIONS, Cell
+from murmurfl.app.models.models import make_model
+from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
+from murmurfl.app.papers.reproduce import cells_of, run_cells, table_rows, write_reproduction
+from murmurfl.app.papers.sweep import can_sweep, is_covered, optimum, run_sweep
 from murmurfl.app.presets import SHUFFLED, regularization
-from murmurfl.app.public_tasks import PAPER_SIZES
 from murmurfl.app.record import result_document, summary_lines, write_record
-from murmurfl.app.reproduce import cells_of, run_cells, table_rows, write_reproduction
-from murmurfl.app.sweep import can_sweep, is_covered, optimum, run_sweep
-from murmurfl.app.tasks import load_task
+from murmurfl.app.tasks.loading import load_task
+from murmurfl.app.tasks.public import PAPER_SIZES
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty

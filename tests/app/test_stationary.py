@@ -7,13 +7,13 @@ import os
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
-from murmurfl.app.features import pooled
-from murmurfl.app.models import make_model
-from murmurfl.app.papers import REPRODUCTIONS, VALIDATION_SEEDS, Cell
-from murmurfl.app.reproduce import markdown_table, plan_runs, run_cells, table_rows, write_reproduction
-from murmurfl.app.stationary import fitted_slope, slope_table
-from murmurfl.app.tasks import load_task
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.models.models import make_model
+from murmurfl.app.papers.cells import REPRODUCTIONS, VALIDATION_SEEDS, Cell
+from murmurfl.app.papers.reproduce import markdown_table, plan_runs, run_cells, table_rows, write_reproduction
+from murmurfl.app.papers.stationary import fitted_slope, slope_table
+from murmurfl.app.tasks.features import pooled
+from murmurfl.app.tasks.loading import load_task
 from murmurfl.privacy import ConfigurationError, gdp_mu
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")

@@ -7,9 +7,9 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import IidPartitioner
 from murmurfl.app.config import RunConfig
-from murmurfl.app.features import oriented_gradients
-from murmurfl.app.models import make_model
-from murmurfl.app.tasks import load_shards, load_task
+from murmurfl.app.models.models import make_model
+from murmurfl.app.tasks.features import oriented_gradients
+from murmurfl.app.tasks.loading import load_shards, load_task
 from murmurfl.privacy import derived_seed
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from murmurfl.app.cli import cli
-from murmurfl.app.papers import REPRODUCTIONS
-from murmurfl.app.plan import PlanRequest, make_plan
+from murmurfl.app.analysis.plan import PlanRequest, make_plan
+from murmurfl.app.commands.main import cli
+from murmurfl.app.papers.cells import REPRODUCTIONS
+from murmurfl.app.papers.reproduce import table_rows
 from murmurfl.app.progress import RoundLine, RunDisplay
-from murmurfl.app.reproduce import table_rows
 from murmurfl.app.terminal import say_table, wrapped
 from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
@@ -70,8 +70,8 @@ def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_every_reproduction_fits_with_all_its_algorithms(name, monkeypatch):
     document = {"guarantee": "words", **json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())}
-    monkeypatch.setattr("murmurfl.app.reproduce.run_cells", lambda *_, **__: document)
-    monkeypatch.setattr("murmurfl.app.reproduce.write_reproduction", lambda *_: None)
+    monkeypatch.setattr("murmurfl.app.papers.reproduce.run_cells", lambda *_, **__: document)
+    monkeypatch.setattr("murmurfl.app.papers.reproduce.write_reproduction", lambda *_: None)
     text = fits(shown("reproduce", name))
     for row in table_rows(document):
         for word in f"{row['algorithm']} {rounded_up(row['epsilon'])}".split() if row["epsilon"] is not None else ():

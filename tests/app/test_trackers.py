@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from murmurfl.app import trackers
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import TRACKERS, RunConfig
 from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.trackers import EPSILON, TrackerError, check_trackers, tracking

@@ -8,14 +8,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
-from murmurfl.app.cli import cli
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort, run_in_process
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare, run_experiment
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.models import SoftmaxRegression
+from murmurfl.app.models.models import SoftmaxRegression
 from murmurfl.app.record import summary_lines, write_record
-from murmurfl.app.report import make_report
+from murmurfl.app.report.recorded import make_report
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.clients import simulation as simulation_module
 from murmurfl.privacy import MemoryLedger, protocol

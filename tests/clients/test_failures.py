@@ -259,7 +259,7 @@ def test_ctrl_c_still_ends_a_machine():
 @pytest.mark.parametrize("error", [SystemExit(SECRET), PanicError(SECRET), GeneratorExit()])
 def test_whatever_a_client_raises_its_app_answers_with_one_fixed_sentence(error):
     from flwr.app import ConfigRecord, Message, RecordDict
-    from murmurfl.app.inprocess import InProcessGrid
+    from murmurfl.app.engines.inprocess import InProcessGrid
 
     grid = InProcessGrid(numpy_client_app(raising(error)), 1, {})
     (node,) = grid.get_node_ids()

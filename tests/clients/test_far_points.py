@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.models import make_model
+from murmurfl.app.models.models import make_model
 from murmurfl.clients import Cohort, OnlineClient, local_updates
 from murmurfl.clients.online import check_contractive, farthest_point
 from murmurfl.privacy import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import (
     CorrelatedNoiseMod,
     DelayedMomentumClient,

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
 from murmurfl.clients.update_policy import update_guarantee

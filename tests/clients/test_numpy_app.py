@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
 from murmurfl.privacy import LedgerError, RefusedError, protocol
 from murmurfl.strategies import CorrelatedFedAvg

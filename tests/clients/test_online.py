@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.models import make_model
+from murmurfl.app.models.models import make_model
 from murmurfl.clients import OnlineClient, TorchGradients, local_updates
 from murmurfl.clients.gradients import gradients_at, pick
 from murmurfl.clients.online import check_contractive

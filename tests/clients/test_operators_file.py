@@ -4,8 +4,8 @@ import os
 import re
 
 import pytest
-from murmurfl.app.deploy import write_private
-from murmurfl.app.own_app import read_node
+from murmurfl.app.nodes.demo import write_private
+from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.clients.operators_file import operators_values
 from murmurfl.privacy import ConfigurationError

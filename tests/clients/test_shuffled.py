@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.app.models import make_model
+from murmurfl.app.models.models import make_model
 from murmurfl.clients import Cohort, PrivateClient, ShuffledClient
 from murmurfl.clients.shuffled import check_amplified
 from murmurfl.privacy import (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 from murmurfl.app.config import RunConfig
-from murmurfl.app.deploy import deployment, node_settings
 from murmurfl.app.experiment import prepare
-from murmurfl.app.node import NodeConfig
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.demo import deployment, node_settings
 from murmurfl.clients.base import Request
 from murmurfl.privacy import SQLiteLedger, clip_per_sample, read_ledger, row_key, standard_normals
 from murmurfl.strategies.replies import Reply

@@ -21,7 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from murmurfl.app import cli, executor, supernode
+from murmurfl.app.commands import main as cli
+from murmurfl.app.nodes import executor, supernode
 from murmurfl.clients.base import PrivateClient
 from murmurfl.privacy import PrivateMachine, SQLiteLedger, derived_seed, protocol
 from murmurfl.privacy.ledger import format as ledger_format

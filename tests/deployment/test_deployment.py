@@ -6,11 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
-from murmurfl.app import launch
 from murmurfl.app.config import RunConfig
-from murmurfl.app.deploy import deployment, node_settings
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.processes import Processes
 from murmurfl.app.experiment import prepare
-from murmurfl.app.processes import Processes
+from murmurfl.app.nodes.demo import deployment, node_settings
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
 
 ROUNDS = 2

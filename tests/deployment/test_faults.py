@@ -10,12 +10,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from murmurfl.app import launch
 from murmurfl.app.config import RunConfig
-from murmurfl.app.deploy import deployment, node_settings
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.superlink import LaunchError
 from murmurfl.app.experiment import prepare
-from murmurfl.app.launch import LaunchError
-from murmurfl.app.node import NODE_CONFIG_KEY
+from murmurfl.app.nodes.config import NODE_CONFIG_KEY
+from murmurfl.app.nodes.demo import deployment, node_settings
 from murmurfl.privacy import read_ledger
 
 from tests.deployment.rig import federation

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.deploy import deployment
-from murmurfl.app.inprocess import InProcessGrid
-from murmurfl.app.launch import CONNECTION_NAME, toml_document
-from murmurfl.app.node import NodeConfig
-from murmurfl.app.supernode import repeating_the_last_answer
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.superlink import CONNECTION_NAME, toml_document
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.demo import deployment
+from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import Mu2Client, numpy_client_app
 from murmurfl.privacy import Account, MemoryLedger, SQLiteLedger, gdp_epsilon, protocol
 from murmurfl.privacy.audit import audit_one_run, canary_scores

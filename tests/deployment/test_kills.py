@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from murmurfl.app.engines.superlink import LaunchError
 from murmurfl.app.experiment import prepare
-from murmurfl.app.launch import LaunchError
 from murmurfl.privacy import read_ledger
 
 from tests.deployment.rig import (

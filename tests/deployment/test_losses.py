@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.engines import run_in_process
+from murmurfl.app.engines.start import run_in_process
 
 from tests.deployment.rig import (
     assert_ledgers_know_all_that_was_heard,

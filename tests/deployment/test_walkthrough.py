@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app import launch
 from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.processes import Processes
 from murmurfl.app.experiment import prepare
-from murmurfl.app.processes import Processes
 from murmurfl.privacy import MemoryLedger, read_ledger
 
 pytestmark = pytest.mark.docs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Context, RecordDict
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.privacy import MECHANISMS
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app.cli import cli
-from murmurfl.app.deploy import deployment
-from murmurfl.app.launch import executable, free_port, run_flower_app
-from murmurfl.app.node import NodeConfig
+from murmurfl.app.commands.main import cli
+from murmurfl.app.engines.superlink import executable, free_port, run_flower_app
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.demo import deployment
 from murmurfl.privacy import Guarantee, PrivacyPolicy, check_mechanism, read_ledger
 from typer.testing import CliRunner
 

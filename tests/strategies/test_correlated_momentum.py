@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, row_key, standard_normals
 from murmurfl.strategies import CorrelatedMomentum
 

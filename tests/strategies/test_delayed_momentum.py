@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid, reply_is_lost
 from murmurfl.clients import ContextLedger, DelayedMomentumClient, Mu2Client, numpy_client_app
 from murmurfl.clients.base import Request

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import prepare
-from murmurfl.app.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
 from murmurfl.clients import ContextLedger, NoisySGDClient, numpy_client_app
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys

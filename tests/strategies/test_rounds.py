@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
-from murmurfl.app.inprocess import InProcessGrid
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.network import LossyGrid
 from murmurfl.clients import (
     ContextLedger,

@@ -1,0 +1,1 @@
+"""The ``murmurfl`` command."""

@@ -1,0 +1,78 @@
+"""The commands for real nodes: ``murmurfl node`` and ``murmurfl deploy-demo``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import parse_assignments
+from ..terminal import say
+
+
+def node(
+    config: Annotated[Path, typer.Argument(help="The operator's node configuration (TOML); see docs/deployment.md.")],
+    superlink: Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)] = "",
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")
+    ] = None,
+    auth_private_key: Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
+) -> None:
+    """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
+    from ..nodes.own_app import read_node
+    from .main import _failing_clearly
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    with _failing_clearly():
+        from ..nodes.supernode import Connection, machine_of, run_node
+
+        settings = read_node(config)
+        if check:
+            _, description = machine_of(settings)
+            say(f"{description}\nConfiguration, data and ledger are in order.")
+        else:
+            run_node(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
+
+
+def deploy_demo(
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A run-config key=value; may be repeated.", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
+    timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
+) -> None:
+    """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
+    from ..guarantees import expected_guarantee
+    from ..nodes.demo import demo_config, ledger_line, run_demo
+    from ..progress import RunDisplay
+    from ..record import folder_for, summary_lines
+    from .main import _fail, _failing_clearly, is_worrying
+
+    def show(line: str) -> None:
+        words = line.removeprefix("INFO :").strip()
+        if verbose or words.startswith("Waiting for machines"):
+            display.message(line if verbose else words)
+        elif not display.read(words) and is_worrying(line):
+            display.message(line, error=True)
+
+    with _failing_clearly():
+        with folder_for(out.resolve(), name, "deploy-demo") as folder:
+            if name and folder.exists():
+                _fail(f"Expected a new run folder, got {folder}; choose another --name.")
+            config = demo_config(parse_assignments(assignments or []), out.resolve(), name or folder.name)
+            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
+            with RunDisplay(expected_guarantee(config, deployed=True)) as display:
+                document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
+        typer.echo("")
+        lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
+        for line in [*summary_lines(document, folder), "", *lines]:
+            say(line)

@@ -1,0 +1,91 @@
+"""The cohort engine: a strategy and its simulated machines in one process, without messages between them.
+
+The strategy is the same object as on every engine and the machines are the same clients; what is left out is turning
+requests and releases into messages and back, and computing one machine's gradient at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...clients import Cohort
+from ...privacy import MemoryLedger, RefusedError, RowCache, protocol
+from ...privacy.training import observing
+from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ..experiment import Experiment
+from ..network import reply_is_lost
+
+DEFAULT_ROW_CACHE_MIB = 256.0
+"""Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""
+
+
+class CohortMachines:
+    """An experiment's machines, asked directly.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    row_cache_mib : float
+        Most memory for keeping noise rows until they are taken back out, in MiB; what does not fit is regenerated,
+        which costs a second drawing of the row.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of each machine, in simulation (:class:`~murmurfl.clients.PrivateClient`).
+    """
+
+    def __init__(self, experiment: Experiment, *, row_cache_mib: float = DEFAULT_ROW_CACHE_MIB) -> None:
+        self._experiment = experiment
+        rows = RowCache(int(row_cache_mib * 2**20))
+        self.cohort = Cohort(
+            [str(i) for i in range(experiment.config.num_clients)],
+            lambda name: experiment.client(int(name), MemoryLedger(), rows),
+        )
+        initial = experiment.model.initial_parameters(experiment.config.seed)
+        self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]
+
+    def names(self) -> list[str]:
+        """All machines."""
+        return self.cohort.names()
+
+    def answer(self, request: RoundRequest) -> Iterator[Outcome]:
+        """What came back of a round's request; lost replies are missing."""
+        points = [self._arrays(point) for point in request.points]
+        if not all(np.isfinite(values).all() for point in points for values in point):
+            yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in request.acks)  # as a client that reads messages
+            return
+        with observing() as observer:
+            yield from self._outcomes(request, points)
+        figures = observer.figures()
+        if figures is not None:
+            yield figures
+
+    def _outcomes(self, request: RoundRequest, points: list[Any]) -> Iterator[Outcome]:
+        config = self._experiment.config
+        for name, outcome in self.cohort.releases(request.server_round, request.session, request.acks, points):
+            lost = reply_is_lost(config.lost_replies, config.seed, request.server_round, name)
+            if isinstance(outcome, RefusedError):
+                if not lost:
+                    yield Refusal(outcome.code)
+            elif not lost:
+                machine = self.cohort.client(name).machine
+                sensitivity = machine.plan.sensitivity
+                yield Reply(name, outcome.release, outcome.ack, outcome, {protocol.SENSITIVITY: sensitivity})
+                if request.aggregated.get(name) == outcome.release:
+                    # The machine would learn it with its next request: it need not remember the release until then.
+                    machine.acknowledge(request.session, outcome.release)
+
+    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+        """What each machine has spent."""
+        return {name: self.cohort.client(name).statement(session) for name in self.names()}
+
+    def _arrays(self, point: Any) -> list[Any]:
+        arrays, start = [], 0
+        for shape, dtype, size in self._layout:
+            arrays.append(np.asarray(point[start : start + size].reshape(shape), dtype=dtype))
+            start += size
+        return arrays

@@ -1,0 +1,107 @@
+"""A Flower ``Grid`` that runs the ClientApp in this process: the same app as under Ray, without Ray.
+
+Every node has its own ``Context``, as a SuperNode would, and messages are handled one after the other. This is the one
+place that touches private names of flwr.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from ...clients.simulation import simulated_in_process
+
+_SERVER_NODE = 1
+_FIRST_NODE = 1000
+_UNKNOWN_ERROR = 0
+
+
+class InProcessGrid(Grid):
+    """Nodes 0 .. num_nodes - 1 of a ClientApp, in this process.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        What every node runs.
+    num_nodes : int
+        Nodes; a node's ``partition-id`` is its number.
+    run_config : mapping
+        The run configuration the nodes see.
+    """
+
+    def __init__(self, client_app: ClientApp, num_nodes: int, run_config: Mapping[str, Any]) -> None:
+        self._client_app = client_app
+        self._run = Run.create_empty(run_id=uuid.uuid4().int >> 65)
+        self._run.override_config = dict(run_config)
+        self._contexts = {
+            _FIRST_NODE + i: Context(
+                run_id=self._run.run_id,
+                node_id=_FIRST_NODE + i,
+                node_config={"partition-id": i, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for i in range(num_nodes)
+        }
+        self._replies: dict[str, Message] = {}
+        self._claim_identity()
+
+    def _claim_identity(self) -> None:
+        # `Message(...)` takes its sender from here; a SuperLink would have set it when it started the ServerApp.
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = self._run.run_id
+        TaskIdentity.node_id = _SERVER_NODE
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._claim_identity()
+        identifiers = []
+        for message in messages:
+            identifier = uuid.uuid4().hex
+            self._replies[identifier] = self._handle(message, identifier)
+            identifiers.append(identifier)
+        return identifiers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def _handle(self, message: Message, identifier: str) -> Message:
+        # A message of its own: a strategy may hand the same records to every node, and a node may change its copy.
+        delivered = Message(
+            RecordDict(dict(message.content)), message.metadata.dst_node_id, message.metadata.message_type
+        )
+        delivered.metadata.__dict__["_message_id"] = identifier
+        context = self._contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return Message(Error(_UNKNOWN_ERROR, "no such node"), reply_to=delivered)
+        with simulated_in_process():
+            try:
+                reply = self._client_app(delivered, context)
+            except Exception as error:  # as a SuperNode does: the node lives on, the server gets an error reply
+                reply = Message(Error(_UNKNOWN_ERROR, str(error)), reply_to=delivered)
+        reply.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+        return reply

@@ -1,0 +1,116 @@
+"""The engines a configuration can be run on, each to the same model for the same seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...privacy import ConfigurationError
+from ..client_app import app
+from ..config import RunConfig
+from ..experiment import Progress, RunResult, prepare, run_experiment
+from ..papers.curves import run_curves
+from ..record import RESULT_NAME, result_document
+from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .inprocess import InProcessGrid
+from .superlink import run_flower_app
+
+ENGINES = ("cohort", "inprocess", "ray")
+FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
+"""What a table needs of a run."""
+
+
+def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
+    """One run on an engine; the figures a table needs, and the curves a figure needs, as plain values.
+
+    Raises
+    ------
+    MurmurflError
+        If the engine is unknown, the configuration impossible, or the run failed.
+    """
+    if engine == "cohort":
+        document = result_document(run_cohort(config))
+    elif engine == "inprocess":
+        document = result_document(run_in_process(config))
+    elif engine == "ray":
+        document = run_on_ray(config)
+    else:
+        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
+    return {**{name: document[name] for name in FIGURES}, "curves": run_curves(document)}
+
+
+def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:
+    """Run a configuration on the in-process grid.
+
+    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`. It leaves no checkpoint.
+    """
+    prepare(config)
+    grid = InProcessGrid(app, config.num_clients, config.to_mapping())
+    return run_experiment(grid, config, on_progress=on_progress)
+
+
+def run_cohort(
+    config: RunConfig,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
+) -> RunResult:
+    """Run a configuration on the cohort engine.
+
+    Parameters, result and errors are those of :func:`~murmurfl.app.experiment.run_experiment`; row_cache_mib is
+    :class:`~murmurfl.app.engines.cohort.CohortMachines`'s. It leaves no checkpoint.
+    """
+    machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)
+    return run_experiment(machines, config, on_progress=on_progress)
+
+
+def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:
+    """Run a configuration through ``flwr run`` on Ray, files and all in a scratch folder; its result document.
+
+    Raises
+    ------
+    LaunchError
+        If the run did not complete.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_config = {**ray_overrides(config), "out-dir": folder, "run-name": "run"}
+        run_flower_app(
+            app_folder(),
+            run_config=run_config,
+            num_supernodes=config.num_clients,
+            timeout_s=timeout_s,
+            environment=RAY_ENVIRONMENT,
+            on_line=lambda line: None,  # noqa: ARG005 - nobody reads along
+        )
+        return json.loads((Path(folder) / "run" / RESULT_NAME).read_text())
+
+
+# Partitions are made here; nothing is asked of the hub.
+RAY_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+
+
+def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
+    """The configuration as overrides, with the data root as an absolute path: Ray's workers stand elsewhere."""
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
+    return {**config.to_mapping(), "data-root": str(Path(root).expanduser().resolve()) if root else ""}
+
+
+def app_folder() -> Path:
+    """The checkout this package runs from: what ``flwr run`` needs.
+
+    Raises
+    ------
+    ConfigurationError
+        If the package is installed without its checkout.
+    """
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / "pyproject.toml").is_file():
+        raise ConfigurationError(
+            f"Expected a checkout of murmurfl around {folder}, got none: Ray runs need the app's pyproject.toml; "
+            "clone the repository, or use --engine inprocess."
+        )
+    return folder

@@ -1,0 +1,326 @@
+"""A real machine's configuration: one TOML file of its operator, read on the machine and nowhere else.
+
+Data, model, clip, noise, cap, budget, batch and ledger are decided here. Nothing of it can be set, or widened, by a run
+configuration or a message. Unknown keys, missing ones and impossible values are refused with one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient, Samples
+from ...clients.operators_file import (
+    NODE_CONFIG_KEY,
+    NODE_CONFIG_VARIABLE,
+    covering_budget,
+    named_values,
+    operators_file,
+    read_operators_file,
+)
+from ...privacy import (
+    MECHANISMS,
+    ConfigurationError,
+    PrivacyPolicy,
+    SQLiteLedger,
+    policy_guarantee,
+    protocol,
+    rounded_up,
+)
+from ..config import FEATURES, MODELS, PARTITIONS, TASKS, RunConfig, typed_value
+from ..models.models import Model, make_model
+from ..presets import feature_bound
+from ..tasks.loading import load_shards, load_task
+
+__all__ = [
+    "NODE_CONFIG_KEY",
+    "NODE_CONFIG_VARIABLE",
+    "NODE_STRATEGIES",
+    "NodeConfig",
+    "configured_client",
+    "describe",
+    "operators_file",
+]
+
+NODE_STRATEGIES = ("mu2", "trusted-mu2", "noisy-sgd", "online")
+"""What a real machine can take part in."""
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Everything a real machine decides for itself.
+
+    Parameters
+    ----------
+    machine : str
+        Its name: public, and its own among the machines of a training.
+    ledger : str
+        Path of its ledger, made once with ``murmurfl ledger create``.
+    clip_norm : float
+        S.
+    batch_size : int
+        b, samples a release.
+    mu : float
+        The privacy of all releases of one run together, mu-GDP.
+    strategy : str
+        What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients, and
+        to keep ``mu`` towards everybody else.
+    model : str
+        Of the run it takes part in; its layout must be the server's.
+    samples : str
+        Path of an .npz of the operator's own, with ``features``, one row a sample, and ``labels``, integers from 0.
+        Empty for a built-in task.
+    num_classes : int
+        Of ``samples``; public, so it is not taken from the labels.
+    task, features, data_root : str
+        A built-in data set, as in the run configuration; empty with ``samples``.
+    partition, partition_seed, num_partitions : str, int, int
+        How a built-in data set is split.
+    partition_id : int
+        Which part is this machine's.
+    max_participations : int
+        K, releases of one run; 0 for as many as there are samples for, ``passes`` times each.
+    passes : int
+        How often a sample may take part; the noise covers it. 1 with ``trusted-mu2``: its server counts a sample once.
+    budget_mu, delta : float
+        Of everything this machine ever releases from these data, over all runs (mus add in squares), and where epsilon
+        is shown: those the ledger was made with. 0 leaves them to the ledger; anything else must agree with it.
+    mechanism : str
+        How the noise is correlated over the releases; empty for the strategy's own.
+    learning_rate : float
+        eta of the local steps of ``online``, and of nothing else.
+    feature_bound : float
+        R of the ``logistic`` model; 0 for the preset's.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy` for the policy of :meth:`policy`, always
+    with ``exact`` noise. They are the operator's words about the operator's data: no value here comes from a server.
+    """
+
+    machine: str
+    ledger: str
+    clip_norm: float
+    batch_size: int
+    mu: float
+    strategy: str = "mu2"
+    model: str = "softmax"
+    samples: str = ""
+    num_classes: int = 0
+    task: str = ""
+    features: str = "pixels"
+    data_root: str = ""
+    partition: str = "iid"
+    partition_seed: int = 1
+    num_partitions: int = 0
+    partition_id: int = -1
+    max_participations: int = 0
+    passes: int = 1
+    budget_mu: float = 0.0
+    delta: float = 0.0
+    mechanism: str = ""
+    learning_rate: float = 0.0
+    feature_bound: float = 0.0
+
+    def __post_init__(self) -> None:
+        choices = {"strategy": NODE_STRATEGIES, "model": MODELS, "features": FEATURES, "partition": PARTITIONS}
+        for name, allowed in choices.items():
+            self._check(name, getattr(self, name) in allowed, f"one of {', '.join(map(repr, allowed))}")
+        longest = protocol.LONGEST_MACHINE_NAME
+        self._check("machine", 0 < len(self.machine) <= longest, f"a name of 1 to {longest} characters")
+        self._check("ledger", bool(self.ledger), "the path of a ledger")
+        for name in ("clip_norm", "mu"):
+            self._check(name, getattr(self, name) > 0, "a number > 0")
+        known = ("", *MECHANISMS)
+        self._check("mechanism", self.mechanism in known, f"one of {', '.join(map(repr, known))}")
+        self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
+        for name in ("batch_size", "passes"):
+            self._check(name, getattr(self, name) >= 1, "an integer >= 1")
+        for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):
+            self._check(name, getattr(self, name) >= 0, "a number >= 0")
+        once = self.strategy != "trusted-mu2" or self.passes == 1
+        self._check("passes", once, "1 with strategy = 'trusted-mu2': its server counts every sample once")
+        online = self.strategy == "online"
+        self._check("learning_rate", (self.learning_rate > 0) == online, "set with strategy = 'online', and only then")
+        self._check("task", bool(self.task) != bool(self.samples), "set, or `samples`, and not both")
+        if self.samples:
+            self._check("num_classes", self.num_classes >= 2, "the number of classes of `samples`, an integer >= 2")
+        else:
+            self._check("task", self.task in TASKS, f"one of {', '.join(map(repr, TASKS))}")
+            self._check("num_classes", self.num_classes == 0, "unset with a built-in task")
+            self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
+            parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
+            self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+
+    def _check(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            key = name.replace("_", "-")
+            raise ConfigurationError(f"Expected {key} to be {expected}, got {getattr(self, name)!r}.")
+
+    @classmethod
+    def read(cls, path: Path) -> NodeConfig:
+        """The operator's file; relative paths in it are taken from its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
+        """
+        return read_operators_file(path, cls.from_mapping, ["ledger", "samples", "data_root"])
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:
+        """A configuration from hyphenated keys.
+
+        Raises
+        ------
+        ConfigurationError
+            One line that names the key, what was expected and what came.
+        """
+        named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
+        return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
+
+    def policy(self, num_samples: int, ledger: SQLiteLedger) -> PrivacyPolicy:
+        """The machine's policy for so many samples and what its ledger allows.
+
+        Notes
+        -----
+        **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
+        run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server, and mu and budget
+        are what it is trusted to keep towards everybody else.
+        """
+        separation = num_samples // self.batch_size
+        budget = covering_budget(self.mu, ledger, self.budget_mu)
+        independent = self.strategy == "noisy-sgd"
+        return PrivacyPolicy(
+            clip_norm=self.clip_norm,
+            batch_size=self.batch_size,
+            max_participations=self.max_participations or max(self.passes * separation, 1),
+            mu=self.mu,
+            budget_mu=budget,
+            delta=self.delta or float(ledger.delta or 0.0),
+            mechanism=self.mechanism or ("independent" if independent else "cancelling"),
+            clip_unit="update" if self.strategy == "online" else "sample",
+            sample_participations=self.passes,
+            min_separation=separation if self.passes > 1 else 1,
+            noise_quality="exact",
+            release_rule="paper" if independent else "acknowledged",
+            trust="trusted-server" if self.strategy == "trusted-mu2" else "untrusted-server",
+        )
+
+    def load_samples(self) -> tuple[Samples, int, int]:
+        """The machine's own samples, their number of features and of classes.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are not there, or not what was promised; the text says nothing of any one sample.
+        """
+        if self.samples:
+            own = _OwnSamples.read(Path(self.samples), self.num_classes)
+            return own, own.features.shape[1], self.num_classes
+        run = RunConfig(
+            task=self.task,
+            features=self.features,
+            data_root=self.data_root,
+            partition=self.partition,
+            seed=self.partition_seed,
+            num_clients=self.num_partitions,
+            clients_per_round=self.num_partitions,
+            batch_size=self.batch_size,
+        )
+        task = load_task(run)
+        return load_shards(run, task)[self.partition_id], task.num_features, task.num_classes
+
+    def client(self) -> PrivateClient:
+        """The machine: its own data, policy, ledger and key.
+
+        Raises
+        ------
+        ConfigurationError, LedgerError
+            If it cannot be made; nothing was released.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`policy`, with a ledger
+        that outlives the process and a key and nonces from the operating system.
+        """
+        samples, num_features, num_classes = self.load_samples()
+        model = self._model(num_features, num_classes)
+        ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
+        parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
+        client: PrivateClient
+        if self.strategy == "online":
+            client = OnlineClient(*parts, name=self.machine, learning_rate=self.learning_rate)
+        else:
+            kind = NoisySGDClient if self.strategy == "noisy-sgd" else Mu2Client
+            client = kind(*parts, name=self.machine)
+        client.machine.check_data()  # before the node says that it is ready
+        return client
+
+    def _model(self, num_features: int, num_classes: int) -> Model:
+        bound = feature_bound(RunConfig(feature_bound=self.feature_bound))
+        return make_model(self.model, num_features, num_classes, bound)
+
+
+@dataclass(frozen=True)
+class _OwnSamples:
+    """Samples of the operator's own file, in its order."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, samples: slice, /) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.features[samples], self.labels[samples]
+
+    @classmethod
+    def read(cls, path: Path, num_classes: int) -> _OwnSamples:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                features, labels = file["features"], file["labels"]
+        except (OSError, KeyError, ValueError) as error:
+            raise ConfigurationError(
+                f"Expected an .npz with the arrays `features` and `labels` at {path}, got: {error}."
+            ) from error
+        if features.ndim < 2 or features.dtype.kind not in "fiu" or labels.shape != (len(features),) or not len(labels):
+            raise ConfigurationError(
+                f"Expected in {path} numeric features, one row a sample, and one label a sample, got shapes "
+                f"{features.shape} and {labels.shape}."
+            )
+        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
+            raise ConfigurationError(f"Expected the labels in {path} to be integers from 0 to {num_classes - 1}.")
+        flat = features.reshape(len(features), math.prod(features.shape[1:]))
+        return cls(flat.astype(np.float32), labels.astype(np.int64))
+
+
+def describe(client: PrivateClient) -> str:
+    """A machine and what it guarantees, in one sentence for its operator's log."""
+    policy, plan = client.machine.policy, client.machine.plan
+    name, releases = f"Machine {client.name}", policy.max_participations
+    budget = rounded_up(policy.budget_mu or policy.mu)
+    if policy.trust == "trusted-server":
+        return (
+            f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients. "
+            f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
+            f"mu = {budget}."
+        )
+    return (
+        f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
+        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {budget}."
+    )
+
+
+@lru_cache(maxsize=1)
+def configured_client(path: Path) -> PrivateClient:
+    """The machine an operator's file describes, made once in this process."""
+    return NodeConfig.read(path).client()

@@ -1,0 +1,203 @@
+"""Answers a SuperNode's messages with one local app, and never with the code of a bundle.
+
+A SuperNode with ``--isolation process`` hands its messages to whoever asks for them at its Runtime API and knows a
+shared secret. Flower's own executor installs the run's bundle and runs its ClientApp; this one does neither: the bundle
+arrives as bytes that nobody opens. It stays alive between messages, so a message costs no start of a process.
+
+This is the one place that touches the private names of Flower's Runtime API; a test with a real SuperNode covers it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import httpx
+from flwr.app import Context, Error, Message
+from flwr.common.constant import SubStatus
+from flwr.common.serde import context_from_proto
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.proto.task_pb2 import Task
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+
+from ...privacy import protocol
+from ...privacy.errors import is_interrupt
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 1.0
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+class LocalExecutor:
+    """The executor of one SuperNode.
+
+    Parameters
+    ----------
+    app : callable
+        A ClientApp, or something around one: answers every message, whatever run it belongs to.
+    address : str
+        Host and port of the SuperNode's Runtime API, on the loopback interface.
+    secret : bytes
+        The SuperNode's ``--superexec-auth-secret-file``: other programs on the machine get no messages without it.
+
+    Notes
+    -----
+    **Formal guarantees.** What leaves through the SuperNode is what ``app`` returns, or an error with a fixed text. No
+    byte of a bundle is executed, imported, unpacked or written to disk, and no run configuration reaches the app.
+    """
+
+    def __init__(self, app: Callable[[Message, Context], Message], address: str, secret: bytes) -> None:
+        self._app = app
+        self._address = address
+        self._answering = threading.Lock()
+        self._client = self._connect(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))
+
+    def serve(self, stopped: Callable[[], bool], pause_s: float = 0.1) -> None:
+        """Answer messages until ``stopped()``, one after the other; a SuperNode that is not reached is asked again.
+
+        Parameters
+        ----------
+        stopped : callable
+        pause_s : float
+            Between two questions for a message, in seconds.
+        """
+        wait = threading.Event().wait
+        # Every kind of task is taken: one that nobody took would hold up its SuperNode for good.
+        request = AcquireTaskRequest(supported_task_types=[kind.value for kind in TaskType])
+        abandoned = threading.Event()
+        try:
+            while not stopped():
+                try:
+                    acquired = self._client.AcquireTask(request)
+                except httpx.HTTPError as error:
+                    logger.debug("The SuperNode's Runtime API does not answer: %s", error)
+                    wait(pause_s)
+                    continue
+                if acquired.HasField("task") and acquired.token:
+                    # A SuperNode brings a message to its end before it takes the next, unless the message's run is
+                    # over: what is still waiting for the earlier one's contents waits in vain.
+                    abandoned.set()
+                    abandoned = threading.Event()
+                    arguments = (acquired.task, acquired.token, abandoned)
+                    threading.Thread(target=self._handle, args=arguments, daemon=True, name="murmurfl-task").start()
+                else:
+                    wait(pause_s)
+        finally:
+            abandoned.set()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _connect(self, interceptor: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
+        return RuntimeHttpClient.from_server_address(
+            server_address=self._address,
+            insecure=True,  # plain HTTP on the loopback interface, between two processes of one operator
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor],
+        )
+
+    def _handle(self, task: Task, token: str, abandoned: threading.Event) -> None:
+        client = self._connect(RuntimeTokenHttpInterceptor(token))
+        heartbeat = HeartbeatSender(_heartbeat(client))
+        ended: tuple[str, str] | None = None
+        context: Context | None = None
+        try:
+            heartbeat.start()
+            message, context = _pull(client, abandoned)
+            if task.type == TaskType.CLIENT_APP:
+                with self._answering:
+                    push_message(client, self._answer(message, context), context)
+                ended = SubStatus.COMPLETED, ""
+            else:
+                logger.warning("Refused a task of type %s: this machine answers messages to a ClientApp.", task.type)
+                ended = SubStatus.FAILED, "this machine answers messages to a ClientApp only"
+        except _AbandonedError:
+            logger.info("A message was given up: its run ended before it had arrived.")
+            ended = SubStatus.FAILED, "the run ended before the message had arrived"
+        except Exception:
+            # The network's fault or the message's; the app's own errors do not get here. Left without an end and a
+            # heartbeat, the task expires, and the SuperNode reports that to the server.
+            logger.exception("A message could not be answered.")
+        finally:
+            if heartbeat.is_running:
+                heartbeat.stop()
+            if ended is not None:
+                push_task_output(client, context, *ended)
+            client.close()
+
+    def _answer(self, message: Message, context: Context) -> Message:
+        # The app decides from its operator's configuration; what the run configuration says stays outside.
+        own = Context(context.run_id, context.node_id, context.node_config, context.state, run_config={})
+        try:
+            return self._app(message, own)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            logger.exception("A message was refused: the app does not answer its kind.")
+            error = Error(protocol.MALFORMED_REQUEST, "malformed request: this machine does not answer such messages")
+            return Message(error, reply_to=message)
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for the message any more."""
+
+
+def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Message, Context]:
+    """A task's message and context; the run and the bundle that come along are not looked at."""
+    context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
+    pulled = client.PullMessages(PullAppMessagesRequest())
+    tree = pulled.message_object_trees[0]
+    node = Node(node_id=context.node_id)
+    pull = make_pull_object_fn_protobuf(client.PullObject, node, context.run_id)
+
+    def pull_unless_abandoned(object_id: str) -> bytes:
+        if abandoned.is_set():
+            raise _AbandonedError
+        return pull(object_id)
+
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        pull_unless_abandoned,
+        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
+        return_type=Message,
+        initial_backoff=_FIRST_BACKOFF_S,
+        backoff_cap=_LONGEST_BACKOFF_S,
+        max_tries_per_object=None,
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id  # as Flower's own executor does
+    return message, context
+
+
+def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
+    def beat() -> bool:
+        try:
+            if not client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success:
+                logger.warning("The SuperNode has given up on a message that is still being answered.")
+        except httpx.HTTPError:
+            return False
+        return True
+
+    return beat

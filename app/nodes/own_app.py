@@ -1,0 +1,113 @@
+"""A real machine that answers with its operator's own ClientApp, behind the noise mod.
+
+Flower would run the ClientApp of whoever submits the run. Here it is the one that is installed on the machine, named in
+the operator's file, with the operator's settings; and around all of it, Flower's ``lifespan`` included, is
+:class:`~murmurfl.clients.CorrelatedNoiseMod`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...clients import CorrelatedNoiseMod, UpdateNode
+from ...clients.operators_file import operators_values
+from ...clients.update_policy import update_guarantee
+from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
+from .config import NodeConfig
+
+Answers = Callable[[Message, Context], Message]
+"""What a node does with a message: a ClientApp, or something around one."""
+
+
+def read_node(path: Path) -> NodeConfig | UpdateNode:
+    """An operator's file: of a machine with murmurfl's clients, or, with ``app`` in it, of one with a ClientApp.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is neither.
+    """
+    values = operators_values(path.expanduser())
+    if "app" in values:
+        return UpdateNode.read(path)
+    if "batch-size" not in values and {"machine", "ledger"} <= values.keys():
+        raise ConfigurationError(
+            f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
+            "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither."
+        )
+    return NodeConfig.read(path)
+
+
+def installed_app(name: str) -> ClientApp:
+    """The ClientApp of a module that is installed here.
+
+    Parameters
+    ----------
+    name : str
+        ``MODULE:NAME``.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # an import runs the operator's own code
+        raise ConfigurationError(
+            f"Expected a ClientApp at {name}, got: {error}. Install the project on this machine, from a source its "
+            "operator trusts (pip install)."
+        ) from error
+    if not isinstance(found, ClientApp):
+        raise ConfigurationError(f"Expected a ClientApp at {name}, got {type(found).__name__}.")
+    return found
+
+
+def own_app(node: UpdateNode) -> Answers:
+    """What answers the messages to a machine with a ClientApp of its own.
+
+    Parameters
+    ----------
+    node : UpdateNode
+        With ``app``.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the app or the ledger is not there, or the ledger does not cover a run.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: every message goes to the mod, which takes
+    policy, budget and ledger from ``node``, and nothing the app returns leaves but through it. A mod that is in the app
+    already lets messages pass.
+    """
+    app, mod = installed_app(node.app), CorrelatedNoiseMod(node=node)
+
+    def answer(message: Message, context: Context) -> Message:
+        own = Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config={**context.node_config, **node.node_config},
+            state=context.state,
+            run_config=dict(node.run_config),
+        )
+        return mod(message, own, app)
+
+    return answer
+
+
+def describe_own(node: UpdateNode) -> str:
+    """A machine with a ClientApp of its own and what it guarantees, for its operator's log."""
+    policy = node.policy(SQLiteLedger(node.ledger))
+    budget = rounded_up(policy.budget_mu or policy.mu)
+    return (
+        f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
+        f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
+    )

@@ -1,0 +1,199 @@
+"""``murmurfl node``: a real SuperNode on which only code runs that its operator installed.
+
+Flower ships an app's code with the run, so a plain ``flower-supernode`` executes whatever the server sends. Here
+Flower's SuperNode does the networking and nothing else (``--isolation process``), and this process answers its messages
+with the machine the operator's file describes (:class:`~murmurfl.app.nodes.executor.LocalExecutor`): a client of
+murmurfl, or the operator's own ClientApp behind the noise mod.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from ...clients import UpdateNode, numpy_client_app
+from ...privacy import ConfigurationError
+from ..engines.processes import interrupts_as_keyboard_interrupt
+from ..engines.superlink import free_port, without_proxy
+from .config import NodeConfig, describe
+from .executor import LocalExecutor
+from .own_app import Answers, describe_own, own_app
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+_SETTLED_S = 60.0
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a node reaches its SuperLink.
+
+    Parameters
+    ----------
+    superlink : str
+        Host and port.
+    root_certificates : Path, optional
+        PEM file that the SuperLink's certificate is checked against; default the system's.
+    private_key : Path, optional
+        The node's own key (``ssh-keygen -t ecdsa -b 384``), registered with the SuperLink.
+    insecure : bool
+        Plain HTTP: for tests on one machine.
+    """
+
+    superlink: str
+    root_certificates: Path | None = None
+    private_key: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.superlink.rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigurationError(f"Expected the SuperLink as HOST:PORT, got {self.superlink!r}.")
+        if self.insecure and (self.root_certificates or self.private_key):
+            raise ConfigurationError("Expected no certificates and no key with --insecure: both need TLS.")
+        for name, path in (("root certificates", self.root_certificates), ("a private key", self.private_key)):
+            if path is not None and not os.access(path, os.R_OK):
+                raise ConfigurationError(f"Expected {name} at {path}, got no file that can be read.")
+
+    def arguments(self) -> list[str]:
+        """Options of ``flower-supernode``."""
+        arguments = ["--superlink", self.superlink]
+        if self.insecure:
+            arguments.append("--insecure")
+        if self.root_certificates is not None:
+            arguments += ["--root-certificates", str(self.root_certificates)]
+        if self.private_key is not None:
+            arguments += ["--auth-supernode-private-key", str(self.private_key)]
+        return arguments
+
+
+def run_node(config: NodeConfig | UpdateNode, connection: Connection) -> None:
+    """Take part in whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
+
+    A SuperNode that ends (the SuperLink was restarted, the node's old session is not yet given up) is started again,
+    after 1 to 15 seconds.
+
+    Parameters
+    ----------
+    config : NodeConfig or UpdateNode
+        The operator's.
+    connection : Connection
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the machine cannot be made from its configuration; nothing was started.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`, or with an ``app`` of
+    :class:`~murmurfl.clients.UpdatePolicy`, for everything that leaves this machine through the SuperNode, against a
+    server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and every message is
+    answered by the one machine made from ``config``. Timing is not protected.
+    """
+    answers, description = machine_of(config)
+    logger.info(description)
+    repeat = repeating_the_last_answer()
+
+    def app(message: Message, context: Context) -> Message:
+        return repeat(message, context, answers)
+
+    os.environ.update(without_proxy(os.environ))
+    pause = _FIRST_PAUSE_S
+    with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
+        secret = secrets.token_bytes(32)
+        secret_file = Path(folder) / "secret"  # in a folder only this user may enter
+        secret_file.write_bytes(secret)
+        try:
+            while True:
+                started = time.monotonic()
+                _serve(app, connection, secret, secret_file)
+                pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
+                logger.warning("The SuperNode ended; it is started again in %.0f s.", pause)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        except KeyboardInterrupt:
+            logger.info("Stopped.")
+
+
+def machine_of(config: NodeConfig | UpdateNode) -> tuple[Answers, str]:
+    """What answers the messages to a machine, and the machine in one sentence.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the machine cannot be made from its configuration.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`run_node`.
+    """
+    if isinstance(config, UpdateNode):
+        return own_app(config), describe_own(config)
+    client = config.client()
+    # Whatever the context says, the machine is the operator's.
+    return numpy_client_app(lambda context: client), describe(client)  # noqa: ARG005
+
+
+def repeating_the_last_answer() -> Mod:
+    """A Flower mod: the same request once more gets the same answer once more, from memory.
+
+    A server that is killed in a round and resumed from its checkpoint asks the round again, bit for bit, under a new
+    run. A second release would waste a release and give the round twice its weight.
+
+    Notes
+    -----
+    **Formal guarantees.** Releases nothing: what is sent again was sent, or was recorded as sent, before.
+    """
+    last: dict[str, RecordDict] = {}
+
+    def repeat(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN or message.has_error():
+            return call_next(message, context)
+        request = message.content.object_id  # a hash of all that is in it
+        if request in last:
+            logger.info("The last request came once more; it gets the same release.")
+            return Message(last[request].copy(), reply_to=message)
+        reply = call_next(message, context)
+        if not reply.has_error():
+            last.clear()
+            last[request] = reply.content.copy()
+        return reply
+
+    return repeat
+
+
+def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", f"{__package__}.flower_supernode", str(os.getpid()), *connection.arguments()]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
+    # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops the other.
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+    executor = LocalExecutor(app, f"127.0.0.1:{port}", secret)
+    try:
+        executor.serve(lambda: process.poll() is not None)
+    finally:
+        executor.close()
+        process.terminate()
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)

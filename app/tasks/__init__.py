@@ -1,0 +1,1 @@
+"""Tasks: data sets, their features, and how they are split among machines."""
