@@ -6,7 +6,8 @@ import math
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.progress import RoundLine, RunDisplay
+from murmurfl.app.progress import RunDisplay
+from murmurfl.app.round_line import RoundLine
 from murmurfl.privacy import Guarantee
 from rich.console import Console
 

@@ -1,0 +1,121 @@
+"""What one round of a run says of itself: a line, whatever the engine, written by the server and read back at home."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from ..privacy import rounded_up
+from .run import Progress
+
+_LINES = 20
+"""Rounds without an evaluation say so many lines in a run, and no more."""
+
+_LINE = re.compile(
+    r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
+    r"  epsilon (?P<epsilon>\S+)(?P<note> \(.*?\))? \(whole run\)  replies (?P<aggregated>\d+)/(?P<asked>\d+)"
+    r"(?:  left (?P<left>\S+))?"
+)
+FAST = " (fast noise: no guarantee)"
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """What one round says of itself.
+
+    Parameters
+    ----------
+    server_round, num_rounds : int
+        t and T.
+    accuracy, loss : float or None
+        Of the central evaluation, in rounds that have one.
+    epsilon : str
+        Of the whole run, rounded up.
+    fast : bool
+        Whether the noise is ``fast``, so that epsilon protects nobody.
+    aggregated, asked : int
+        Replies that entered the model, and machines asked.
+    seconds_left : float or None
+        Until the last round, if the others take as long as those after the first; None while that is not known.
+    """
+
+    server_round: int
+    num_rounds: int
+    accuracy: float | None
+    loss: float | None
+    epsilon: str
+    fast: bool
+    aggregated: int
+    asked: int
+    seconds_left: float | None
+
+    @classmethod
+    def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
+        """The line of a round."""
+        report = progress.report
+        return cls(
+            report.server_round,
+            progress.num_rounds,
+            progress.accuracy,
+            progress.loss,
+            rounded_up(progress.epsilon),
+            noise_quality != "exact",
+            report.aggregated,
+            report.asked,
+            progress.seconds_left,
+        )
+
+    @classmethod
+    def read(cls, text: str) -> RoundLine | None:
+        """A line of a log back as what it says; None if it is another."""
+        found = _LINE.fullmatch(text)
+        if found is None:
+            return None
+        accuracy, loss = found["accuracy"], found["loss"]
+        left = None if found["left"] is None else _seconds(found["left"])
+        return cls(
+            int(found["round"]),
+            int(found["rounds"]),
+            None if accuracy is None else float(accuracy) / 100,
+            None if loss is None else float(loss),
+            found["epsilon"],
+            bool(found["note"]),
+            int(found["aggregated"]),
+            int(found["asked"]),
+            left,
+        )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is worth a line in a log: an evaluation, the last round, or one of a few in between."""
+        every = max(self.num_rounds // _LINES, 1)
+        return self.loss is not None or self.server_round == self.num_rounds or not self.server_round % every
+
+    def within(self, columns: int | None) -> str:
+        """The line, shorter where it would not fit: what the guarantee above it says of the whole run goes first."""
+        text = str(self)
+        if columns is not None and len(text) > columns:
+            text = " ".join(text.replace(" (whole run)", "").split())
+        return text
+
+    def __str__(self) -> str:
+        measured = "" if self.accuracy is None else f"  accuracy {100 * self.accuracy:5.1f} %"
+        measured += "" if self.loss is None else f"  loss {self.loss:.4g}"
+        return (
+            f"round {self.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}{measured}"
+            f"  epsilon {self.epsilon}{FAST if self.fast else ''} (whole run)"
+            f"  replies {self.aggregated}/{self.asked}"
+            f"{'' if self.seconds_left is None else f'  left {clock(self.seconds_left)}'}"
+        )
+
+
+def clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds."""
+    whole = math.ceil(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _seconds(clock: str) -> float:
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return float(hours * 3600 + minutes * 60 + seconds)
