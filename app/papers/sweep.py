@@ -90,32 +90,34 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     )
     ends, objectives = _epochs(first, columns)
     seconds = (time.perf_counter() - started) / len(configs)
-    results = []
-    for i, (config, experiment) in enumerate(zip(configs, experiments, strict=True)):
-        accuracy = math.nan
-        if config.model == "logistic":
-            _, accuracy = first.model.evaluate([ends[i]], (first.task.test_features, first.task.test_labels))
-        mu = guaranteed_mu(experiment) if hooks.covers(config) else math.inf
-        results.append(
-            {
-                "accuracy": None if math.isnan(accuracy) else accuracy,
-                "loss": float(objectives[i, -1]),
-                "mu": mu if math.isfinite(mu) else None,
-                "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
-                "delta": config.delta,
-                "seconds": seconds,
-                "releases": len(experiment.private_rounds),
-                "refusals": 0,
-                "lost_replies": 0,
-                "curves": {
-                    "loss": {
-                        "rounds": list(range(1, first.num_rounds + 1)),
-                        "values": [float(f"{value:.6g}") for value in objectives[i]],
-                    }
-                },
+    return [
+        {**_figures(experiment, ends[i], objectives[i]), "seconds": seconds} for i, experiment in enumerate(experiments)
+    ]
+
+
+def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[str, Any]:
+    """What a run that ended at a point is said to have been."""
+    config, model, task = experiment.config, experiment.model, experiment.task
+    accuracy = math.nan
+    if config.model == "logistic":
+        _, accuracy = model.evaluate([end], (task.test_features, task.test_labels))
+    mu = guaranteed_mu(experiment) if hooks.covers(config) else math.inf
+    return {
+        "accuracy": None if math.isnan(accuracy) else accuracy,
+        "loss": float(objectives[-1]),
+        "mu": mu if math.isfinite(mu) else None,
+        "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
+        "delta": config.delta,
+        "releases": len(experiment.private_rounds),
+        "refusals": 0,
+        "lost_replies": 0,
+        "curves": {
+            "loss": {
+                "rounds": list(range(1, experiment.num_rounds + 1)),
+                "values": [float(f"{value:.6g}") for value in objectives],
             }
-        )
-    return results
+        },
+    }
 
 
 def _epochs(experiment: Experiment, columns: _Columns) -> tuple[Matrix, Matrix]:
