@@ -14,8 +14,8 @@ from flwr.superlink.grid import InMemoryGrid
 from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
 from .guarantees import expected_guarantee
+from .progress import RoundLine
 from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines, write_failure, write_record
-from .round_line import RoundLine
 from .run import Progress, check_deployed, run_experiment
 from .trackers import tracking
 

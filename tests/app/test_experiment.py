@@ -20,8 +20,8 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.progress import RoundLine
 from murmurfl.app.record import result_document, summary_lines, write_record
-from murmurfl.app.round_line import RoundLine
 from murmurfl.app.run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import run_folder
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol

@@ -6,8 +6,7 @@ import math
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.progress import RunDisplay
-from murmurfl.app.round_line import RoundLine
+from murmurfl.app.progress import RoundLine, RunDisplay
 from murmurfl.privacy import Guarantee
 from rich.console import Console
 

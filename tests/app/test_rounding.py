@@ -11,8 +11,8 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.gradient_norm import GradientNormTable
 from murmurfl.app.papers.regret import SUMS, RegretTable
+from murmurfl.app.progress import RoundLine
 from murmurfl.app.report.table import spread
-from murmurfl.app.round_line import RoundLine
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
 from typer.testing import CliRunner
 

@@ -13,8 +13,7 @@ from murmurfl.app.analysis.plan import PlanRequest, make_plan
 from murmurfl.app.commands.main import cli
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduce import tables_of
-from murmurfl.app.progress import RunDisplay
-from murmurfl.app.round_line import RoundLine
+from murmurfl.app.progress import RoundLine, RunDisplay
 from murmurfl.app.terminal import say_table, wrapped
 from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
