@@ -24,7 +24,7 @@ from ...privacy import ConfigurationError, rounded_up
 from ..config import NO_NOISE, RunConfig
 from ..engines.start import ENGINES, FIGURES, run_once
 from ..guarantees import table_caption
-from ..record import spread
+from ..summary import spread
 from .cells import REPRODUCTIONS, VALIDATION_SEEDS, Cell, Overrides
 from .curves import SUMS, curve_statistics, plot_curves
 from .excess import excess_entry, excess_rows, excess_table, plot_excess

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...privacy import rounded_up
 from ..config import RunConfig
-from ..record import spread
+from ..summary import spread
 from .curves import curve_statistics
 
 Runs = Sequence[Mapping[str, Any]]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ...privacy import MurmurflError, gdp_epsilon, rounded_up
 from ..config import RunConfig
-from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, loss_text, shown_accuracy
+from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME
+from ..summary import loss_text, shown_accuracy
 from .page import page
 from .plots import compared_plots, run_plots
 

@@ -8,7 +8,6 @@ import torch
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.models import make_model
 from murmurfl.app.observers.online_losses import OnlineLosses
 from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
@@ -181,7 +180,7 @@ def test_more_noise_means_more_regret_and_every_mechanism_says_what_it_guarantee
     for name, result in results.items():
         document = result_document(result)
         json.dumps(document, allow_nan=False)
-        sentence = result_guarantee(result).sentence
+        sentence = result.guarantee.sentence
         if name == "none":
             assert document["mu"] is None
             assert document["epsilon"] is None

@@ -11,7 +11,7 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.papers.curves import SUMS
 from murmurfl.app.papers.reproduce import markdown_table, table_rows
 from murmurfl.app.progress import RoundLine
-from murmurfl.app.record import spread
+from murmurfl.app.summary import spread
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
 from typer.testing import CliRunner
 

@@ -11,13 +11,13 @@ import pytest
 from murmurfl.app.config import PUBLIC_TASKS, RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.models import make_model
 from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
 from murmurfl.app.papers.reproduce import cells_of, run_cells, table_rows, write_reproduction
 from murmurfl.app.papers.sweep import can_sweep, is_covered, optimum, run_sweep
 from murmurfl.app.presets import regularization
-from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.record import result_document, write_record
+from murmurfl.app.summary import summary_lines
 from murmurfl.app.tasks import TASKS
 from murmurfl.app.tasks.loading import load_dataset
 from murmurfl.app.tasks.public import PAPER_SIZES
@@ -86,13 +86,13 @@ def test_only_epochs_that_touch_private_samples_are_asked_for_and_recorded(varia
     json.dumps(document, allow_nan=False)
     if variant == "public-only":
         assert (result.mu, result.epsilon) == (0.0, 0.0)
-        assert "nothing is spent" in result_guarantee(result).sentence
+        assert "nothing is spent" in result.guarantee.sentence
     else:
         assert result.mu == pytest.approx(2.0)
         assert statement["mu-spent"] == pytest.approx(2.0)
-        assert f"{expected} epochs" in result_guarantee(result).sentence
+        assert f"{expected} epochs" in result.guarantee.sentence
         named = "amplification by iteration" if variant == "interleaved" else "plain composition"
-        assert named in result_guarantee(result).sentence
+        assert named in result.guarantee.sentence
     assert statement["public-steps"] == (15 if variant == "interleaved" else 0)
 
 

@@ -1,0 +1,24 @@
+"""``murmurfl report``: runs as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .failing import failing_clearly
+from .terminal import say
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for page and plots; default `report` in the first RUN.")
+    ] = None,
+) -> None:
+    """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it."""
+    from ..report.recorded import make_report
+
+    with failing_clearly():
+        say(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
