@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..config import readers_of, run_keys, unknown_key
-from ..key_pages import expected, page, readers, schema, shown, table
+from ..key_reference import config_schema, expected, key_toml, readers, shown
 from ..keys import Key
 from .failing import failing_clearly
 from .settings import AsJson, choices
@@ -23,7 +23,6 @@ def keys(
     as_toml: Annotated[
         bool, typer.Option("--toml", help="Print every key with its default, as a file for --config.")
     ] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the documentation's page.")] = False,
 ) -> None:
     """The keys of a run configuration: default, what each may be, who reads it, and what it is."""
     with failing_clearly():
@@ -32,11 +31,9 @@ def keys(
                 raise unknown_key(name, run_keys())
             _show(run_keys()[name], as_json)
         elif as_json:
-            typer.echo(json.dumps(schema(), indent=2))
+            typer.echo(json.dumps(config_schema(), indent=2))
         elif as_toml:
-            typer.echo(table(), nl=False)
-        elif as_markdown:
-            typer.echo(page(), nl=False)
+            typer.echo(key_toml(), nl=False)
         else:
             _show_all()
 

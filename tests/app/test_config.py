@@ -45,7 +45,8 @@ def test_a_configuration_survives_the_way_through_flower():
         ({"model": "mlp", "preset": "paper"}, "preset"),
         ({"strategy": "delayed-momentum", "release-rule": "paper"}, "release-rule"),
         ({"strategy": "isrl-dp", "mechanism": "blt"}, "mechanism"),
-        ({"epsilon": 3.0}, "epsilon"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": 3.0, "mu": 2.0}, "mu or epsilon"),
         ({"mu": [1.0]}, "mu"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is shown of run-config keys: a page, a TOML table and a JSON schema, all from their declarations."""
+"""What is shown of run-config keys: a table, a TOML file and a JSON schema, all from their declarations."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from typing import Any
 
 from .config import readers_of, run_keys
 from .keys import Key, Value
-
-_INTRODUCTION = """\
-# Run-config keys
-
-Every key of a run configuration, as `murmurfl.app.config.RunConfig` declares it; this page is made from that
-(`murmurfl keys --markdown`). `--set key=value`, `--config FILE.toml` ([how](running.md#the-run-configuration)) and
-`flwr run . -c "key=value"` take them. Unknown keys, impossible values, and keys that nothing that was chosen reads are
-refused before the first round. `murmurfl keys NAME` says more of one key; `murmurfl keys --json` is a JSON schema.
-
-"""
 
 
 def shown(value: Value) -> str:
@@ -40,17 +30,17 @@ def readers(one: Key) -> str:
     return ", ".join(readers_of(one)) or ("every run" if not one.read_by else f"no built-in {one.read_by}")
 
 
-def page() -> str:
-    """The documentation's page on the keys, as Markdown."""
+def key_table() -> str:
+    """Every key, as a table in Markdown: the documentation's."""
     lines = ["| key | default | what it may be | read by | what it is |", "|---|---|---|---|---|"]
     for one in run_keys().values():
         default = shown(one.default)
         cells = (f"`{one.name}`", f"`{default}`" if default else "", expected(one), readers(one), one.sentence)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return _INTRODUCTION + "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def table() -> str:
+def key_toml() -> str:
     """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
     return "".join(f"{name} = {_toml(one.default)}\n" for name, one in run_keys().items())
 
@@ -60,7 +50,7 @@ def _toml(value: Value) -> str:
     return json.dumps(value)
 
 
-def schema() -> Mapping[str, Any]:
+def config_schema() -> Mapping[str, Any]:
     """A run configuration as a JSON schema: any of its keys, and no others."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
