@@ -10,14 +10,18 @@ import typer
 from ..config import readers_of, run_keys, unknown_key
 from ..key_reference import config_schema, expected, key_toml, readers, shown
 from ..keys import Key
+from .completion import choices, complete_key
 from .failing import failing_clearly
-from .settings import AsJson, choices
+from .settings import AsJson
 from .terminal import say
 
 
 def keys(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One key, such as mu; default all.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="One key, such as mu; default all.", show_default=False, autocompletion=complete_key
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON schema of a run configuration.")] = False,
     as_toml: Annotated[

@@ -9,6 +9,7 @@ import typer
 from .. import __version__
 from .audit import audit
 from .command_line import CommandLine
+from .completion import in_any_shell
 from .keys import keys, list_names
 from .ledger import ledger_cli
 from .node import deploy_demo, node
@@ -45,4 +46,4 @@ cli.add_typer(ledger_cli, name="ledger")
 
 def main() -> None:
     """Entry point of the ``murmurfl`` command."""
-    cli()
+    in_any_shell(cli)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...privacy import rounded_up
 from ..papers.cells import DEFAULT_SEEDS, REPRODUCTIONS
+from .completion import complete_paper
 from .failing import failing_clearly
 from .settings import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import say, say_table
@@ -22,7 +23,7 @@ _PRIVACY_COLUMNS = ("mu", "mu asked", "epsilon")
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(REPRODUCTIONS)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(REPRODUCTIONS)}.", autocompletion=complete_paper)],
     assignments: Assignments = None,
     config_file: ConfigFile = None,
     seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this; 0 for as many as the paper.")] = 0,
