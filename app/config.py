@@ -217,7 +217,7 @@ class RunConfig:
         chosen = {
             one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
         }
-        self._check_read({name: frozenset(thing.keys) for name, thing in chosen.items()})
+        self._check_read(frozenset().union(*(thing.keys for thing in chosen.values())))
         for thing in chosen.values():
             thing.check(self)
 
@@ -229,14 +229,14 @@ class RunConfig:
         object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         object.__setattr__(self, "epsilon", 0.0)
 
-    def _check_read(self, reads: Mapping[str, frozenset[str]]) -> None:
+    def _check_read(self, reads: frozenset[str]) -> None:
         """Refuse keys that are set and that nothing that was chosen reads."""
         for one in run_keys().values():
             value = getattr(self, one.attribute)
             if not one.read_by or value == one.default:
                 continue
             chosen = getattr(self, one.read_by)
-            if one.name not in (_options(chosen) if one.read_by == "mechanism" else reads[one.read_by]):
+            if one.name not in (_options(chosen) if one.read_by == "mechanism" else reads):
                 readers = readers_of(one)
                 by = f"; it is read by {', '.join(readers)}" if readers else ""
                 raise ConfigurationError(

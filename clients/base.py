@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..privacy import (
     ConfigurationError,
     Ledger,
+    LedgeredMachine,
     NoiseKeys,
     PrivacyPolicy,
     PrivateMachine,
@@ -329,7 +330,7 @@ def stacked_gradients(
         return DenseContributions(combined_gradients(gradients, points, weights, samples))
 
 
-def statement_entries(machine: PrivateMachine, session: str) -> dict[str, Any]:
+def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
     """What a machine has spent in a session and what it guarantees, as plain values; independent of its data."""
     statement = machine.statement(session)
     return {

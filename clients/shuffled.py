@@ -24,7 +24,6 @@ from ..privacy import (
     ConfigurationError,
     Ledger,
     NoiseKeys,
-    PrivateMachine,
     Release,
     RowCache,
     ShuffledMachine,
@@ -68,7 +67,7 @@ class ShuffledClient(PrivateClient):
     """
 
     query_points: ClassVar[int] = 1
-    machine_type: ClassVar[type[PrivateMachine]] = ShuffledMachine
+    machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
     machine: ShuffledMachine
 
     def __init__(

@@ -21,15 +21,30 @@ from .guarantee import (
     server_guarantee,
 )
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
-from .ledger import Account, Ledger, LedgerPage, MemoryLedger, StreamRecord
-from .ledger_summary import LedgerSummary, SessionSummary, read_ledger
+from .ledger import (
+    Account,
+    Ledger,
+    LedgerPage,
+    LedgerSummary,
+    MemoryLedger,
+    SessionSummary,
+    SQLiteLedger,
+    StreamRecord,
+    accept_rollback,
+    needs_upgrade,
+    new_mark,
+    read_ledger,
+    upgrade_ledger,
+)
+from .machine import LedgeredMachine
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .noise_plan import NoisePlan
+from .noise_stream import RowCache
+from .outgoing import PrivacyStatement, Release
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
-from .release import PrivacyStatement, PrivateMachine, Release, RowCache
+from .release import PrivateMachine
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
-from .sqlite_ledger import SQLiteLedger, accept_rollback, needs_upgrade, new_mark, upgrade_ledger
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 __all__ = [
@@ -57,6 +72,7 @@ __all__ = [
     "LedgerError",
     "LedgerPage",
     "LedgerSummary",
+    "LedgeredMachine",
     "Mechanism",
     "MemoryLedger",
     "MurmurflError",

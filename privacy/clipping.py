@@ -37,9 +37,9 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
 
     Notes
     -----
-    **Formal guarantees.** Whatever the input, each returned row has L2 norm <= S in exact arithmetic (of up to 2^26
-    parameters, as NumPy adds up squares in runs of 8192), so replacing one
-    sample changes a sum of rows by at most 2 S. A non-finite row is made zero, not dropped: the number of rows, and
+    **Formal guarantees.** Whatever the input, each returned row has L2 norm <= S in exact arithmetic (for up to 2^26
+    parameters, because NumPy adds up squares in runs of 8192), so replacing one sample changes a sum of rows by at most
+    2 S. A non-finite row is made zero, not dropped: the number of rows, and
     with it any mean, does not depend on the data.
     Proof: docs/proofs/sensitivities.md.
     """
@@ -47,7 +47,7 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
 
 
 def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
-    """:func:`clip_per_sample`, of what a machine is about to release: a simulation may observe it (:mod:`.training`).
+    """:func:`clip_per_sample` for what a machine is about to release; a simulation may observe it (:mod:`.training`).
 
     Notes
     -----
@@ -80,14 +80,14 @@ def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> N
             observe(np.where(finite, unit_norms * scale_free, np.nan), clip_norm)
     safe_norms = np.where(unit_norms > 0, unit_norms, 1.0)
     bound = clip_norm * _MARGIN
-    with np.errstate(over="ignore"):  # an infinite bound is no bound, as it should be
+    with np.errstate(over="ignore"):  # with an infinite bound nothing is clipped
         within = safe_norms <= bound / scale_free
     rows *= np.where(within, scale_free, bound / safe_norms)[:, None]
     return rows
 
 
 def bounded_scales(norms: NDArray[np.float64], clip_norm: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """What to multiply rows of given L2 norms by so that none exceeds ``clip_norm``; NaN for a norm that is not finite.
+    """Factors that bring rows of given L2 norms down to at most ``clip_norm``; NaN for a norm that is not finite.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Releases of many simulated machines at once: the same rule as one by one, with their gradients computed together.
 
-Every machine is admitted, clipped, noised and recorded by itself, by the very code of :mod:`.release`; only the
-contributions come in one piece.
+Every machine admits, adds its noise and records by itself, by the code of :mod:`.machine` and :mod:`.release`; only the
+contributions, and normals where all machines have the same kind, are computed in one piece.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .admission import Admission
 from .clipping import bounded_scales, clip_contributions, clip_per_sample
 from .errors import ConfigurationError, RefusedError
-from .ledger import LedgerPage
 from .mechanisms import State
 from .noise import NoiseQuality, each_normal_row
-from .release import Admission, PrivateMachine, Release
+from .outgoing import Release
+from .release import PrivateMachine
 from .training import observe
 
 
 class StackedContributions(Protocol):
-    """Per-sample contributions of many samples, which need not be written out to be clipped."""
+    """Per-sample contributions of many samples, which can be clipped without being written out."""
 
     def norms(self) -> NDArray[np.float64]:
         """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
@@ -100,38 +101,37 @@ def release_together(
     """
     if not all(machine.simulated for machine in machines):
         raise ConfigurationError("Expected simulated machines, got one with real keys: it must release by itself.")
-    open_transactions: dict[int, AbstractContextManager[LedgerPage]] = {}
+    open_transactions: dict[int, AbstractContextManager[Admission]] = {}
     try:
-        admissions: list[tuple[LedgerPage, Admission] | RefusedError] = []
+        admissions: list[Admission | RefusedError] = []
         for i, (machine, ack) in enumerate(zip(machines, acks, strict=True)):
-            transaction = machine._ledger.exclusive()
-            page = transaction.__enter__()
-            open_transactions[i] = transaction
+            transaction = machine.admitted(session, ack)
             try:
-                admissions.append((page, machine._admit(page, session, ack)))
+                admissions.append(transaction.__enter__())
             except RefusedError as refusal:
                 admissions.append(refusal)
+            else:
+                open_transactions[i] = transaction
         admitted = [
-            (i, machine, entry[1])
-            for i, (machine, entry) in enumerate(zip(machines, admissions, strict=True))
-            if not isinstance(entry, RefusedError)
+            (i, machine, admission)
+            for i, (machine, admission) in enumerate(zip(machines, admissions, strict=True))
+            if isinstance(admission, Admission)
         ]
-        rows, noise = _clipped_rows(admitted, contributions), _normals(admitted, session)
-        for i, (machine, entry) in enumerate(zip(machines, admissions, strict=True)):
-            outcome = (
-                entry
-                if isinstance(entry, RefusedError)
-                else machine._finish(entry[0], session, entry[1], next(rows), next(noise), note)
-            )
+        rows, noise = _clipped_rows(admitted, contributions), _normals(admitted)
+        for i, (machine, admission) in enumerate(zip(machines, admissions, strict=True)):
+            if isinstance(admission, RefusedError):
+                yield admission
+                continue
+            release = machine.finish(admission, next(rows), normals=next(noise), note=note)
             open_transactions.pop(i).__exit__(None, None, None)
-            yield outcome
+            yield release
     finally:
         for transaction in open_transactions.values():
             transaction.__exit__(*sys.exc_info())
 
 
 def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) -> Iterator[NDArray[np.int64]]:
-    """The contribution of each admitted machine, clipped and on the grid, when it is asked for."""
+    """The contribution of each admitted machine, clipped and on the grid, one at a time."""
     if not admitted:
         return
     stack = contributions([i for i, _, _ in admitted], [admission.samples for _, _, admission in admitted])
@@ -145,11 +145,11 @@ def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) ->
         row += batch
 
 
-def _normals(admitted: Sequence[Admitted], session: str) -> Iterator[NDArray[np.floating] | None]:
+def _normals(admitted: Sequence[Admitted]) -> Iterator[NDArray[np.floating] | None]:
     """The normals of each admitted machine's release; None: the machine draws its own."""
     qualities: set[NoiseQuality] = {machine.policy.noise_quality for _, machine, _ in admitted}
     sizes = {machine.num_parameters for _, machine, _ in admitted}
-    keys = [machine._row_key(session, admission.stream.release + 1) for _, machine, admission in admitted]
+    keys = [machine.normals_key(admission) for _, machine, admission in admitted]
     known = [key for key in keys if key is not None]
     if len(known) == len(keys) and len(qualities) == len(sizes) == 1:
         yield from each_normal_row(known, sizes.pop(), qualities.pop())
@@ -166,7 +166,7 @@ def _counts(
 ) -> NDArray[np.int64]:
     """The mean of one machine's clipped rows, on the grid; each is rounded by itself."""
     grid, clip_norm, share = machine.plan.grid, machine.policy.clip_norm, 1.0 / len(scales)
-    observed = machine.policy.clip_unit != "contractive"  # whose steps were clipped one by one
+    observed = machine.policy.clip_unit != "contractive"  # the steps of a contractive update were clipped one by one
     if not all(map(math.isfinite, scales)):  # a row that is not finite, or too large to square: the careful way
         rows = np.empty((len(scales), machine.num_parameters))
         with np.errstate(all="ignore"):

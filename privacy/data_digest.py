@@ -1,13 +1,13 @@
 """Which data a ledger was used with: a keyed digest of the rows used so far, which never leaves the machine.
 
 A sample is protected because the ledger says how often it was used. That is true of a row's number only as long as it
-is the same row: a data file written anew in another order, or another partition, would have samples used twice and the
-ledger none the wiser. So the ledger keeps a digest of the rows used up, in their order,
+is the same row. If a data file is written again in another order, or the data are partitioned differently, samples
+would be used twice and the ledger would not notice. So the ledger keeps a digest of the rows used up, in their order,
 
     D_0 = nothing,    D_(i+1) = BLAKE2b(key; D_i, row i)
 
-with a key that only the machine has. Before anything is released the digest of the rows now at those places must be the
-same. Rows behind them are free: new ones may be added at the end, and those not used yet may change.
+with a key that only the machine has. Before anything is released, the rows that are now at those places must have the
+same digest. The rows behind them are free: they may change until they are used, and new ones may be added at the end.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .errors import LedgerError, is_interrupt
 logger = logging.getLogger(__name__)
 
 RowBytes = Callable[[int], bytes]
-"""What a row is known by: its contents as bytes, the same in every process as long as the row is the same."""
+"""Gives the bytes by which a row is recognised: its contents, the same in every process while the row is the same."""
 
 
 def any_data(row: int) -> bytes:  # noqa: ARG001
-    """For a guarantee that holds whatever the data are, and whenever they change: nothing is kept and nothing refused.
+    """Recognise no row: for a guarantee that holds whatever the data are and whenever they change.
 
     Notes
     -----
@@ -52,7 +52,7 @@ class Sliceable(Protocol):
 
 
 def row_bytes(samples: Sliceable) -> RowBytes:
-    """What each row of ``samples`` is known by.
+    """The bytes by which each row of ``samples`` is recognised.
 
     Parameters
     ----------
@@ -63,7 +63,8 @@ def row_bytes(samples: Sliceable) -> RowBytes:
     Returns
     -------
     callable
-        A row that cannot be read is known as just that: whether it can be must not show, and does not raise here.
+        Gives a row's bytes. All rows that cannot be read have the same bytes and raise nothing, because whether a row
+        can be read must not show.
 
     Notes
     -----
@@ -84,7 +85,7 @@ def row_bytes(samples: Sliceable) -> RowBytes:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """A value as bytes, so that different values of the kinds above differ; what is unreadable is its own part."""
+    """A value as bytes: different values of the kinds above have different bytes; unreadable parts are all alike."""
     if isinstance(value, Mapping):
         yield b"mapping %d\x00" % len(value)
         for key in sorted(value, key=repr):
@@ -163,12 +164,12 @@ class DataDigest:
     def warn_of_kind(self, available: int) -> None:
         """Say in the machine's own log if rows cannot be told apart, whatever is in them.
 
-        Only there: a refusal could depend on a single row, and show.
+        A refusal instead of a line in the log could depend on a single row, and the server would see it.
 
         Parameters
         ----------
         available : int
-            Rows there are.
+            How many rows there are.
         """
         first = min(available, _FIRST_ROWS)
         if first and all(self._rows(row) == _UNREADABLE for row in range(first)):
@@ -186,10 +187,10 @@ class DataDigest:
         used : int
             Rows that are used up.
         digest : str
-            Of those rows, as the ledger has it; empty if the ledger is older than digests, and its operator has
-            vouched for the data.
+            Of those rows, as the ledger has it. Empty if the ledger is older than digests and its operator has vouched
+            for the data.
         available : int
-            Rows there are now.
+            How many rows there are now.
 
         Raises
         ------

@@ -38,7 +38,7 @@ class RefusedError(MurmurflError):
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception asks this process to end, and is no failure of the code that it came through.
+    """Whether an exception asks this process to end, rather than being a failure of the code it came through.
 
     A machine must not show that somebody's code failed on its data, whatever it raised: an extension written in Rust
     panics with a ``BaseException``, a script may call ``sys.exit``. Ctrl-C reaches the main thread alone.
@@ -47,4 +47,4 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 class UnsupportedFlowerError(MurmurflError, ImportError):
-    """The installed version of Flower is none this package was tested with."""
+    """The installed version of Flower is not one this package was tested with."""

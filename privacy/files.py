@@ -59,7 +59,7 @@ def check_private(
 
 
 def create_private(path: Path, what: str, data: bytes = b"", *, error: type[MurmurflError] = LedgerError) -> None:
-    """A new file of mode 600, durable when this returns; what is there already is left alone.
+    """Make a new file of mode 600, durable when this returns; a file that exists already is left alone.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def create_private(path: Path, what: str, data: bytes = b"", *, error: type[Murm
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a text to a file of mode 600, whatever the umask; one that is there is replaced."""
+    """Write a text to a file of mode 600, whatever the umask; an existing file is replaced."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -89,7 +89,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def replace_durably(path: Path, data: bytes, *, error: type[MurmurflError] = LedgerError) -> None:
-    """Put ``data`` in the place of a file: after a crash there is the old or the new one, whole.
+    """Replace the contents of a file: after a crash there is either the old file or the new one, complete.
 
     Raises
     ------

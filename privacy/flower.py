@@ -1,7 +1,7 @@
 """Which versions of Flower murmurfl works with; importing this module checks the installed one.
 
-Strategies and clients import it before anything of Flower's, so that an unsupported version is named as such and not as
-whatever it first fails at. Nothing of Flower is imported here.
+Strategies and clients import it before anything of Flower's, so that the error names the unsupported version, and not
+the first thing that fails under it. Nothing of Flower is imported here.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from .errors import ConfigurationError
 
-# What is rounded stays below this. Sums may be four times as large and are still exact in float64, in which a release
-# is sent.
+# Rounded values stay below this. A sum may be four times as large and is still exact in float64, the type in which a
+# release is sent.
 _LARGEST_COUNT = 2.0**51
 _ROUNDER = np.float64(1.5 * 2.0**52)
 MARK = _ROUNDER.view(np.int64)
-"""What marked counts are too large by (:meth:`Grid.marked`)."""
+"""Marked counts are too large by this much (:meth:`Grid.marked`)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Grid:
             Finite.
         scale : float
         bound : float, optional
-            What the caller knows: no value exceeds it in magnitude. Without it every value is looked at.
+            The caller knows that no value exceeds it in magnitude. Without it every value is looked at.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Grid:
         return self.rounded(np.asarray(values * self.factor(scale)), None if bound is None else bound * scale)
 
     def factor(self, scale: float) -> np.float64:
-        """What turns a value into ``scale`` times it in units of the spacing, a power of two: no digit is lost."""
+        """The factor from a value to ``scale`` times it in units of the spacing; a power of two loses no digit."""
         return np.float64(scale / self.spacing)
 
     def rounded(self, scaled: NDArray[np.float64], bound: float | None = None) -> NDArray[np.int64]:
@@ -93,14 +93,14 @@ class Grid:
     def marked(
         self, scaled: NDArray[np.floating], bound: float | None = None, *, in_place: bool = True
     ) -> NDArray[np.int64]:
-        """:meth:`rounded`, all too large by ``MARK``: for whoever takes the difference of two, where it cancels.
+        """The counts of :meth:`rounded`, all too large by ``MARK``, which cancels in the difference of two of them.
 
         Values that are not to be overwritten (``in_place`` False) may be of another real dtype, and are converted.
         """
         if bound is not None:
             fits = bound / self.spacing < _LARGEST_COUNT
         else:
-            # Also false for NaN. A loud stop: a wrapped integer would be a silent wrong release.
+            # Also false for NaN. This must stop loudly: a wrapped integer would be a wrong release that nobody notices.
             fits = not scaled.size or (scaled.max() < _LARGEST_COUNT and scaled.min() > -_LARGEST_COUNT)
         if not fits:
             raise ConfigurationError(

@@ -1,8 +1,9 @@
 """What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
 
-An epsilon alone says nothing. :class:`Guarantee` carries what it needs: delta, the unit that is protected, the
-neighbouring relation, against whom, and whose noise of which mechanism; :attr:`Guarantee.sentence` is the one way to
-say it, :func:`caption` the same for a table or a figure with many of them.
+An epsilon alone says nothing. A :class:`Guarantee` carries what makes it mean something: delta, the unit that is
+protected, the neighbouring relation, against whom it holds, and whose noise of which mechanism. It is said in one way
+only: by :attr:`Guarantee.sentence`, and by :func:`caption` for a table or a figure with many of them. The words come
+from the policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """A mu, and all that must be said for its epsilon to mean anything.
+    """A mu, and everything that must be said for its epsilon to mean something.
 
     Parameters
     ----------
@@ -71,8 +72,8 @@ class Guarantee:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it says what whoever made it vouches for. Figures are rounded up, so that
-    what is read is never less than what holds.
+    **Formal guarantees.** None of its own: whoever makes it vouches for what it says. Figures are rounded up, so that
+    nobody reads a smaller figure than the one that holds.
 
     Examples
     --------
@@ -106,7 +107,7 @@ class Guarantee:
 
     @property
     def terms(self) -> str:
-        """All but the figures: what stands once above a table."""
+        """Everything but the figures: stands once above a table."""
         return f"{self._protects}; {self.mechanism}; {self.covers}"
 
     @property
@@ -141,19 +142,19 @@ class Guarantee:
 
 
 def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
-    """What stands once beside a table or a figure of many epsilons: the terms of all of them.
+    """The terms of many epsilons, to stand once beside their table or figure.
 
     Parameters
     ----------
     guarantees : iterable of pairs
-        Whose each is (a row's name or a column's), and the guarantee; those with the same terms are said once.
+        The name of its row or column, and the guarantee; guarantees with the same terms are said once.
 
     Raises
     ------
     ConfigurationError
         If there is none.
     """
-    # By all terms but the mechanism, then by mechanism: the labels, in their order.
+    # Labels in their order, by mechanism, by all other terms.
     groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     notes: dict[str, None] = {}
     for label, guarantee in guarantees:

@@ -5,12 +5,12 @@ Momentum m_t = sum_{s <= t} alpha (1 - alpha)^{t-s} g_s is made from sums over d
     F_[y,z] = sum_{s=y..z} alpha (1 - alpha)^{z-s} g_s
     m_t     = sum over [y,z] in COMPOSE(1, t) of (1 - alpha)^{t-z} F_[y,z]
 
-so noise on the nodes is all the noise there is, and a momentum has that of log2(t) + 1 of them. Of all nodes the
-prefixes use one for every t, the longest that ends there: only these are released. A sample that takes part once an
-epoch of N steps, always in the same place, changes a node at most by Delta times the sum of its weights there.
+so only the nodes are noised, and a momentum has the noise of log2(t) + 1 nodes. Of the nodes that end at a step t,
+prefixes only ever use the longest, so only these nodes are released. A sample that takes part once in an epoch of N
+steps, always in the same place, changes a node by at most Delta times the sum of its weights there.
 
-The paper's count of nodes V and its sensitivities are upper bounds of what is computed here from the weights themselves
-(as printed the sensitivity leaves the leaves without noise: ALGORITHMS section 4).
+The paper has a count of nodes V and sensitivities that are upper bounds of the values computed here from the weights
+themselves. (The sensitivity as printed there leaves the leaves without noise: ALGORITHMS section 4.)
 """
 
 from __future__ import annotations

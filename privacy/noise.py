@@ -42,11 +42,12 @@ NOISE_QUALITIES: tuple[NoiseQuality, ...] = get_args(NoiseQuality)
 KEY_BYTES = 32
 NONCE_BYTES = 16
 
-# Pairs of a row computed at a time, and normals of short rows: the work arrays stay in the second-level cache.
+# How many pairs of a long row, and how many normals of short rows, are computed at a time: so many that the work arrays
+# stay in the second-level cache.
 _BLOCK_PAIRS = 1 << 14
 _NORMALS_TOGETHER = 1 << 15
 _CIPHER_BLOCK_BYTES = 16
-# Where the words of the tail begin, in blocks of the row's keystream, and how many blocks a pair has there.
+# The block of a row's keystream at which the words of the tail begin, and how many blocks each pair has there.
 _TAIL_BLOCKS = 1 << 127
 _BLOCKS_PER_TAIL = -(-8 * TAIL_WORDS // _CIPHER_BLOCK_BYTES)
 _COUNTER_MODE = modes.CTR(bytes(16))
@@ -167,7 +168,7 @@ def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
 
 
 def _tail_words(key: bytes, pair: int) -> NDArray[np.uint64]:
-    """The words that a pair far in the tail draws besides: blocks of the same cipher no row is long enough to reach."""
+    """More words for a pair far in the tail, from blocks of the same cipher that no row is long enough to reach."""
     counter = _TAIL_BLOCKS + _BLOCKS_PER_TAIL * pair
     stream = _encryptor(key, modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")))
     return np.frombuffer(stream.update(bytes(8 * TAIL_WORDS)), "<u8")
@@ -187,7 +188,7 @@ def _normals(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray
     for start in range(0, pairs, _BLOCK_PAIRS):
         count = min(_BLOCK_PAIRS, pairs - start)
         zeros = _ZEROS[: 2 * count * word.itemsize]
-        # The library wants room for a block more than it writes: the next row's, and a block at the end.
+        # The library wants room for one block more than it writes: for the next row's block, and for one at the end.
         keystream = np.empty(len(keys) * len(zeros) + _CIPHER_BLOCK_BYTES, np.uint8)
         room = keystream.data
         for i, encryptor in enumerate(encryptors):

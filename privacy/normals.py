@@ -2,8 +2,9 @@ r"""Standard normals from random words, and what it costs that a computer's norm
 
 A pair of normals is R cos(theta), R sin(theta) with R = sqrt(-2 ln U) (Box and Muller 1958). Whoever sees both halves
 of a pair, rounded to the grid gamma, sees R to within a few gamma. With U a multiple of 2^-53, as version 1 had it, R
-lies on one of 2^53 circles, which in the tail are further apart than gamma: a pair that lies on none of them refutes a
-data set with certainty. So here U has at least 53 significant bits *wherever it is*, in the tail and near one:
+lies on one of 2^53 circles, which in the tail are further apart than gamma. A pair that lies on none of the circles a
+data set allows refutes that data set with certainty. So here U has at least 53 significant bits *wherever it is*, in
+the tail and near one:
 
 * U = (w + f) 2^-64 with w a random word of 64 bits. Where w < 2^53, once in 2^11 pairs, f takes the 11 bits that the
   angle leaves over.
@@ -49,7 +50,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NOISE_VERSION = 2
-"""Of the map from key and nonce to normals: a stream begun under another one cannot go on. 1 had 53-bit radii."""
+"""The version of the map from key and nonce to normals: a stream goes on only under the version it was begun with.
+Version 1 had 53-bit radii."""
 
 TAIL_WORDS = 3
 """Words of 64 bits that a pair far in the tail draws in addition."""
@@ -64,7 +66,7 @@ LARGEST_NORMAL = 20.0
 FINEST_GRID = 2.0**-25
 """The finest spacing, in standard deviations of the noise, to which normals are rounded."""
 
-_MISSED = 2.0**-20  # share of delta that may be charged for the range
+_MISSED = 2.0**-20  # the share of delta that may be charged for the range
 _RESOLUTION = 2.0**-51
 
 Words = NDArray[np.uint64]

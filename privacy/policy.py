@@ -1,6 +1,6 @@
 """What one machine has decided about its own privacy, and the noise that follows from it.
 
-A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, it cannot weaken. Its
+A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask, but it cannot weaken it. Its
 :class:`~murmurfl.privacy.NoisePlan` is the policy worked out for a model of d parameters.
 """
 
@@ -35,15 +35,15 @@ NO_NOISE = "none"
 # normals can be rounded to without showing (FINEST_GRID).
 _GRID_PER_SIGMA = 2.0**-20
 _GRID_PER_SENSITIVITY = 2.0**-10
-_TRUSTED_GRID_PER_SENSITIVITY = 2.0**-24
+_NOISELESS_GRID_PER_SENSITIVITY = 2.0**-24
 _LARGEST_COUNT = 2.0**52
-# A coarser grid is charged more, which makes the noise larger and the grid finer against it: where so many doublings do
-# not settle it, nothing does.
+# A coarser grid is charged more, which makes the noise larger and the grid finer in comparison. After so many doublings
+# no grid will do.
 _MOST_DOUBLINGS = 16
 _MOST_MORE_NOISE = 4.0
 CONTRACTIVE_ROUNDING = 1e-6
-"""What float64 rounding of a contractive update's local iterates may add, relative; where it could be more, a machine
-refuses (:func:`murmurfl.clients.online.farthest_point`)."""
+"""How much, relatively, float64 rounding of a contractive update's local iterates may add; where it could be more, a
+machine refuses (:func:`murmurfl.clients.online.farthest_point`)."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class PrivacyPolicy:
         with gradients clipped to S, Delta = 2 S / b (1 + 1e-6): only for steps that never move two iterates apart,
         which the client must check (:class:`~murmurfl.clients.OnlineClient`). It must be asked for.
     sample_participations : int
-        k, releases of a session that one sample may take part in. 1: every sample is used once, ever. More: the first
-        ``min_separation`` x b samples are gone through in the same order, at most k times.
+        k, how many releases of a session one sample may take part in. 1: every sample is used once, ever. More: the
+        machine goes through the first ``min_separation`` x b samples in the same order, at most k times.
     min_separation : int
         Releases from one participation of a sample to its next; only with sample_participations > 1.
     noise_quality : {"exact", "fast"}
@@ -184,7 +184,7 @@ class PrivacyPolicy:
 
     @property
     def normals_per_parameter(self) -> int:
-        """Normals drawn for each parameter in all releases of a session, for what the noise's range costs."""
+        """How many normals a session draws for each parameter: what the range of the noise costs depends on it."""
         return self.max_participations
 
     @property
@@ -253,16 +253,16 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
             "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
         )
-    # Calibration and this line are inverse up to rounding; the configured mu is what was asked for.
+    # Calibration and the line above are inverse up to rounding, so the configured mu is stated exactly.
     mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
     fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
     return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern, problem, hint)
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
-    """The plan of a machine that adds no noise; a trusted server then adds it, on the machine's grid."""
-    # The same for all machines of a training: it depends on nothing of which they may have decided differently.
-    grid = Grid(power_of_two_at_most(policy.sensitivity * _TRUSTED_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
+    """The plan of a machine that adds no noise: a trusted server adds it on the machine's grid, or nobody does."""
+    # The same for all machines of a training: it depends on nothing that they may have decided differently.
+    grid = Grid(power_of_two_at_most(policy.sensitivity * _NOISELESS_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
     fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)
@@ -272,7 +272,7 @@ def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_paramet
 def _fingerprint(
     policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
 ) -> str:
-    """What names a policy, d and all that its noise depends on, the version of the normals included."""
+    """A name for a policy, d and everything that its noise depends on, the version of the normals included."""
     settled = (sorted(asdict(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
     return hashlib.sha256(repr(settled).encode() + identity).hexdigest()
 
@@ -310,7 +310,7 @@ def _served(
 ) -> tuple[Grid, float, float] | None:
     """Grid, charged sensitivity and noise for mu; None if the normals cannot serve it."""
     (least_std, _), (mean_std, rounded_std) = mechanism.row_std_range(), mechanism.rounded_std()
-    # A release may be the sum of several normals a value: an epoch's.
+    # Each value of a release may be the sum of several normals, as in an epoch.
     normals, rounded_std = (
         num_parameters * policy.normals_per_parameter,
         rounded_std * math.sqrt(policy.normals_per_parameter / policy.max_participations),

@@ -1,8 +1,8 @@
 """What a server and a machine say to each other: record keys, the protocol's version, and the codes of refusals.
 
-Both sides import this and nothing else of each other. A request names the round, the query points, the session and the
-last release of that machine which the server has aggregated (``ack``); a reply carries P_k - P_ack, k and ack. None of
-a reply's fields but the release itself depends on data.
+Both sides import this module, and nothing else of each other. A request names the round, the query points, the session
+and the last release of that machine which the server has aggregated (``ack``); a reply carries P_k - P_ack, k and ack.
+None of a reply's fields but the release itself depends on data.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ c_k = sum_{j<k} (1 - gamma)^j b^{k-1-j}, t = q N + r and the window W_e = [e - N
 
     m_t = b^q A_[1,r] + c_q A_{W_{r+N}} + sum_{k=1}^{q-1} c_k ((1 - gamma) D + gamma A)_{W_{t-(k-1)N}} + R_[1,t]
 
-where every interval is made up by COMPOSE. The identity holds for every gamma, so gamma settles the noise alone: A has
-a gradient's sensitivity and is in full only in the first 2 N steps, D and R are small where the loss is smooth and an
-epoch's path short.
+where COMPOSE makes up every interval. The identity holds for every gamma, so gamma only determines the noise: A has the
+sensitivity of a gradient and counts in full only in the first 2 N steps, and D and R are small where the loss is smooth
+and the path of an epoch is short.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class ReconstructionTrees:
         **Formal guarantees.** The whole adaptively chosen sequence of noisy nodes, and whatever is made from it, is
         mu-GDP for replacement of one sample that takes part in no step but c, c + N, ... and moves the terms of a step
         no further than ``changes`` says: sum over the nodes of (change of the node / its standard deviation)^2 is at
-        most mu^2 for every c. Nothing is promised under reshuffling, nor for a step some sample was missing from and
-        others like it were not: D_t is then a whole gradient. Nodes that no momentum uses are never released.
+        most mu^2 for every c. Nothing is promised under reshuffling, nor where a sample is missing from one of its
+        steps, because D_t is then a whole gradient. Nodes that no momentum uses are never released.
         Proof: docs/proofs/sensitivities.md.
 
         The variance of a node is in proportion to its largest change over its weight in the momenta (root mean square
@@ -235,7 +235,7 @@ class ReconstructionTrees:
 
 
 def best_gamma(num_steps: int, epoch_length: int, alpha: float, changes: Changes) -> float:
-    """The gamma of least noise for these changes, of a grid from 0 to 1: a function of public numbers.
+    """The gamma of least noise for these changes, among a grid of values from 0 to 1: a function of public numbers.
 
     Theorem 9 has gamma = eta N, for which its bound is simplest.
 

@@ -1,6 +1,7 @@
 r"""Shuffled gradients whose intermediate iterates stay inside (jiang-2026; ALGORITHMS section 5).
 
-In an epoch a silo takes n_d steps on samples of its own and then n - n_d on public ones, each with fresh noise,
+In an epoch a machine (a silo, in the paper) takes n_d steps on samples of its own and then n - n_d on public ones, each
+with fresh noise,
 
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; z_i)) + rho_i),    rho_i ~ N(0, sigma^2 I),
 
@@ -24,21 +25,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .admission import Admission
 from .clipping import clip_contributions
+from .data_digest import RowBytes
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
-from .keys import derived_seed
-from .ledger import Account
+from .keys import NoiseKeys, derived_seed
+from .ledger import Ledger
+from .machine import LedgeredMachine
 from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows
 from .noise_plan import NoisePlan
+from .noise_stream import RowCache
 from .normals import LARGEST_NORMAL
+from .outgoing import Release
 from .policy import NO_NOISE, PrivacyPolicy
-from .release import PrivateMachine, Release
 from .words import epoch_words
 
 Accounting = Literal["amplified", "composed"]
@@ -168,7 +173,7 @@ def noisy_epoch(
 
 
 def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of a silo's samples in an epoch (the paper's algorithm 2).
+    """The order of a machine's samples in an epoch (the paper's algorithm 2).
 
     Parameters
     ----------
@@ -205,7 +210,7 @@ def step_noise(key: bytes, steps: int, size: int, noise_std: float, quality: Noi
 
 @dataclass(frozen=True)
 class ShuffledPolicy(PrivacyPolicy):
-    """A silo's own decisions for shuffled gradients.
+    """A machine's own decisions for shuffled gradients.
 
     Parameters
     ----------
@@ -213,7 +218,7 @@ class ShuffledPolicy(PrivacyPolicy):
         See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server``, and with mechanism ``none``, no step has
         noise.
     batch_size : int
-        n, the silo's samples. Any of them may be in an epoch, at most once.
+        n, the machine's samples. Any of them may be in an epoch, at most once.
     max_participations : int
         K, epochs that touch them. Each counts in full, whichever samples it takes.
     private_steps : int
@@ -225,8 +230,8 @@ class ShuffledPolicy(PrivacyPolicy):
 
     Notes
     -----
-    **Formal guarantees.** Everything the silo releases in one session is mu-GDP (over all sessions budget_mu-GDP) for
-    replacement of one of its samples, against a server that chooses starting points and stopping adaptively; under
+    **Formal guarantees.** Everything the machine releases in one session is mu-GDP (over all sessions budget_mu-GDP)
+    for replacement of one of its samples, against a server that chooses starting points and stopping adaptively; under
     ``amplified`` if every step is non-expansive.
     Proof: docs/proofs/sensitivities.md.
     """
@@ -288,24 +293,47 @@ class ShuffledPolicy(PrivacyPolicy):
 class _Epoch:
     """The end of an epoch that is not recorded yet."""
 
-    release: int
     nonce: bytes
     counts: NDArray[np.int64]
 
 
-class ShuffledMachine(PrivateMachine):
-    """The private half of a silo: the noise is inside the epoch, and the end of it all that leaves.
+class ShuffledMachine(LedgeredMachine):
+    """The machine of epochs: the noise is inside the epoch, and the end of it all that leaves.
+
+    Parameters
+    ----------
+    policy : ShuffledPolicy
+    num_parameters, num_samples, ledger, keys, data
+        See :class:`~murmurfl.privacy.machine.LedgeredMachine`, which also says what is refused.
+    rows : RowCache, optional
+        Taken as :class:`~murmurfl.privacy.PrivateMachine` takes it, and not used: the noise of an epoch is never taken
+        back out.
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.privacy.PrivateMachine`, with the account of its
-    :class:`ShuffledPolicy`, provided the epoch handed in makes one clipped step with each value of its noise and takes
-    no sample twice. The end is rounded to the grid, which is coarse beside the rounding of float64 and fine beside the
-    noise. What a lost reply held is gone: it belongs to a model that is gone.
+    **Formal guarantees.** Everything :meth:`release_epoch` ever returns is, per session, plan.mu-GDP and over all
+    sessions budget_mu-GDP for replacement of one sample of this machine, by the account of its
+    :class:`ShuffledPolicy`, whatever requests arrive in whatever order, provided the ledger keeps its promise and the
+    epoch handed in makes one clipped step with each value of its noise and takes no sample twice. The end is rounded to
+    the grid, which is coarse beside the rounding of float64 and fine beside the noise. What a lost reply held is gone:
+    it belongs to a model that is gone.
     Proof: docs/proofs/sensitivities.md.
     """
 
     policy: ShuffledPolicy
+
+    def __init__(
+        self,
+        policy: ShuffledPolicy,
+        num_parameters: int,
+        num_samples: int,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        rows: RowCache | None = None,
+        *,
+        data: RowBytes | None = None,
+    ) -> None:
+        super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data)
 
     def release_epoch(self, session: str, ack: int, epoch: Epoch) -> Release:
         """Make the next epoch of a session and record it before its end is returned.
@@ -315,7 +343,8 @@ class ShuffledMachine(PrivateMachine):
         session, ack
             See :meth:`~murmurfl.privacy.PrivateMachine.release`.
         epoch : callable
-            See :data:`Epoch`.
+            See :data:`Epoch`. It may be called again, with other noise, if another request made this release while it
+            was computing.
 
         Raises
         ------
@@ -323,27 +352,31 @@ class ShuffledMachine(PrivateMachine):
             If the acknowledgement, the cap, the samples or the budget forbid it. Nothing was released or spent.
         LedgerError
             If the ledger cannot be believed.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class. An epoch that is computed and not recorded is thrown away, noise and
+        nonce with it.
         """
-        made: _Epoch | None = None
-        self.check_data()
-        while True:
-            with self._ledger.exclusive() as page:
-                admission = self._admit(page, session, ack)
-                if self._keys.simulated:  # whose ledger nobody else waits for
-                    made = self._epoch(session, admission.stream.release + 1, epoch)
-                if made is not None and made.release == admission.stream.release + 1:
-                    stream = replace(
-                        admission.stream, release=made.release, nonces=made.nonce, pending={}, noise_state=()
-                    )
-                    before = admission.account
-                    used = max(before.samples_used, admission.samples.stop)
-                    data = self._digest_of(used, before.data)
-                    page.commit(session, stream, Account(used, before.reserved, data))
-                    return Release(made.counts, self.plan.grid.spacing, made.release, stream.ack)
-            # An epoch takes long, so it is computed while others may use the ledger. Nothing is spent by that: what it
-            # gives is thrown away, noise and nonce with it, if another request made this release in between.
-            made = self._epoch(session, admission.stream.release + 1, epoch)
-            self._digest_of(max(admission.account.samples_used, admission.samples.stop))
+
+        def compute(admission: Admission) -> _Epoch:
+            return self._epoch(session, admission.release, epoch)
+
+        def record(admission: Admission, made: _Epoch) -> Release:
+            return self._record(admission, admission.stream.released(made.nonce, {}, ()), made.counts)
+
+        return self._answer(session, ack, compute, record)
+
+    def release(self, session: str, ack: int, contribution: object) -> Release:
+        """Refused: an epoch is not made from contributions.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        raise ConfigurationError(
+            "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
+        )
 
     def _epoch(self, session: str, release: int, epoch: Epoch) -> _Epoch:
         nonce = self._keys.nonce(session, release)
@@ -353,9 +386,4 @@ class ShuffledMachine(PrivateMachine):
             quality = self.policy.noise_quality
             noise = step_noise(key, self.policy.steps, self.num_parameters, self.plan.noise_std, quality)
         counts = self.plan.grid.counts(epoch(release, noise), bound=self.plan.largest_value)
-        return _Epoch(release, nonce, counts)
-
-    def _finish(self, *_: Any, **__: Any) -> Release:
-        raise ConfigurationError(
-            "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
-        )
+        return _Epoch(nonce, counts)

@@ -1,9 +1,9 @@
 """What clipping did to the contributions of a simulation: how many were not finite, and how far beyond the clip.
 
-A training that gives NaN, or updates hundreds of times as long as the clip, learns nothing and says nothing: a row that
-is not finite counts as zero, a long one is scaled down. These figures are computed from private data without any noise.
-So nothing is counted unless somebody is :func:`observing`: a simulation, which marks them as what they are, and a real
-machine for its own log, which they never leave.
+A training whose gradients are NaN, or hundreds of times as long as the clip, learns nothing, and nobody is told: a row
+that is not finite counts as zero, and a long row is scaled down. These figures would tell, but they are computed from
+private data without any noise. So nothing is counted unless somebody is :func:`observing`: a simulation, which marks
+the figures as not private, or a real machine for its own log, which the figures never leave.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 NOT_PRIVATE = "simulation only: computed from private data without noise, not private"
 FAR_BEYOND = 10.0
-"""A median of so many clip norms is worth a warning: next to nothing is left of such contributions."""
+"""A median of so many clip norms is worth a warning: clipping leaves next to nothing of such contributions."""
 
 _PREFIX = "simulated-training-"
 _LARGEST_RATIO = 1e300
@@ -56,7 +56,7 @@ class TrainingFigures:
 
     @property
     def worrying(self) -> bool:
-        """Whether whoever started the run should know."""
+        """Whether the figures are worth a warning to whoever started the run."""
         return self.not_finite > 0 or self.median_ratio > FAR_BEYOND
 
     @property
@@ -79,14 +79,14 @@ class TrainingFigures:
 
     @classmethod
     def read(cls, entries: Mapping[str, Any]) -> TrainingFigures | None:
-        """The figures in a reply's entries; None if they are not all there."""
+        """The figures among a reply's entries; None if one is missing."""
         values = {f.name: entries.get(f"{_PREFIX}{f.name.replace('_', '-')}") for f in fields(cls)}
         numbers = [v for v in values.values() if isinstance(v, int | float) and math.isfinite(v) and v >= 0]
         return cls(**values) if len(numbers) == len(values) else None  # type: ignore[arg-type]
 
     @classmethod
     def together(cls, figures: Iterable[TrainingFigures]) -> TrainingFigures:
-        """Of several releases, or of several rounds."""
+        """The figures of several releases, or of several rounds, as one."""
         figures = list(figures)
         return cls(
             sum(one.rows for one in figures),
@@ -107,7 +107,7 @@ class TrainingObserver:
 
     def __init__(self) -> None:
         self.machines: dict[str, TrainingFigures] = {}
-        """What machines of this process that observe themselves have handed over."""
+        """The norms that machines of this process hand over."""
         self._ratios: list[NDArray[np.float64]] = []
 
     def add(self, norms: NDArray[np.float64], clip_norm: float) -> None:
@@ -115,7 +115,7 @@ class TrainingObserver:
         self._ratios.append(norms / clip_norm)
 
     def figures(self) -> TrainingFigures | None:
-        """What was observed since the last call; None if that is nothing."""
+        """The figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
             return None
@@ -155,12 +155,12 @@ def observing() -> Iterator[TrainingObserver]:
 
 
 def observer_around() -> TrainingObserver | None:
-    """Whoever is :func:`observing` in this process."""
+    """The observer in this process; None if nobody is :func:`observing`."""
     return _observer.get()
 
 
 def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
-    """Tell whoever is :func:`observing` of rows that are clipped, shape (rows,); otherwise nothing happens."""
+    """Hand the norms of rows that are clipped, shape (rows,), to the observer, if there is one."""
     observer = _observer.get()
     if observer is not None:
         observer.add(norms, clip_norm)

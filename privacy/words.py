@@ -60,7 +60,7 @@ def noise_words(
 
 
 def epoch_words(accounting: str, epochs: int | None = None) -> str:
-    """Noise inside the epochs of a silo.
+    """Noise inside the epochs of a machine, which the paper and its readers call a silo.
 
     Parameters
     ----------

@@ -6,7 +6,8 @@ import logging
 import os
 
 import pytest
-from murmurfl.privacy import release, sqlite_ledger
+from murmurfl.privacy import noise_stream
+from murmurfl.privacy.ledger import format as ledger_format
 
 # Operators' files are refused where their group may write to them, which is how some systems make every file.
 os.umask(0o022)
@@ -37,14 +38,14 @@ def _loggers_as_they_were():
 def quick_disk(request, monkeypatch):
     """Waiting for the disk takes long, and a killed process loses nothing it has written, waited for or not."""
     if "real_disk" not in request.fixturenames:
-        real = sqlite_ledger.connect
+        real = ledger_format.connect
 
         def connect(*arguments):
             connection = real(*arguments)
             connection.execute("PRAGMA synchronous = OFF")
             return connection
 
-        monkeypatch.setattr(sqlite_ledger, "connect", connect)
+        monkeypatch.setattr(ledger_format, "connect", connect)
         monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -56,5 +57,5 @@ def real_disk():
 @pytest.fixture
 def hushed_noise(monkeypatch):
     """A thousandth of the noise, to see what a real machine sends through it: a mu that large would be refused."""
-    real = release.standard_normals
-    monkeypatch.setattr(release, "standard_normals", lambda *arguments: 1e-3 * real(*arguments))
+    real = noise_stream.standard_normals
+    monkeypatch.setattr(noise_stream, "standard_normals", lambda *arguments: 1e-3 * real(*arguments))

@@ -95,7 +95,7 @@ class World:
         return said, mended.replace("murmurfl: this test fetches nothing", "")
 
     def torchvision(self):
-        tasks._load.cache_clear()
+        tasks._loaded.cache_clear()
 
         class Broken:
             def find_spec(self, name, path, target=None):

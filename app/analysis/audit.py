@@ -165,13 +165,13 @@ class _Scene:
         self.machine, self._samples = str(machine), len(shard)
         self.point, features, labels = canaries(experiment.model, self.policy.clip_norm, experiment.config.seed)
         own = shard[: self._samples]
-        task = replace(
+        data = replace(
             experiment.data,
             train_features=np.concatenate([own[0], features]),
             train_labels=np.concatenate([own[1], labels]),
             machine_of=None,
         )
-        self._experiment = replace(experiment, task=task)
+        self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
         """What the canary of a release moves, without the noise: the same keys with it and without."""

@@ -28,6 +28,11 @@ class FunctionKind(ModelKind):
         ``function(num_features, num_classes)``.
     name : str
         As the run configuration has it.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of a built-in model rest on gradients of which row i depends on sample i alone. Of a
+    module :class:`~murmurfl.clients.TorchGradients` sees to it; of a Model it is the user's own promise.
     """
 
     def __init__(self, function: Callable[[int, int], Any], name: str) -> None:

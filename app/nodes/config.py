@@ -251,6 +251,7 @@ class NodeConfig:
             num_clients=self.num_partitions,
             clients_per_round=self.num_partitions,
             batch_size=self.batch_size,
+            model=self.model,
         )
         data = load_dataset(run)
         return load_shards(run, data)[self.partition_id], data.num_features, data.num_classes

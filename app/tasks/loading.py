@@ -68,6 +68,10 @@ def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
     if len(np.unique(used)) != len(used):
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
     least = min(len(part) for part in parts)
+    if "batch-size" not in registry("strategy")[config.strategy].keys:
+        if least < 1:  # a release is made from all samples of a machine
+            raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
+        return [Shard(dataset, part) for part in parts]
     if config.batch_size > least:
         raise ConfigurationError(
             f"Expected batch-size <= {least}, the samples of the smallest machine, got {config.batch_size}; "

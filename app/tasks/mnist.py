@@ -63,15 +63,7 @@ def read_mnist(root: str, download: bool, setting: str) -> Images:
     ConfigurationError
         If it is not there, or torchvision is not.
     """
-    try:
-        check_installed("torchvision", "torch", setting)
-        from torchvision.datasets import MNIST
-        from torchvision.datasets.mnist import read_image_file, read_label_file
-    except (ImportError, RuntimeError, OSError) as error:
-        raise ConfigurationError(
-            f"Expected a torchvision that fits torch {version('torch')}, got: {error}. Install both together, from "
-            "one place: pip install --upgrade --force-reinstall torch torchvision."
-        ) from error
+    fetch, read_images, read_labels = _torchvision(setting)
     if not root:
         raise ConfigurationError(
             "Expected a data root for task 'mnist', got none: set data-root or the environment variable MURMURFL_DATA, "
@@ -85,11 +77,25 @@ def read_mnist(root: str, download: bool, setting: str) -> Images:
                 f"Expected MNIST under {folder}, got no such files: set data-root or MURMURFL_DATA to the folder that "
                 "has MNIST/raw, or set download=true."
             )
-        MNIST(root=str(Path(root).expanduser()), download=True)
+        fetch(root=str(Path(root).expanduser()), download=True)
     train, train_labels, test, test_labels = (
-        _read_idx(folder, name, read_image_file if "images" in name else read_label_file) for name in names
+        _read_idx(folder, name, read_images if "images" in name else read_labels) for name in names
     )
     return Images(train, train_labels.astype(np.int64), test, test_labels.astype(np.int64), 10)
+
+
+def _torchvision(setting: str) -> tuple[Callable[..., Any], Callable[[str], Any], Callable[[str], Any]]:
+    """What fetches MNIST, what reads images and what reads labels."""
+    try:
+        check_installed("torchvision", "torch", setting)
+        from torchvision.datasets import MNIST
+        from torchvision.datasets.mnist import read_image_file, read_label_file
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfigurationError(
+            f"Expected a torchvision that fits torch {version('torch')}, got: {error}. Install both together, from "
+            "one place: pip install --upgrade --force-reinstall torch torchvision."
+        ) from error
+    return MNIST, read_image_file, read_label_file
 
 
 def _read_idx(folder: Path, name: str, read: Callable[[str], Any]) -> NDArray[Any]:

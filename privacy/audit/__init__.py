@@ -1,4 +1,4 @@
-"""Measuring privacy: lower bounds on mu and epsilon of the code that runs, to hold against what it claims.
+"""Measuring privacy: lower bounds on mu and epsilon of the code that runs, to compare with what it claims.
 
 Formal guarantees
 -----------------

@@ -22,7 +22,7 @@ Numbers = float | NDArray[np.floating]
 
 
 def error_bound(errors: int | NDArray[np.integer], trials: int, significance: float) -> NDArray[np.float64]:
-    """Upper bound on a probability of error, of which so many were counted (Clopper and Pearson 1934).
+    """Upper bound on a probability of error, from a count of errors (Clopper and Pearson 1934).
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def error_bound(errors: int | NDArray[np.integer], trials: int, significance: fl
 
 
 def mu_bound(false_alarms: Numbers, misses: Numbers) -> NDArray[np.float64]:
-    """The least mu whose trade-off curve allows these probabilities of error; 0 where any does.
+    """The least mu whose trade-off curve allows these probabilities of error; 0 where even mu = 0 does.
 
     Examples
     --------

@@ -2,8 +2,9 @@ r"""The audit of many runs: how well a canary's presence shows in everything a m
 
 Two neighbouring data sets differ in one sample, the canary. The machine's whole stream is run many times on each, with
 fresh keys, and its noisy prefix sums P_1 .. P_K are put together again from its messages, whatever was acknowledged.
-Numbers made from them, *statistics*, then tell the data sets apart with certain errors, and these bound mu and epsilon
-from below (:mod:`.bounds`). All statistics are linear, on the directions in which the canary moves the prefixes:
+Numbers made from them, called *statistics*, then tell the data sets apart with certain errors, and the errors bound mu
+and epsilon from below (:mod:`.bounds`). All statistics are linear, on the directions in which the canary moves the
+prefixes:
 
 ``claimed likelihood ratio``
     With Delta P the canary's change of the prefix sums: their projection on (B B^T)^{-1} Delta P, which is C G + Z
@@ -14,9 +15,9 @@ from below (:mod:`.bounds`). All statistics are linear, on the directions in whi
     The projection on (covariance)^{-1} (difference of means), both from the runs: the best there is against whatever
     noise is really there, such as none in one combination. Left out where too few runs would have to settle it.
 
-A quarter of the runs fits, the next one chooses the canary and the statistic, both together choose its thresholds, and
-half of the runs is counted. So what is counted was fixed beforehand, and only the errors of two thresholds (one for mu,
-one for epsilon) share the confidence.
+The first quarter of the runs fits the statistics, the second quarter chooses the canary and the statistic, both
+together choose the thresholds, and the other half of the runs is counted. So what is counted was fixed beforehand, and
+only the errors of two thresholds (one for mu, one for epsilon) share the confidence.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from numpy.typing import NDArray
 from ..errors import ConfigurationError, RefusedError
 from ..gdp import gdp_epsilon
 from ..mechanisms import Mechanism
+from ..outgoing import Release
 from ..policy import PrivacyPolicy, ReleaseRule
-from ..release import Release
 from .bounds import epsilon_bound, error_bound, mu_bound
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
@@ -43,16 +44,16 @@ Streams = Callable[[str | None, range], Answers]
 """Fresh machines for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
 all these machines may have keys in common."""
 
-# So many runs are held at a time.
+# How many runs are held in memory at a time.
 _TOGETHER = 250
-# What one combination of releases needs to be fitted.
+# How many runs are needed for each weight of a fitted statistic.
 _RUNS_PER_WEIGHT = 10
 _RIDGE = 1e-12
-# A statistic this many of its standard deviations apart has no noise in it: only the grid's rounding.
+# A statistic whose means are this many standard deviations apart has no noise in it, only the rounding to the grid.
 _UNNOISED = 1e4
 # False alarms and misses, for mu and for epsilon.
 _BOUNDS = 4
-# A threshold is chosen by bounds this sure: one with few errors by luck is not.
+# Thresholds are chosen by bounds of this significance, so that one with few errors by luck is not chosen.
 _CHOOSING = 1e-6
 
 
@@ -153,12 +154,9 @@ def audit_client(
     is accused with probability at most 1 - confidence. An infinite result is no confidence bound: it says that in all
     runs the canary moved a statistic by 10^4 times its spread.
     """
-    shapes = {np.shape(shift) for shift in shifts.values()}
-    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
-        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+    releases, parameters = _shape_of(shifts)
     if runs < 20 or not 0 < confidence < 1:
         raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
-    ((releases, parameters),) = shapes
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
         raise ConfigurationError(
@@ -175,18 +173,8 @@ def audit_client(
         ]
         return np.concatenate(parts)
 
-    fit, choose = slice(runs // 4), slice(runs // 4, runs // 2)
-    without = transcripts(None)
-
-    def scored() -> Iterator[tuple[str, str, list[NDArray[np.float64]]]]:
-        for canary, shift in shifts.items():
-            own = _row_space(shift @ directions.T)
-            pair = without @ own.T, transcripts(canary) @ own.T
-            weights = _statistics(plan.mechanism, shift @ directions.T @ own.T, *(sums[fit] for sums in pair))
-            for statistic, weight in weights.items():
-                yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
-
-    canary, statistic, scores = max(scored(), key=lambda found: _separation(*(score[choose] for score in found[2])))
+    canary, statistic, scores = _best_scores(plan.mechanism, shifts, directions, transcripts, runs)
+    # Canary and statistic were chosen by the first half of the runs; only the second half is counted.
     chosen, counted = ([score[part] for score in scores] for part in (slice(runs // 2), slice(runs // 2, None)))
     estimated, significance = _separation(*counted), (1.0 - confidence) / _BOUNDS
     mu, epsilon = math.inf, math.inf
@@ -206,6 +194,40 @@ def audit_client(
         canary=canary,
         statistic=statistic,
     )
+
+
+def _shape_of(shifts: Mapping[str, NDArray[np.floating]]) -> tuple[int, int]:
+    """Releases and parameters of the canaries, if these agree and move something."""
+    shapes = {np.shape(shift) for shift in shifts.values()}
+    if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
+        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+    ((releases, parameters),) = shapes
+    return releases, parameters
+
+
+def _best_scores(
+    mechanism: Mechanism,
+    shifts: Mapping[str, NDArray[np.floating]],
+    directions: NDArray[np.float64],
+    transcripts: Callable[[str | None], NDArray[np.float64]],
+    runs: int,
+) -> tuple[str, str, list[NDArray[np.float64]]]:
+    """Canary and statistic that tell the two data sets apart best, and the scores of all runs without and with it.
+
+    Statistics are fitted on the first quarter of the runs and chosen on the second, so that the second half is fresh.
+    """
+    fit, choose = slice(runs // 4), slice(runs // 4, runs // 2)
+    without = transcripts(None)
+
+    def scored() -> Iterator[tuple[str, str, list[NDArray[np.float64]]]]:
+        for canary, shift in shifts.items():
+            own = _row_space(shift @ directions.T)
+            pair = without @ own.T, transcripts(canary) @ own.T
+            weights = _statistics(mechanism, shift @ directions.T @ own.T, *(sums[fit] for sums in pair))
+            for statistic, weight in weights.items():
+                yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
+
+    return max(scored(), key=lambda found: _separation(*(score[choose] for score in found[2])))
 
 
 def prefix_sums(

@@ -1,8 +1,8 @@
 r"""The audit of one run: many canaries, each there or not by a coin of its own (Steinke, Nasr and Jagielski 2023).
 
-m samples of a machine are canaries; a coin decides for each which of two values it has. The machine runs once, and from
-what it sent somebody guesses r of the coins and says nothing of the others. Against an epsilon-DP machine no more of
-the guesses are right than with r coins of bias e^epsilon / (1 + e^epsilon) each; delta adds a little (theorem 5.2
+m samples of a machine are canaries; a coin decides for each which of two values it has. The machine runs once. From
+what it sent somebody guesses r of the coins and abstains on the others. Against an epsilon-DP machine no more of the
+guesses are right than among r coins of bias e^epsilon / (1 + e^epsilon) each; delta adds a little (theorem 5.2
 there, with f(v) the probability that a binomial of r and that bias is at least v):
 
     P[at least v of r guesses are right] <= f(v) + 2 m delta max_i (f(v - i) - f(v)) / i.
@@ -28,7 +28,7 @@ from ..errors import ConfigurationError
 from ..mechanisms import Mechanism
 from .many_runs import likelihood_weights
 
-# The shares of the canaries that are guessed: half as many each time.
+# The shares of the canaries on which a guess is made: half as many each time.
 _HALVINGS = 6
 _BISECTIONS = 40
 

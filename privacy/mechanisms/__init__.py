@@ -30,7 +30,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 
 
 def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
-    """Make a mechanism of one's own known by its name; a decorator.
+    """Register a mechanism of your own under its name; a decorator.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     Notes
     -----
     **Formal guarantees.** The guarantee of a stream is that of C (:meth:`Mechanism.materialize`). The check holds the
-    stream against it for few releases; a mechanism that goes another way later has no guarantee.
+    stream against C for a few releases; a mechanism that deviates from C later has no guarantee.
     """
     if kind.name in MECHANISMS:
         raise ConfigurationError(f"Expected a name that is not taken, got {kind.name!r}: {sorted(MECHANISMS)}.")

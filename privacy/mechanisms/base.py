@@ -70,7 +70,7 @@ class Increment(NamedTuple):
 
     The two are kept apart for a mechanism that removes the whole of what it added last
     (:attr:`Mechanism.removes_last`): there each is rounded to the grid by itself, so what one release adds and the next
-    removes is the same integers, and cancels to the last bit. Of all others the difference is rounded.
+    removes is the same integers, and cancels to the last bit. For all other mechanisms the difference is rounded.
     """
 
     added: NDArray[np.floating]
@@ -92,12 +92,12 @@ class Mechanism(ABC):
     memory: ClassVar[Memory]
 
     removes_last: ClassVar[bool] = False
-    """Whether what a release removes is, to the last bit, what the last one added: whoever still has that need not make
-    it again. Such a mechanism is then asked for an increment with an empty state, and for nothing to remove."""
+    """Whether a release removes, to the last bit, what the last one added. Whoever still has that need not make it
+    again, and asks for an increment with an empty state instead, of which only what is added counts."""
 
     hands_over: ClassVar[bool] = False
-    """Whether what an increment adds and removes is not needed by anybody else any more: then it is rounded in place.
-    True only of the very class that says so: a subclass may share its arrays."""
+    """Whether nobody else needs the arrays of an increment any more: then they are rounded in place. A subclass
+    does not inherit it, because it may share its arrays."""
 
     def __init__(self, num_releases: int) -> None:
         if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
@@ -123,11 +123,11 @@ class Mechanism(ABC):
         """The causal B with B C = A, the lower triangle of ones: shape (n, n), or (n, nodes) for trees."""
 
     def inverse(self, n: int | None = None) -> NDArray[np.float64]:
-        """What turns Z into increments: row k of B minus row k - 1, which is C^{-1} where C is square."""
+        """The matrix from Z to the increments: row k of B minus row k - 1, which is C^{-1} where C is square."""
         return np.diff(self.decoder(n), axis=0, prepend=0.0)
 
     def identity(self) -> bytes:
-        """What settles C beside the options: the factors an optimiser found, which another version may not find again.
+        """What C depends on beside the options: factors an optimiser found, which another version may not find again.
 
         A stream goes on only under the C it was begun with.
         """
@@ -159,9 +159,9 @@ class Mechanism(ABC):
         """
 
     def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
-        """The state after ``release`` (>= 1) made again, to the last bit, from the normals ``draw`` gives.
+        """Make the state after ``release`` (>= 1) again, to the last bit, from the normals ``draw`` gives.
 
-        Not for a mechanism whose memory is its ``state``.
+        A mechanism whose memory is its ``state`` cannot do this and is never asked.
         """
         raise ConfigurationError(f"Expected a mechanism that regenerates its state, got {self.name!r}: keep its state.")
 
@@ -182,7 +182,7 @@ class Mechanism(ABC):
         """Root mean square and largest standard deviation of a value of the rows that are rounded to the grid.
 
         These are the rows of B Z where the whole of what was added is removed (:attr:`removes_last`), and increments
-        where it is not; of many releases a bound, for an increment is the difference of two rows.
+        where it is not. For many releases it is a bound, because an increment is the difference of two rows.
         """
         stds = np.array([self.row_std(release) for release in range(1, self.num_releases + 1)])
         if not self.removes_last:
@@ -286,7 +286,7 @@ class Mechanism(ABC):
         return gram_sensitivity(self._gram(n), n, num_participations, min_separation, pattern)
 
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float | None:
-        """The exact sensitivity where a formula is proved for it, for both patterns; None where none is."""
+        """The exact sensitivity of a pattern for which a formula is proved; None where there is no formula."""
         return None
 
     def _gram(self, n: int) -> Gram:

@@ -2,13 +2,13 @@
 
 One ``.npz`` file a result, in the folder named by the environment variable ``MURMURFL_CACHE``, else
 ``$XDG_CACHE_HOME/murmurfl``, else ``~/.cache/murmurfl``. A file that cannot be read or does not pass the caller's check
-is computed again; a folder that cannot be written is no cache and no error.
+is computed again. Where the folder cannot be written there is no cache, which is no error.
 
 Formal guarantees
 -----------------
 The files need not be trusted: what is read is a proposal for factors B and C, checked by the caller for being a
 factorisation at all, and the sensitivity is always derived from the factors in use, never stored. Somebody who changes
-a file can make the noise larger, or its rows worse, but not the privacy parameter mu wrong.
+a file can make the noise larger, or its correlation worse, but cannot make the privacy parameter mu wrong.
 """
 
 from __future__ import annotations

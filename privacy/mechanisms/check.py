@@ -1,4 +1,4 @@
-"""Whether a mechanism's stream of noise is what its matrices say: for mechanisms of other people's."""
+"""Whether a mechanism's stream of noise is what its matrices say: for mechanisms that others write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOLERANCE = 1e-9
 
 
 def check_mechanism(mechanism: Mechanism) -> None:
-    """Hold a mechanism's stream against its C and B.
+    """Compare a mechanism's stream with its C and B.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ def check_mechanism(mechanism: Mechanism) -> None:
 
     Notes
     -----
-    **Formal guarantees.** What passes releases, for so many releases, A G + B Z with B C = A and causal C and B, so its
-    sensitivity is C's (:meth:`Mechanism.sensitivity`).
+    **Formal guarantees.** A mechanism that passes releases, for so many releases, A G + B Z with B C = A and causal C
+    and B, so its sensitivity is C's (:meth:`Mechanism.sensitivity`).
     Proof: docs/proofs/returning-samples.md.
     """
     n, name = mechanism.num_releases, mechanism.name

@@ -1,6 +1,6 @@
 """Streams in which every release uses all noise before it: a dense C^{-1}, its noise made again from nonces.
 
-Row k of C^{-1} Z is a sum over all k rows of Z. Nothing but their nonces is remembered, 16 bytes a release. To draw
+Row k of C^{-1} Z is a sum over all k rows of Z. Only their nonces are remembered, 16 bytes a release. To draw
 every row again for every release would take K^2 / 2 rows, so releases go in blocks: when a block begins, all earlier
 rows are drawn once and what they add to each release of the block is kept in memory. That is K^2 / 64 rows drawn, and
 32 rows of memory (64 while they are made) that may be lost at any time, a restart included: they are made again to the
@@ -19,7 +19,7 @@ from ..noise import NONCE_BYTES
 from .base import Draw, Increment, Mechanism, Memory, State
 
 _BLOCK = 32
-# Values of a row handled at a time: what is made of them stays in the second-level cache.
+# How many values of a row are handled at a time: so many that the results stay in the second-level cache.
 _VALUES = 1 << 12
 
 
@@ -68,7 +68,7 @@ class HistoryMechanism(Mechanism):
         return NONCE_BYTES * self.num_releases
 
     def _with(self, ahead: NDArray[np.floating], release: int, row: NDArray[np.floating]) -> NDArray[np.floating]:
-        """What the coming releases have to add, once row ``release`` of Z is known; the first of them is final."""
+        """The noise of the coming releases as far as row ``release`` of Z; that of the first is final."""
         column = self.entries(range(release, release + len(ahead)), range(release, release + 1)).astype(row.dtype)
         known = np.empty(ahead.shape, np.result_type(ahead, row))
         for values in _slices(row.size):

@@ -10,11 +10,11 @@ diag(S) / v, so the optimum is the fixed point v = diag(S) of Denisov et al. Ite
 late column does not bind (``mu2``), so log v maximises the dual by L-BFGS instead, until the value of X(v), its rows
 and columns scaled to a unit diagonal, is within ``tolerance`` of the dual value, which no factorisation can be below.
 
-C is lower triangular with C^T C = X: the Cholesky factor of X *read backwards*. The ordinary one has C C^T = X, whose
-columns are longer than 1, and noise for columns of norm 1 is then too little.
+C is lower triangular with C^T C = X: the Cholesky factor of X *read backwards*. The ordinary factor has C C^T = X; its
+columns are longer than 1, so noise for columns of norm 1 would be too little.
 
-``workload`` says whose error is least: ``prefix-sum`` has A the triangle of ones; ``mu2`` has A A, for DP-mu^2-FL sums
-the prefix sums once more. What is released, and its decoder, are the prefix sums in both cases.
+``workload`` says whose error is least. ``prefix-sum`` has A, the triangle of ones; ``mu2`` has A A, because DP-mu^2-FL
+sums the prefix sums once more. In both cases prefix sums are released and decoded.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _TOLERANCE = 1e-3
 _MOST_RELEASES: dict[Workload, int] = {"prefix-sum": 4096, "mu2": 1024}
 _FIXED_POINT_STEPS = 5
 _MOST_STEPS = 200
-# Multipliers of columns whose bound does not bind go to zero; their logarithms stop so far from the start's largest.
+# The multipliers of columns whose bound does not bind go to zero; their logarithms stop so far below the largest one at
+# the start.
 _WIDEST = 30.0
-# Below this ratio of eigenvalues the smallest have lost the digits that their square roots need.
+# Below this ratio of eigenvalues, the smallest have lost the digits that their square roots need.
 _ILL_CONDITIONED = 1e-9
 
 
@@ -87,7 +88,7 @@ class OptimalNoise(HistoryMechanism):
             lambda: _optimise(n, self.workload),
             lambda found: _is_encoder(found, n),
         )
-        # Again, for a file is not to be trusted with it.
+        # Scaled once more, because a file need not be trusted.
         return arrays["encoder"] / np.linalg.norm(arrays["encoder"], axis=0)
 
     @cached_property

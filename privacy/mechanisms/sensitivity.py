@@ -1,4 +1,4 @@
-r"""How much an encoder C stretches what one sample contributes, for every way in which it may come back.
+r"""How much an encoder C stretches what one sample contributes, for every pattern in which it may return.
 
 A sample that takes part in releases P changes C G by sum_{j in P} c_j u_j^T with ||u_j|| <= 1 and c_j column j of C.
 Its square is at most sum_{i, j in P} |<c_i, c_j>|, with equality where no <c_i, c_j> is negative (all u_j alike). So

@@ -166,10 +166,10 @@ class BandedNoise(ToeplitzMechanism):
 
     Notes
     -----
-    With neither ``bands`` nor ``min_separation``, samples are taken to participate once. The error then falls with
-    every further band, the memory grows, and the default is the smallest power of two for which the root mean square
+    With neither ``bands`` nor ``min_separation``, samples are assumed to participate once. The error then falls and the
+    memory grows with every further band, and the default is the smallest power of two for which the root mean square
     error of the last release, with h cut to the band, is within 10 % of that with all of h: about half of num_releases.
-    Where that is too much to remember, ``blt`` comes closer with three rows.
+    Where that is too much memory, ``blt`` comes closer with three rows.
 
     Optimised entries, at the same privacy, take 14 % off the standard deviation of the last prefix sum for 16 bands of
     1000 releases, 5 % for 400 of 2000 (9.62 to 9.17 at Delta = mu = 1 with 5 participations), nothing for all bands.
@@ -209,7 +209,7 @@ class BandedNoise(ToeplitzMechanism):
         )
         """The entries of C's first column that are not zero: c_0 = 1, c_1, ..., c_{bands-1}."""
         self._weights: list[float] = self.band[1:].tolist()
-        # With many bands, what the rows before weigh in so many releases is worked out at once.
+        # With many bands, the weight of earlier rows in so many releases is worked out at once.
         self._ahead = _AHEAD if self.bands > 2 * _AHEAD else 0
 
     def initial_state(self, size: int) -> State:
@@ -236,7 +236,7 @@ class BandedNoise(ToeplitzMechanism):
         return Increment(added, None, (*(added, *rows)[: self.bands - 1], *sums[1:]))
 
     def _sums_ahead(self, rows: State, count: int) -> State:
-        """What ``rows``, the latest first, weigh in each of the next ``count`` releases: one pass over them for all."""
+        """What ``rows``, latest first, add to each of the next ``count`` releases, in one pass over the rows."""
         size, dtype = rows[0].size, rows[0].dtype
         weights = np.zeros((count, len(rows)))
         for j in range(count):

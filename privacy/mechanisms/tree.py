@@ -1,7 +1,8 @@
 r"""Tree aggregation: noise on every dyadic sum of releases (zhang-2025, MF (i); ALGORITHMS section 3, ``tree``).
 
-C has one row for every dyadic interval (node) that is complete within the releases, a row of ones on it. A prefix is a
-sum of nodes, those of the binary digits of k. Two decoders, both causal:
+C has one row for every dyadic interval (node) that is complete within the releases: ones on the interval, zeros
+elsewhere. The prefix sum of k releases is a sum of nodes, one for each one among the binary digits of k. There are two
+decoders, both causal:
 
 ``dyadic``
     Each of these nodes by its own noisy value: variance popcount(k) (Dwork et al. 2010; Chan, Shi and Song 2011).

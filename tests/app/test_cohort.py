@@ -33,6 +33,7 @@ RELATIVE, ABSOLUTE, FLOAT32 = 1e-6, 1e-8, 1e-4
 BASE = RunConfig(num_rounds=6, clients_per_round=7, batch_size=3, checkpoint=False)
 SHUFFLED = replace(
     BASE,
+    batch_size=8,  # it reads none: a release is made from all samples
     strategy="shuffled",
     task="synthetic-logistic",
     model="logistic",
@@ -89,6 +90,8 @@ CONFIGURATIONS = {
     "shuffled, composed, softmax, no noise": replace(
         SHUFFLED,
         task="digits",
+        synthetic_samples=6000,  # the default: digits read none
+        synthetic_features=784,
         model="softmax",
         accounting="composed",
         mechanism="none",

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from murmurfl.app import server_app
 from murmurfl.app.analysis.audit import audit_run
-from murmurfl.app.config import STRATEGIES, RunConfig
+from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process, run_once
 from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import expected_guarantee, settings_guarantee
+from murmurfl.app.guarantees import caption_guarantee, expected_guarantee
+from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.papers import reproduce
 from murmurfl.app.papers.cells import Cell
@@ -36,7 +37,7 @@ def config(strategy: str, **changes) -> RunConfig:
     return replace(RunConfig(strategy=strategy, mechanism="none", mu=MU, num_rounds=6), **more, **changes)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", METHODS)
 def test_every_strategy_runs_without_noise_on_every_engine_and_nothing_is_said_to_be_private(strategy):
     ours = config(strategy)
     result, alone = run_cohort(ours), run_in_process(ours)
@@ -51,13 +52,13 @@ def test_every_strategy_runs_without_noise_on_every_engine_and_nothing_is_said_t
         assert sentence.startswith("Nothing is guaranteed, epsilon is infinite")
         assert "no noise was added anywhere" in sentence
         assert "Not private: for comparison only." in sentence
-    assert math.isinf(settings_guarantee(ours).mu)
+    assert math.isinf(caption_guarantee(ours).mu)
     # Neither the noise nor the step come from the configured mu: there is none of the one and the other is bounded.
     other = run_cohort(replace(ours, mu=50.0))
     assert all(np.array_equal(a, b) for a, b in zip(result.parameters, other.parameters, strict=True))
 
 
-@pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {"shuffled"}))
+@pytest.mark.parametrize("strategy", sorted(name for name, method in METHODS.items() if "paper" in method.presets))
 def test_the_papers_constants_have_steps_without_noise_too(strategy):
     result = run_cohort(config(strategy, preset="paper"))
     assert result.accuracy > 0.3, "far from the tenth that guessing gives"

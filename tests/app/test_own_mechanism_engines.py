@@ -7,7 +7,7 @@ import pytest
 from murmurfl.app.analysis import audit
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.experiment import Experiment, prepare
+from murmurfl.app.experiment import prepare
 from murmurfl.privacy import MECHANISMS, Mechanism, register_mechanism
 from murmurfl.privacy.mechanisms import Increment
 
@@ -43,13 +43,11 @@ class Fading(Mechanism):
 
 
 @pytest.fixture(params=["last", "state", "all"])
-def fading(request, monkeypatch):
-    """Every machine of a run has it; what a run configuration may name was fixed before it was registered."""
+def fading(request):
+    """A mechanism that was registered after the run configuration was imported; its name."""
     name = f"fading, {request.param}"
     register_mechanism(type("Own", (Fading,), {"name": name, "memory": request.param}))
-    monkeypatch.setattr(Experiment, "mechanism", property(lambda self: name))
-    prepare.cache_clear()
-    yield
+    yield name
     prepare.cache_clear()
     del MECHANISMS[name]
 
@@ -70,17 +68,15 @@ def config(**changes):
     )
 
 
-@pytest.mark.usefixtures("fading")
-def test_a_mechanism_of_ones_own_gives_one_model_on_the_engines():
-    chosen = config()
+def test_a_mechanism_of_ones_own_gives_one_model_on_the_engines(fading):
+    chosen = config(mechanism=fading)
     alone, together = run_in_process(chosen), run_cohort(chosen)
     assert all(np.array_equal(a, b) for a, b in zip(alone.parameters, together.parameters, strict=True))
     assert max(np.abs(values).max() for values in together.parameters) < 1e4
 
 
-@pytest.mark.usefixtures("fading")
-def test_an_audit_asks_machines_whose_releases_do_not_depend_on_its_cache(monkeypatch):
-    chosen = config(num_rounds=4, max_participations=4)
+def test_an_audit_asks_machines_whose_releases_do_not_depend_on_its_cache(fading, monkeypatch):
+    chosen = config(mechanism=fading, num_rounds=4, max_participations=4)
     seen = []
     for size in (audit._ROW_CACHE_BYTES, 0):
         monkeypatch.setattr(audit, "_ROW_CACHE_BYTES", size)
@@ -89,9 +85,8 @@ def test_an_audit_asks_machines_whose_releases_do_not_depend_on_its_cache(monkey
     assert seen[0] == seen[1]
 
 
-@pytest.mark.usefixtures("fading")
-def test_an_audit_measures_what_a_mechanism_of_ones_own_adds():
+def test_an_audit_measures_what_a_mechanism_of_ones_own_adds(fading):
     """300 runs measure mu with a standard deviation of about mu / sqrt(600): four of them are tolerated, 6e-5."""
-    found = audit.audit_run(config(num_rounds=3, max_participations=3, mu=1.0), runs=300)
+    found = audit.audit_run(config(mechanism=fading, num_rounds=3, max_participations=3, mu=1.0), runs=300)
     assert not found.result.violated
     assert found.result.estimated_mu == pytest.approx(found.canary_mu, rel=4 / math.sqrt(600) + 0.02)

@@ -153,7 +153,7 @@ def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
         keys.SystemKeys(short)
 
 
-# What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks/loading.py`).
+# What a real node executes must not even name a seeded source. Its public data splits may (`app/tasks/`).
 NODE_MODULES = (
     "app/nodes/config.py",
     "app/nodes/supernode.py",

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 BASE = RunConfig(num_clients=6, clients_per_round=6, batch_size=20, num_rounds=500, evaluate_every=1000)
 SHUFFLED = replace(
     *(BASE,), strategy="shuffled", task="synthetic-logistic", partition="own", model="logistic", synthetic_samples=60,
-    synthetic_features=3, num_clients=3, clients_per_round=3, batch_size=1, num_rounds=9, max_participations=2,
+    synthetic_features=3, num_clients=3, clients_per_round=3, batch_size=8, num_rounds=9, max_participations=2,
     accounting="composed",
 )  # fmt: skip
 CONFIGURATIONS = {

@@ -1,26 +1,19 @@
-"""Shuffled gradients in the app: data, optima, the sweep over step sizes, and its reproductions."""
+"""Shuffled gradients in the app: optima, the sweep over step sizes, and its reproductions."""
 
 import json
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from murmurfl.app.config import PUBLIC_TASKS, RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
-from murmurfl.app.models import make_model
 from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
 from murmurfl.app.papers.reproduce import cells_of, run_cells, table_rows, write_reproduction
 from murmurfl.app.papers.sweep import can_sweep, is_covered, optimum, run_sweep
-from murmurfl.app.presets import regularization
 from murmurfl.app.record import result_document, write_record
 from murmurfl.app.summary import summary_lines
-from murmurfl.app.tasks import TASKS
-from murmurfl.app.tasks.loading import load_dataset
-from murmurfl.app.tasks.public import PAPER_SIZES
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty
@@ -45,10 +38,6 @@ BASE = RunConfig(
     mu=2.0,
 )
 VARIANTS = ("interleaved", "dp-shuffleg", "priv-pub", "pub-priv", "public-only")
-
-needs_data = pytest.mark.skipif(
-    not (Path(os.environ.get("MURMURFL_DATA", "/nowhere")) / "compas").is_dir(), reason="no data root in MURMURFL_DATA"
-)
 
 
 @pytest.mark.parametrize("kind", ["none", "l2", "l1", "ball"])
@@ -152,29 +141,6 @@ def test_no_point_is_below_the_optimum(model, kind):
         optimum(replace(config, model="ridge", regularizer="ball"))
 
 
-def test_ridge_and_mean_gradients_are_those_of_their_losses():
-    features, labels, point = rng.normal(size=(6, 4)), rng.normal(size=6), rng.normal(size=4)
-    for name in ("ridge", "mean"):
-        model = make_model(name, 4, 1, 3.0)
-        rows = model([point], (features, labels))
-        for i in range(6):
-            one = features[i : i + 1], labels[i : i + 1]
-            slope = [
-                (model.evaluate([point + h], one)[0] - model.evaluate([point - h], one)[0]) / 2e-6
-                for h in 1e-6 * np.eye(4)
-            ]
-            assert rows[i] == pytest.approx(slope, abs=1e-5)
-        assert math.isnan(model.evaluate([point], (features, labels))[1])
-        # Clipped steps at the largest step the declaration allows move no two points apart.
-        far = point + rng.normal(size=4)
-        for clip in (0.1, 1.0, 10.0):
-            moved = []
-            for x in (point, far):
-                gradient = model([x], (features[:1], labels[:1]))[0]
-                moved.append(x - 2 / model.smoothness * gradient * min(1, clip / np.linalg.norm(gradient)))
-            assert np.linalg.norm(moved[0] - moved[1]) <= np.linalg.norm(point - far) * (1 + 1e-12)
-
-
 def test_what_does_not_fit_is_refused():
     for changes, match in (
         ({"private_share": 0.0}, "private-share"),
@@ -197,22 +163,6 @@ def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path):
     assert document["accuracy"] is None
     assert any("none; loss" in line for line in summary_lines(document, tmp_path))
     assert (tmp_path / "accuracy.png").stat().st_size > 5000
-
-
-@needs_data
-@pytest.mark.parametrize("task", PUBLIC_TASKS)
-def test_the_papers_data_have_the_papers_sizes_and_the_declared_bounds(task):
-    data = load_dataset(RunConfig(strategy="shuffled", task=task, model=PUBLIC_TASKS[task]))
-    assert data.train_features.shape == data.public_features.shape == PAPER_SIZES[task]
-    norms = np.linalg.norm(np.concatenate([data.train_features, data.public_features]).astype(float), axis=1)
-    assert (norms <= TASKS[task].feature_bound * (1 + 1e-6)).mean() > 0.98
-    assert (data.test_labels == data.train_labels).all()
-    if task == "credit-card":
-        assert (data.train_labels.mean(), data.public_labels.mean()) == (0.5, 0.05)
-    assert regularization(RunConfig(strategy="shuffled", task=task, model=PUBLIC_TASKS[task])) == (
-        TASKS[task].regularizer,
-        TASKS[task].regularizer_strength,
-    )
 
 
 def test_the_reproductions_are_the_papers_settings():

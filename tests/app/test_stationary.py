@@ -1,22 +1,15 @@
-"""Stationary points: gradient norms, rates fitted to them, steps chosen on seeds of their own, and the reproduction."""
+"""Stationary points: rates fitted to gradient norms, steps chosen on seeds of their own, and the reproduction."""
 
 import json
 import math
-import os
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.models import make_model
 from murmurfl.app.papers.cells import REPRODUCTIONS, VALIDATION_SEEDS, Cell
 from murmurfl.app.papers.reproduce import markdown_table, plan_runs, run_cells, table_rows, write_reproduction
 from murmurfl.app.papers.stationary import fitted_slope, slope_table
-from murmurfl.app.tasks.features import pooled
-from murmurfl.app.tasks.loading import load_dataset
-from murmurfl.privacy import ConfigurationError, gdp_mu
-
-needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
+from murmurfl.privacy import gdp_mu
 
 SMALL = {
     "task": "synthetic-logistic",
@@ -36,74 +29,6 @@ SMALL = {
     "noise-quality": "fast",
     "checkpoint": False,
 }
-
-
-def samples(count=40, features=7):
-    rng = np.random.default_rng(1)
-    return rng.normal(size=(count, features)), rng.integers(2, size=count)
-
-
-def test_the_regularised_loss_has_the_gradient_and_the_bounds_it_declares():
-    model, batch, rng = make_model("nonconvex-logistic", 7, 2, 1.5), samples(), np.random.default_rng(2)
-    steepest = longest = 0.0
-    for _ in range(200):
-        w, direction = rng.normal(size=(2, 7)) * rng.choice([0.1, 1.0, 5.0])
-        gradients = model([w], batch)
-        assert model.mean_gradient([w], batch) == pytest.approx(gradients.mean(axis=0), abs=1e-12)
-        ahead, behind = (model.evaluate([w + sign * 1e-5 * direction], batch)[0] for sign in (1, -1))
-        assert (ahead - behind) / 2e-5 == pytest.approx(gradients.mean(axis=0) @ direction, abs=1e-5)
-        longest = max(longest, np.linalg.norm(gradients, axis=1).max())
-        moved = np.linalg.norm(model([w + 1e-4 * direction], batch) - gradients, axis=1).max()
-        steepest = max(steepest, moved / (1e-4 * np.linalg.norm(direction)))
-        assert model.at_points(np.tile(w, (40, 1)), batch) == pytest.approx(gradients)
-    assert 0.5 * model.gradient_bound < longest <= model.gradient_bound
-    assert 0.3 * model.smoothness < steepest <= model.smoothness
-    assert not model.clips_contractively, "amplification and contractive clipping are for convex losses"
-
-
-@pytest.mark.parametrize(("name", "features"), [("mlp", 6), ("cnn", 196)])
-def test_a_networks_mean_gradient_is_the_mean_of_its_samples(name, features):
-    model = make_model(name, features, 10)
-    rng = np.random.default_rng(3)
-    batch = rng.random(size=(150, features)).astype(np.float32), rng.integers(10, size=150)
-    parameters = model.initial_parameters(1)
-    assert model.mean_gradient(parameters, batch) == pytest.approx(model(parameters, batch).mean(axis=0), abs=1e-6)
-
-
-def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_for():
-    config = RunConfig.from_mapping({**SMALL, "strategy": "reduced-tree-momentum"})
-    result = run_cohort(config)
-    task, model = result.experiment.data, result.experiment.model
-    last = np.linalg.norm(model.mean_gradient(result.parameters, (task.train_features, task.train_labels)))
-    assert result.gradient_norms["rounds"][-1] == result.experiment.num_rounds == 60
-    assert result.gradient_norms["values"][-1] == pytest.approx(last)
-    assert run_cohort(RunConfig(num_rounds=2, checkpoint=False)).gradient_norms is None
-
-
-def test_training_samples_are_the_same_ones_in_every_run_and_never_test_samples():
-    whole, fewer = load_dataset(RunConfig()), load_dataset(RunConfig(training_samples=300, seed=4))
-    assert len(fewer.train_labels) == 300
-    assert (fewer.test_features == whole.test_features).all()
-    assert (load_dataset(RunConfig(training_samples=300)).train_features == fewer.train_features).all()
-    assert {row.tobytes() for row in fewer.train_features} <= {row.tobytes() for row in whole.train_features}
-    with pytest.raises(ConfigurationError, match="training-samples"):
-        load_dataset(RunConfig(training_samples=5000))
-
-
-def test_pooled_features_are_means_over_blocks():
-    images = np.random.default_rng(5).integers(256, size=(3, 28, 28), dtype=np.uint8)
-    features = pooled(images, 4)
-    assert features.shape == (3, 49)
-    assert features[1, 7 * 2 + 5] == pytest.approx(images[1, 8:12, 20:24].mean() / 255)
-    assert pooled(images, 2)[2, 14 * 3 + 1] == pytest.approx(images[2, 6:8, 2:4].mean() / 255)
-
-
-@needs_mnist
-def test_parity_has_two_classes():
-    task = load_dataset(RunConfig(task="mnist-parity", features="means-4x4", model="nonconvex-logistic"))
-    assert task.num_classes == 2
-    assert set(task.train_labels.tolist()) == {0, 1}
-    assert task.num_features == 49
 
 
 def test_a_slope_is_that_of_the_line_and_its_error_that_of_the_noise():

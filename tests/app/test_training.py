@@ -33,7 +33,7 @@ KINDS = {
         synthetic_samples=200, synthetic_features=5, learning_rate=0.01,
     ),
     "shuffled": replace(
-        BASE, strategy="shuffled", task="synthetic-logistic", partition="own", model="logistic", variant="dp-shuffleg",
+        BASE, strategy="shuffled", batch_size=8, task="synthetic-logistic", partition="own", model="logistic", variant="dp-shuffleg",
         synthetic_samples=80, synthetic_features=5,
     ),
 }  # fmt: skip

@@ -24,7 +24,10 @@ import numpy as np
 from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor, supernode
 from murmurfl.clients.base import PrivateClient
-from murmurfl.privacy import PrivateMachine, derived_seed, high_water_mark, protocol, sqlite_ledger
+from murmurfl.privacy import PrivateMachine, SQLiteLedger, derived_seed, protocol
+from murmurfl.privacy.ledger import format as ledger_format
+from murmurfl.privacy.ledger import mark as ledger_mark
+from murmurfl.privacy.ledger import page as ledger_page
 
 PLAN = json.loads(Path(sys.argv.pop(1)).read_text())
 FOLDER = Path(PLAN["folder"])
@@ -131,19 +134,19 @@ PrivateMachine._mean_counts = counted_rows
 finish = PrivateMachine._finish
 
 
-def noted_finish(self, page, session, admission, *arguments, **options):
+def noted_finish(self, admission, *arguments, **options):
     samples = [admission.samples.start, admission.samples.stop]
-    line = {"session": session, "release": admission.stream.release + 1, "round": now["round"], "samples": samples}
+    line = {"session": admission.session, "release": admission.release, "round": now["round"], "samples": samples}
     note("made", line)
-    return finish(self, page, session, admission, *arguments, **options)
+    return finish(self, admission, *arguments, **options)
 
 
 PrivateMachine._finish = noted_finish
 around(PrivateMachine, "_advance", "noise", "noise made")
-around(sqlite_ledger._SQLitePage, "_write_stream", "write", "written")
-around(high_water_mark.LedgerState, "write_mark", "mark", "marked")
+around(ledger_page.SQLitePage, "_write_stream", "write", "written")
+around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
 around(Path, "replace", "mark written", "mark renamed")
-connect = sqlite_ledger.connect
+connect = ledger_format.connect
 
 
 def traced(*arguments):
@@ -162,7 +165,7 @@ def traced(*arguments):
     return connection
 
 
-sqlite_ledger.connect = traced
+ledger_format.connect = traced
 
 # The reply, on its way out.
 push = executor.push_message
@@ -195,7 +198,7 @@ around(executor, "push_task_output", None, "answered")
 
 # Planted bugs.
 if PLAN.get("bug") == "commits after sending":
-    exclusive, kept = sqlite_ledger.SQLiteLedger.exclusive, []
+    exclusive, kept = SQLiteLedger.exclusive, []
 
     @contextmanager
     def lazy(self):
@@ -210,7 +213,7 @@ if PLAN.get("bug") == "commits after sending":
             with exclusive(ledger) as page:
                 page.commit(*record)
 
-    sqlite_ledger.SQLiteLedger.exclusive = lazy
+    SQLiteLedger.exclusive = lazy
     executor.push_message = push_and_commit
 
 cli.main()

@@ -244,7 +244,7 @@ def test_an_upgraded_ledger_knows_the_rows_used_before_from_its_next_release_on(
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         # What 0.1 had used four rows with: no digest, and the seal of that.
         connection.execute("UPDATE state SET data = ''")
-        from murmurfl.privacy.sqlite_format import read_header, unsealed_state
+        from murmurfl.privacy.ledger.format import read_header, unsealed_state
 
         state = unsealed_state(connection, read_header(connection, path))
         connection.execute("UPDATE state SET seal = ?", (state.seal,))
@@ -317,7 +317,7 @@ def test_an_accepted_rollback_of_an_upgraded_ledger_keeps_the_digest_its_mark_ha
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("UPDATE state SET data = ''")
-        from murmurfl.privacy.sqlite_format import read_header, unsealed_state
+        from murmurfl.privacy.ledger.format import read_header, unsealed_state
 
         state = unsealed_state(connection, read_header(connection, path))
         connection.execute("UPDATE state SET seal = ?", (state.seal,))

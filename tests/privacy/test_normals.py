@@ -35,6 +35,7 @@ from murmurfl.privacy.normals import (
 from scipy import stats
 
 from benchmarks.noise import version_1_pairs
+from tests.privacy.machines import DurableLedger
 
 KEY = row_key(bytes(range(32)), bytes(16))
 FALSE_ALARM = 1e-6
@@ -338,10 +339,6 @@ def test_a_shift_within_the_range_is_charged_less_than_delta_and_one_beyond_is_r
 def served(**changes):
     common = {"clip_norm": 1.0, "batch_size": 8, "max_participations": 10, "mu": 1.0, "mechanism": "independent"}
     return PrivacyPolicy(**{**common, **changes})
-
-
-class DurableLedger(MemoryLedger):
-    durable = True
 
 
 def number_in(error):

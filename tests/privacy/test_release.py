@@ -1,4 +1,4 @@
-"""The release rule: exact prefixes, no residual noise, nothing spent twice, nothing released beyond the budget."""
+"""The release rule: exact prefixes, no residual noise, and releases as far apart as mu says."""
 
 import math
 import tracemalloc
@@ -10,59 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from murmurfl.privacy import (
     ConfigurationError,
-    LedgerError,
     MemoryLedger,
     PrivacyPolicy,
     PrivateMachine,
-    RefusedError,
     SimulatedKeys,
     SystemKeys,
     make_mechanism,
-    protocol,
     row_bytes,
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.ledger import StreamRecord
 
-D = 6
-DATA = np.random.Generator(np.random.Philox(key=3)).normal(size=(200, D))
-MECHANISMS = [
-    {"mechanism": "cancelling", "schedule": "uniform"},
-    {"mechanism": "cancelling", "schedule": "harmonic"},
-    {"mechanism": "cancelling", "schedule": "paper"},
-    {"mechanism": "independent"},
-    {"mechanism": "sqrt_toeplitz"},
-    {"mechanism": "banded", "bands": 4},
-    {"mechanism": "blt"},
-    {"mechanism": "tree"},
-    {"mechanism": "tree", "decoder": "dyadic"},
-    {"mechanism": "optimal"},
-]
-MECHANISM_OPTIONS = ("bands", "buffers", "decoder", "workload")
-mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(map(str, options.values())))
-
-
-class DurableLedger(MemoryLedger):
-    """Stands in for a ledger on disk: the tests keep it as long as it must last."""
-
-    durable = True
-
-
-def machine(ledger=None, keys=None, num_samples=200, **changes):
-    changes["mechanism_options"] = {k: changes.pop(k) for k in list(changes) if k in MECHANISM_OPTIONS}
-    policy = PrivacyPolicy(**{"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 2.0, **changes})
-    keys = SimulatedKeys(1, "m") if keys is None else keys
-    ledger = DurableLedger() if ledger is None else ledger
-    return PrivateMachine(policy, D, num_samples, ledger, keys, data=row_bytes(DATA))
-
-
-def contribution(samples):
-    return DATA[samples]
-
-
-def zero(samples):
-    return np.zeros((samples.stop - samples.start, D))
+from tests.privacy.machines import (
+    DATA,
+    D,
+    DurableLedger,
+    contribution,
+    machine,
+    mechanisms,
+    zero,
+)
 
 
 def dense_prefixes(subject, releases, options, data=DATA):
@@ -135,115 +102,6 @@ def test_lost_reply_leaves_no_residual_noise_and_the_papers_rule_does():
     assert np.linalg.norm(sums["paper"]) > sigma  # four of its noises never go away
 
 
-def test_every_sample_is_used_once_and_in_order():
-    seen = []
-    subject = machine()
-
-    def record(samples):
-        seen.extend(range(samples.start, samples.stop))
-        return DATA[samples]
-
-    for k in range(20):
-        subject.release("s", k, record)
-    assert seen == list(range(40))
-
-
-def test_the_cap_the_samples_and_the_budget_end_a_machine():
-    subject = machine()
-    for k in range(20):
-        subject.release("s", k, contribution)
-    refused(protocol.CAP_REACHED, subject, "s", 20)
-    refused(protocol.BUDGET_EXHAUSTED, subject, "another", 0)
-
-    ledger = MemoryLedger()
-    subject = machine(ledger, num_samples=40, budget_mu=2.0 * math.sqrt(3))
-    for session in ("a", "b"):
-        for k in range(10):
-            subject.release(session, k, contribution)
-    refused(protocol.SAMPLES_USED_UP, subject, "a", 10)
-    refused(protocol.SAMPLES_USED_UP, subject, "c", 0)
-    with ledger.exclusive() as page:
-        assert page.account().samples_used == 40
-        assert set(page.account().reserved) == {"a", "b"}, "a refusal reserves nothing"
-
-
-def refused(code, subject, session, ack):
-    before = subject.statement(session)
-    with pytest.raises(RefusedError) as refusal:
-        subject.release(session, ack, contribution)
-    assert refusal.value.code == code
-    assert subject.statement(session) == before
-
-
-def test_mus_of_sessions_add_in_squares():
-    subject = machine(budget_mu=2.0 * math.sqrt(5))
-    for number in range(5):
-        subject.release(f"session{number}", 0, contribution)
-    refused(protocol.BUDGET_EXHAUSTED, subject, "one more", 0)
-
-
-@pytest.mark.parametrize("rule", ["acknowledged", "paper"])
-def test_acknowledgements_only_move_forward_to_a_release_that_exists(rule):
-    """Under the papers' rule as well, where nothing is taken back: a server that goes backwards is none of ours."""
-    subject = machine(release_rule=rule)
-    for k in range(3):
-        subject.release("s", k, contribution)
-    for ack in (0, 1, 4, -1):
-        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
-    assert subject.release("s", 3, contribution).ack == 3
-    for ack in (0, 1, 2, 5):
-        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
-    with pytest.raises(RefusedError, match="backwards"):
-        subject.acknowledge("s", 2)
-    refused(protocol.BAD_ACKNOWLEDGEMENT, machine(release_rule=rule), "s", 1)
-    assert subject.release("s", 4, contribution).ack == 4, "nothing of that was taken note of"
-
-
-@pytest.mark.parametrize("noting", [False, True], ids=["release", "release_noting"])
-def test_samples_are_fresh_over_all_sessions_however_they_are_mixed(noting):
-    """Each sample once, whichever session took the others and whether it notes something: the ledger counts for all."""
-    ledger, seen, acks = DurableLedger(), [], {"a": 0, "b": 0, "c": 0}
-    for session in "abbacabcc":
-        subject = machine(ledger, budget_mu=10.0)  # made again each time: nothing is remembered but the ledger
-
-        def record(samples):
-            seen.append((samples.start, samples.stop))
-            return DATA[samples]
-
-        note = (np.array([float(acks[session])]),)
-        if noting:
-            release = subject.release_noting(session, acks[session], lambda *_, record=record: record, note)
-            assert subject.noted(session)[1][0] == note[0]
-        else:
-            release = subject.release(session, acks[session], record)
-        acks[session] = release.release
-        with ledger.exclusive() as page:
-            assert page.account().samples_used == 2 * len(seen)
-    assert seen == [(2 * k, 2 * k + 2) for k in range(9)]
-    assert acks == {"a": 3, "b": 3, "c": 3}
-
-
-def test_an_unacknowledged_release_can_be_acknowledged_later():
-    """Two replies under way: the server names the first after it has asked for the second."""
-    subject, whole = machine(), machine()
-    first = subject.release("s", 0, contribution)
-    subject.release("s", 0, contribution)
-    third = subject.release("s", first.release, contribution)
-    expected = sum(whole.release("s", k, contribution).values for k in range(3))
-    assert (first.values + third.values == expected).all()
-
-
-def test_a_release_that_was_given_up_cannot_be_acknowledged_any_more():
-    """What it was is forgotten: a later release could not be told apart from it."""
-    subject, whole, heard = machine(), machine(), {}
-    for k in range(1, 7):
-        heard[k] = subject.release("s", 0, contribution).values
-    for ack in (1, 2):
-        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
-    expected = sum(whole.release("s", k, contribution).values for k in range(7))
-    assert (heard[3] + subject.release("s", 3, contribution).values == expected).all(), "the last four still can be"
-
-
 def test_a_server_that_never_acknowledges_costs_the_machine_bounded_memory():
     ledger = MemoryLedger()
     subject = machine(ledger)
@@ -267,14 +125,6 @@ def test_the_ledger_of_an_untrusted_servers_machine_holds_only_what_was_sent():
         assert (subject.plan.grid.values(counts) == sent[k]).all()
 
 
-def test_nothing_is_recorded_or_released_when_the_contribution_fails_in_simulation():
-    subject = machine()
-    before = subject.statement("s")
-    with pytest.raises(ZeroDivisionError):
-        subject.release("s", 0, lambda samples: 1 // 0)
-    assert subject.statement("s") == before
-
-
 def test_a_real_machine_does_not_show_that_its_contribution_failed():
     """Whether a gradient can be computed may depend on the data; a failure looks like a zero under noise."""
     failing, keys = machine(keys=SystemKeys(bytes(32))), SystemKeys(bytes(32))
@@ -285,49 +135,11 @@ def test_a_real_machine_does_not_show_that_its_contribution_failed():
     assert (release.values != 0).any()
 
 
-def test_nothing_is_returned_before_it_is_committed():
-    class BrokenLedger(MemoryLedger):
-        def exclusive(self):
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        machine(BrokenLedger()).release("s", 0, contribution)
-
-
-def test_a_session_belongs_to_the_policy_it_was_opened_with():
-    ledger = MemoryLedger()
-    machine(ledger, budget_mu=10.0).release("s", 0, contribution)
-    refused(protocol.POLICY_CHANGED, machine(ledger, clip_norm=0.5, budget_mu=10.0), "s", 1)
-
-
-@pytest.mark.parametrize("changes", [{"max_participations": 2}, {"clip_norm": 0.5}, {"mu": 1.0}, {"mechanism": "blt"}])
-def test_of_a_session_of_another_policy_a_machine_states_what_it_reserved(changes):
-    """A cap lowered later must not make it an error, nor another noise level a figure that is not true."""
-    ledger = DurableLedger()
-    opened = machine(ledger, budget_mu=10.0)
-    for k in range(3):
-        opened.release("s", k, contribution)
-    later = machine(ledger, budget_mu=10.0, **changes)
-    statement = later.statement("s")
-    assert statement.releases == 3
-    assert statement.mu_spent == statement.mu_guaranteed == opened.plan.mu
-    assert later.statement("new").mu_guaranteed == later.plan.mu
-
-
 def test_a_real_machine_never_repeats_a_noise_row_even_from_a_restored_ledger():
     keys = SystemKeys.generate()
     first = machine(DurableLedger(), keys).release("s", 0, zero)
     again = machine(DurableLedger(), keys).release("s", 0, zero)  # the ledger as it was before the first release
     assert (first.values != again.values).all()
-
-
-def test_real_machines_accept_only_exact_noise_and_no_machine_more_releases_than_samples():
-    with pytest.raises(ConfigurationError, match="exact"):
-        machine(keys=SystemKeys.generate(), noise_quality="fast")
-    with pytest.raises(ConfigurationError, match="each is used once"):
-        machine(num_samples=39)
-    with pytest.raises(ConfigurationError, match="shape"):
-        machine().release("s", 0, lambda samples: np.zeros((2, D + 1)))
 
 
 @pytest.mark.long
@@ -423,71 +235,6 @@ def test_a_real_machine_holds_no_more_for_a_larger_batch():
     assert many < 16
 
 
-def test_a_real_machine_insists_on_a_ledger_that_lasts():
-    with pytest.raises(ConfigurationError, match="durable"):
-        machine(MemoryLedger(), SystemKeys(bytes(32)))
-
-
-def test_a_session_belongs_to_the_key_it_was_opened_with():
-    ledger = DurableLedger()
-    machine(ledger, SystemKeys(bytes(32))).release("s", 0, contribution)
-    with pytest.raises(LedgerError, match="or the noise key is"):
-        machine(ledger, SystemKeys(bytes(31) + b"x")).release("s", 1, contribution)
-    simulated = MemoryLedger()
-    machine(simulated, SimulatedKeys(1, "m")).release("s", 0, contribution)
-    refused(protocol.POLICY_CHANGED, machine(simulated, SimulatedKeys(2, "m")), "s", 1)
-
-
-@pytest.mark.parametrize("lost", ["stream", "account", "samples"])
-def test_a_ledger_with_a_part_missing_is_not_believed(lost):
-    ledger = MemoryLedger()
-    subject = machine(ledger)
-    subject.release("s", 0, contribution)
-    if lost == "stream":
-        ledger._streams.clear()
-    elif lost == "account":
-        ledger._account = type(ledger._account)()
-    else:
-        ledger._account = type(ledger._account)(0, ledger._account.reserved)
-    with pytest.raises(LedgerError, match="damaged"):
-        subject.release("s", 1, contribution)
-
-
-def test_trusted_sessions_are_within_the_budget():
-    """2^2 + 2^2 + 1 <= 9 < 9 + 1, with one session before them whose machine added noise of its own."""
-    ledger, budget = MemoryLedger(), {"budget_mu": 3.0}
-    machine(ledger, mu=1.0, **budget).release("own noise", 0, contribution)
-    trusted = machine(ledger, trust="trusted-server", **budget)
-    for session in ("a", "b"):
-        trusted.release(session, 0, contribution)
-    refused(protocol.BUDGET_EXHAUSTED, trusted, "c", 0)
-    refused(protocol.BUDGET_EXHAUSTED, machine(ledger, mu=0.1, trust="trusted-server", **budget), "c", 0)
-    trusted.release("a", 1, contribution)
-    assert ledger.account().reserved_mu == pytest.approx(3.0)
-
-
-def test_a_machine_that_has_trusted_a_server_states_no_bound_against_servers_and_opens_no_session_for_others():
-    ledger = MemoryLedger()
-    trusted = machine(ledger, trust="trusted-server", budget_mu=100.0)
-    own = machine(ledger, budget_mu=100.0)
-    own.release("own noise", 0, contribution)
-    assert own.statement("own noise").mu_budget == 100.0
-    trusted.release("t", 0, contribution)
-    for statement in (trusted.statement("t"), own.statement("t"), own.statement("new")):
-        assert statement.mu_budget == math.inf
-    for statement in (trusted.statement("t"), own.statement("t")):
-        assert statement.mu_spent == statement.mu_guaranteed == math.inf, "its mu is not the machine's to state"
-    assert own.statement("own noise").mu_guaranteed == own.plan.mu, "its own noise is still there"
-    own.release("own noise", 1, contribution)
-    refused(protocol.BUDGET_EXHAUSTED, own, "u", 0)
-
-
-def test_a_delta_the_noise_cannot_deliver_is_refused():
-    with pytest.raises(ConfigurationError, match="delta"):
-        machine(keys=SystemKeys(bytes(32)), delta=1e-100)
-    assert math.isinf(machine(delta=1e-100).plan.mu), "in simulation nothing is guaranteed"
-
-
 def test_whole_numbers_and_floats_are_the_same_policy():
     assert machine(mu=2).plan.fingerprint == machine(mu=2.0).plan.fingerprint
 
@@ -515,35 +262,6 @@ def test_an_audit_would_see_noise_that_is_not_correlated_as_claimed():
         resumed.release("s", k - 1, contribution)
     ours, theirs = machine(ledger=ledger, mechanism="blt").release("s", 5, zero), whole.release("s", 5, zero)
     assert not np.allclose(ours.values, theirs.values)
-
-
-RETURNING = {"batch_size": 2, "max_participations": 12, "sample_participations": 3, "min_separation": 4}
-
-
-@pytest.mark.parametrize("name", ["independent", "cancelling", "sqrt_toeplitz", "banded", "blt", "tree", "optimal"])
-def test_samples_that_return_keep_their_declared_pattern_and_the_noise_covers_it(name):
-    subject, asked = machine(mechanism=name, **RETURNING), []
-    for k in range(1, 13):
-        subject.release("s", k - 1, lambda samples: asked.append(samples) or contribution(samples))
-    assert [(s.start, s.stop) for s in asked] == [(2 * (k % 4), 2 * (k % 4) + 2) for k in range(12)]
-    with pytest.raises(RefusedError, match="cap"):
-        subject.release("s", 12, contribution)
-    once = machine(mechanism=name, batch_size=2, max_participations=12).plan
-    encoder = subject.plan.mechanism.materialize()
-    worst = max(np.linalg.norm(encoder[:, j::4].sum(axis=1)) for j in range(4))
-    assert subject.plan.noise_std == pytest.approx(subject.plan.sensitivity * worst / 2.0)
-    assert subject.plan.noise_std > 1.3 * once.noise_std
-    assert subject.plan.mu == pytest.approx(2.0)
-    assert subject.plan.spent_mu(12) == pytest.approx(2.0)
-
-
-def test_a_second_session_of_returning_samples_spends_its_own_budget():
-    subject = machine(mechanism="blt", budget_mu=3.0, **RETURNING)
-    for session in ("a", "b"):
-        for k in range(1, 13):
-            subject.release(session, k - 1, contribution)
-    with pytest.raises(RefusedError, match="budget"):  # three times mu = 2 is more than 3
-        subject.release("c", 0, contribution)
 
 
 @pytest.mark.parametrize(
@@ -578,30 +296,3 @@ def test_an_update_that_cannot_be_computed_on_a_real_machine_counts_as_zero():
 
     subject = machine(clip_unit="update", keys=SystemKeys.generate(), trust="trusted-server")
     assert (subject.release("s", 0, failing).values == 0).all()
-
-
-def test_a_streams_next_state_is_the_record_with_those_fields_replaced():
-    counts = np.arange(3)
-    before = StreamRecord("f", 4, 2, b"n" * 16, {3: counts, 4: counts}, (counts,), "terms", (counts,))
-    after = before.acknowledged(3, {4: counts})
-    assert after == replace(before, ack=3, pending={4: counts})
-    assert after.released(b"m" * 16, {5: counts}, ()) == replace(
-        after, release=5, nonces=b"m" * 16, pending={5: counts}, noise_state=()
-    )
-    assert (before.ack, before.release, list(before.pending)) == (2, 4, [3, 4])
-
-
-def test_what_is_left_of_a_session_is_stated():
-    """Of 20 samples in batches of 3: its own cap, then the samples that another session has used up."""
-    ledger = MemoryLedger()
-    subject = machine(batch_size=3, max_participations=4, budget_mu=9.0, num_samples=20, ledger=ledger)
-    assert subject.statement("s").releases_left == 4
-    for left in (3, 2, 1, 0):
-        subject.release("s", 0, contribution)
-        assert subject.statement("s").releases_left == left
-    assert subject.statement("t").releases_left == 2
-    for _ in range(2):
-        subject.release("t", 0, contribution)
-    assert subject.statement("t").releases_left == 0
-    with pytest.raises(RefusedError):
-        subject.release("t", 0, contribution)

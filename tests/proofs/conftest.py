@@ -15,8 +15,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys
-from murmurfl.privacy import release as release_module
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, noise_stream
 
 # A unit row is many grid spacings long, so that rounding is in the twelfth digit; below the 2^51 of the grid.
 UNIT = 2.0**20
@@ -70,9 +69,9 @@ class Reader:
 
     def normals(self, rows):
         """Let every keyed normal come from ``rows(key, size)``."""
-        self._patch.setattr(release_module, "standard_normals", lambda key, size, quality: rows(key, size))
+        self._patch.setattr(noise_stream, "standard_normals", lambda key, size, quality: rows(key, size))
         self._patch.setattr(
-            release_module,
+            noise_stream,
             "standard_normal_rows",
             lambda keys, size, quality: np.stack([rows(key, size) for key in keys]),
         )

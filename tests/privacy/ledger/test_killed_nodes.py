@@ -16,13 +16,13 @@ from murmurfl.privacy import (
     PrivateMachine,
     SQLiteLedger,
     clip_per_sample,
-    high_water_mark,
     read_ledger,
     row_bytes,
     row_key,
-    sqlite_ledger,
     standard_normals,
 )
+from murmurfl.privacy.ledger import format as ledger_format
+from murmurfl.privacy.ledger import mark as ledger_mark
 
 D = 6
 RELEASES = 200
@@ -75,7 +75,7 @@ def lethal(point, at):
         "seal": "UPDATE state SET seal",
         "commit": "COMMIT",
     }
-    real_connect = sqlite_ledger.connect
+    real_connect = ledger_format.connect
 
     def connect(*arguments):
         connection = real_connect(*arguments)
@@ -91,7 +91,7 @@ def lethal(point, at):
         connection.set_trace_callback(trace)
         return connection
 
-    sqlite_ledger.connect = connect
+    ledger_format.connect = connect
 
     def around(owner, name, before=None, after=None):
         real = getattr(owner, name)
@@ -108,7 +108,7 @@ def lethal(point, at):
 
     around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
     around(PrivateMachine, "_advance", "noise", "noise made")
-    around(high_water_mark.LedgerState, "write_mark", "mark", "marked")
+    around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
     around(Path, "replace", "mark written", "mark renamed")
     return armed, here
 
@@ -232,7 +232,7 @@ def test_a_ledger_whose_making_was_interrupted_can_be_made_again(tmp_path):
     path = tmp_path / "ledger.db"
 
     def die():
-        sqlite_ledger.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+        ledger_format.connect = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
         SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
 
     assert exit_code(die) == -signal.SIGKILL

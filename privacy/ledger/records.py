@@ -1,15 +1,8 @@
-"""The ledger: what a machine must remember so that it never spends the same privacy twice.
-
-Spend before you speak: a release, its nonce, the samples it used up and what has not been acknowledged are committed
-before the reply leaves. A crash in between wastes a release; it never repeats one. This module holds the interface and
-the backend in memory; :mod:`.sqlite_ledger` is the one for a real node, and ``murmurfl.clients`` adds the one on
-Flower's ``context.state``.
-"""
+"""What a ledger remembers, and the interface of every ledger."""
 
 from __future__ import annotations
 
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -19,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .gdp import compose_gdp
-from .mechanisms import State
+from ..gdp import compose_gdp
+from ..mechanisms import State
 
 
 @dataclass(frozen=True)
@@ -36,8 +29,8 @@ class StreamRecord:
     ack : int
         The last of them the server says it has aggregated.
     nonces : bytes
-        The nonces the mechanism's state is made again from, 16 bytes each, that of release k last (empty before the
-        first).
+        The nonces from which the mechanism's state is made again, 16 bytes each, that of release k last (empty before
+        the first release).
     pending : mapping of int to int64 array
         P_j - P_ack for releases j > ack that may still be acknowledged: what was sent, noise included (without noise
         under a trusted server).
@@ -87,8 +80,9 @@ class Account:
     reserved : mapping of str to float
         mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
         adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The machine added no
-        noise, so the figure holds against everybody but that server, and against it nothing does. (Ledgers of version
-        0.1 have infinity in its place.)
+        noise, so the figure holds against everybody but that server, and against it nothing does. Infinity: nothing
+        holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve). Ledgers of
+        version 0.1 have infinity for a trusted server too.
     data : str
         Digest of the samples used up (:class:`~murmurfl.privacy.data_digest.DataDigest`); empty where none is kept.
     """
@@ -99,23 +93,28 @@ class Account:
 
     @property
     def reserved_mu(self) -> float:
-        """The mu of all sessions together: against a server only while :attr:`trusted_a_server` is false."""
+        """The mu of all sessions together: against a server only while :attr:`unbounded` is false."""
         if any(math.isinf(mu) for mu in self.reserved.values()):
             return math.inf
         return compose_gdp(map(abs, self.reserved.values()))
 
     @property
-    def trusted_a_server(self) -> bool:
-        """Whether contributions ever left without noise: then samples used have no guarantee against a server."""
-        return any(by_a_servers_word(mu) for mu in self.reserved.values())
+    def unbounded(self) -> bool:
+        """Whether a session was opened that has no bound: then the samples used have no guarantee against a server."""
+        return any(no_bound(mu) for mu in self.reserved.values())
+
+    def bound_of(self, session: str) -> float:
+        """The mu that holds for a session against a server: what it reserved, or infinite."""
+        reserved = self.reserved.get(session, math.inf)
+        return math.inf if no_bound(reserved) else reserved
 
     def reserve(self, session: str, mu: float, *, trusted: bool = False) -> Account:
         """The account with one more session; ``trusted``: its mu is a trusted server's word."""
         return replace(self, reserved={**self.reserved, session: -mu if trusted else mu})
 
 
-def by_a_servers_word(mu: float) -> bool:
-    """Whether a session's entry in :attr:`Account.reserved` is of one whose machine added no noise."""
+def no_bound(mu: float) -> bool:
+    """Whether nothing holds against a server for a session, by its entry in :attr:`Account.reserved`."""
     return mu < 0.0 or math.isinf(mu)
 
 
@@ -162,32 +161,3 @@ class Ledger(ABC):
         LedgerError
             If the ledger cannot be read or believed.
         """
-
-
-class MemoryLedger(Ledger, LedgerPage):
-    """A ledger in this process's memory: for tests and in-process experiments; gone with the process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._account = Account()
-        self._streams: dict[str, StreamRecord] = {}
-
-    def exclusive(self) -> AbstractContextManager[LedgerPage]:
-        return self
-
-    def __enter__(self) -> LedgerPage:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def account(self) -> Account:
-        return self._account
-
-    def stream(self, session: str) -> StreamRecord | None:
-        return self._streams.get(session)
-
-    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        self._streams[session] = stream
-        self._account = account

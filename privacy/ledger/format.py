@@ -1,4 +1,4 @@
-"""The file behind :mod:`.sqlite_ledger`: its tables, how they are read, and everything it is refused for."""
+"""The file of a ledger on disk: its tables, how it is opened and read, and everything it is refused for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hmac
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import LedgerError
-from .files import check_private
-from .high_water_mark import LedgerState, SessionState
-from .ledger import StreamRecord
+from ..errors import LedgerError
+from ..files import check_private
+from .mark import LedgerState, SessionState
+from .records import StreamRecord
 
 APPLICATION_ID = 0x6D757266  # "murf"
 FORMAT = 2
-"""2 has the digest of the samples used up; `murmurfl ledger upgrade` makes it of 1."""
+"""Format 2 has the digest of the samples used up; `murmurfl ledger upgrade` turns format 1 into it."""
 
 CLOSED = "closed"
 SCHEMA = """
@@ -51,7 +51,7 @@ CREATE TABLE releases (
 
 @dataclass(frozen=True)
 class Header:
-    """What a ledger was made with."""
+    """The settings with which a ledger was made."""
 
     name: str
     created: float
@@ -63,8 +63,46 @@ class Header:
     key_check: bytes
 
 
+def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
+    """Make the tables of a new ledger in an empty file.
+
+    Parameters
+    ----------
+    path : Path
+    timeout_s : float
+    header : Header
+    key : bytes
+        The noise key, kept in the ledger if the header names no file for it.
+    seal : str
+        Of the state in which nothing was released.
+    mark_beside : bool
+        Whether the mark is where it is looked for by default: then it goes where the ledger goes.
+    """
+    mark = "" if mark_beside else str(header.mark)
+    row = (
+        header.name,
+        header.created,
+        header.data,
+        header.budget_mu,
+        header.delta,
+        mark,
+        str(header.key_file or ""),
+        b"" if header.key_file else key,
+        header.key_check,
+    )
+    with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        # All in one transaction: what is interrupted is not a ledger.
+        connection.executescript(f"BEGIN; {SCHEMA}")
+        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (seal,))
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")
+
+
 def read_header(connection: sqlite3.Connection, path: Path) -> Header:
-    """What the ledger at ``path`` was made with."""
+    """The settings with which the ledger at ``path`` was made."""
     name, created, data, budget_mu, delta, mark, key_file, key_check = connection.execute(
         "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check FROM ledger"
     ).fetchone()
@@ -78,7 +116,7 @@ def mark_path(path: Path, mark: str) -> Path:
 
 
 def key_check(key: bytes) -> bytes:
-    """What a key is recognised by without being written down."""
+    """A check value by which a key is recognised without being written down."""
     return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
 
 
@@ -147,16 +185,47 @@ def connect(path: Path, timeout_s: float, options: str = "mode=rw") -> sqlite3.C
     return connection
 
 
-def check_format(connection: sqlite3.Connection, path: Path, expected: int = FORMAT) -> None:
-    """Refuse a file that is no ledger, or one of another format than the expected."""
-    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+@contextmanager
+def opened(
+    path: Path,
+    timeout_s: float,
+    options: str = "mode=rw",
+    *,
+    writable: bool = False,
+    accepted: tuple[int, ...] = (FORMAT,),
+) -> Iterator[sqlite3.Connection]:
+    """A connection to a ledger of an accepted format, closed in the end; what the caller does with it is the caller's.
+
+    Raises
+    ------
+    LedgerError
+        If there is no ledger at ``path``, or none of an accepted format, or it cannot be opened.
+    """
+    check_file(path, writable=writable)
+    with clear_errors(path, timeout_s):
+        connection = connect(path, timeout_s, options)
+    with closing(connection):
+        with clear_errors(path, timeout_s):
+            check_format(connection, path, accepted)
+        yield connection
+
+
+def format_of(connection: sqlite3.Connection) -> int:
+    """The number of a ledger's format."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return version
+
+
+def check_format(connection: sqlite3.Connection, path: Path, accepted: tuple[int, ...] = (FORMAT,)) -> None:
+    """Refuse a file that is no ledger, or one of no accepted format; errors name the last of these."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    version, expected = format_of(connection), accepted[-1]
     if application_id != APPLICATION_ID:
         raise LedgerError(
             f"Expected a murmurfl ledger at {path}, got another file or one whose making was interrupted; it was left "
             "alone. Check the path in the node's configuration; nothing was released."
         )
-    if version == expected:
+    if version in accepted:
         return
     if version == 1:
         raise LedgerError(
@@ -185,7 +254,7 @@ def check_integrity(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def clear_errors(path: Path, timeout_s: float) -> Iterator[None]:
-    """Turn what SQLite, the disk or a damaged row says into a LedgerError that says what to do."""
+    """Turn an error of SQLite, of the disk or from a damaged row into a LedgerError that says what to do."""
     try:
         yield
     except sqlite3.Error as error:

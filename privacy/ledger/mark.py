@@ -1,9 +1,9 @@
 """The high-water mark: how far a ledger had come, kept outside the file that is backed up.
 
-A ledger copied back from a backup looks like an honest one; only something that was not copied back can tell. The mark
-is a small file beside the ledger, or better on another disk: after every commit, before the reply leaves, it takes on
-the ledger's state (its counter, the samples used, each session's mu and number of releases). A ledger behind its mark
-has been rolled back, and the mark says what must be counted as spent.
+A ledger that was copied back from a backup looks like an honest one; only something that was not copied back can show
+the difference. The mark is a small file beside the ledger, or better on another disk: after every commit, before the
+reply leaves, it takes on the ledger's state (its counter, the samples used, each session's mu and number of releases).
+A ledger behind its mark has been rolled back, and the mark says what must be counted as spent.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .errors import LedgerError
-from .files import check_private, replace_durably
+from ..errors import LedgerError
+from ..files import check_private, replace_durably
 
 _FORMAT = 1
 
@@ -68,10 +68,10 @@ class LedgerState:
 
     @cached_property
     def seal(self) -> str:
-        """A digest of all of it: a part that was lost, or that comes from another time, does not match."""
+        """A digest of the whole state: it does not match if a part was lost or comes from another time."""
         document = asdict(self)
         if not self.data:
-            del document["data"]  # as ledgers and marks were sealed before there was one
+            del document["data"]  # ledgers and marks from before there was a digest were sealed without it
         return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def write_mark(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a ledger says, for its operator: read without altering it."""
+"""A ledger's contents for its operator, read without altering the ledger."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import math
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import LedgerError
-from .gdp import compose_gdp
-from .high_water_mark import read_mark
-from .ledger import by_a_servers_word
-from .sqlite_format import (
+from ..errors import LedgerError
+from ..gdp import compose_gdp
+from .format import (
     CLOSED,
-    check_file,
-    check_format,
     check_integrity,
     check_mark,
     clear_errors,
-    connect,
+    opened,
     read_header,
     read_state,
 )
+from .mark import read_mark
+from .records import no_bound
 
 _ATTEMPTS = 50
 _PAUSE_S = 0.02
@@ -127,7 +124,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
     Returns
     -------
     LedgerSummary
-        A mark that is missing or does not agree is no error here; it is told.
+        A mark that is missing or does not agree is no error here; the summary says so.
 
     Raises
     ------
@@ -140,7 +137,6 @@ def read_ledger(path: str | Path) -> LedgerSummary:
     """
     path = Path(path).absolute()
     for _ in range(_ATTEMPTS):
-        check_file(path)
         before = _times(path)
         try:
             summary = _read(path)
@@ -157,7 +153,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
 
 
 def _times(path: Path) -> list[tuple[int, int, int] | None]:
-    """What changes when a ledger is written to."""
+    """Inode, size and time of the files that change when a ledger is written to."""
     stats = [file.stat() if file.exists() else None for file in (path, _log(path))]
     return [None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 
@@ -169,8 +165,7 @@ def _log(path: Path) -> Path:
 def _read(path: Path) -> LedgerSummary:
     # Without a log nobody is writing, and SQLite need not make its own files; with one they are there already.
     options = "mode=ro" if _log(path).exists() else "mode=ro&immutable=1"
-    with clear_errors(path, _WAIT_S), closing(connect(path, _WAIT_S, options)) as connection:
-        check_format(connection, path)
+    with clear_errors(path, _WAIT_S), opened(path, _WAIT_S, options) as connection:
         check_integrity(connection, path)
         header, problem = read_header(connection, path), ""
         try:
@@ -209,6 +204,4 @@ def _session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummar
     ):
         closed = fingerprint == CLOSED
         opened = json.loads(terms or "{}")
-        yield SessionSummary(
-            session, abs(mu), releases, ack, closed, first, last, opened, trusted=by_a_servers_word(mu)
-        )
+        yield SessionSummary(session, abs(mu), releases, ack, closed, first, last, opened, trusted=no_bound(mu))

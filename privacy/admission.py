@@ -1,0 +1,224 @@
+"""The rule of admission: whether a request may be answered, and what from.
+
+The rule is a pure function of what the ledger says and of what was asked for. It spends nothing: what an admission
+takes is spent when :class:`~murmurfl.privacy.machine.LedgeredMachine` records it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+
+from . import protocol
+from .errors import LedgerError, RefusedError
+from .ledger import Account, LedgerPage, StreamRecord
+from .noise_plan import NoisePlan
+from .normals import NOISE_VERSION
+from .policy import NO_NOISE, PrivacyPolicy
+
+logger = logging.getLogger(__name__)
+
+ROUNDING = 1e-9
+"""Budgets are compared with this much room, relative, for the rounding of sums of squares."""
+
+
+@dataclass(frozen=True, eq=False)
+class Admission:
+    """A request that may be answered, and what it will be answered from; nothing is spent yet.
+
+    Parameters
+    ----------
+    page : LedgerPage
+        The transaction it was made in. It is worth nothing after that.
+    session : str
+    stream : StreamRecord
+        With the acknowledgement applied.
+    account : Account
+        With the session's mu reserved.
+    samples : slice
+        The samples the release will be made from.
+
+    Notes
+    -----
+    Two admissions are never equal: each may be recorded once.
+    """
+
+    page: LedgerPage
+    session: str
+    stream: StreamRecord
+    account: Account
+    samples: slice
+
+    @property
+    def release(self) -> int:
+        """The number of the release it is for."""
+        return self.stream.release + 1
+
+    @property
+    def samples_used(self) -> int:
+        """Samples that are used up once it is recorded."""
+        return max(self.account.samples_used, self.samples.stop)
+
+
+@dataclass(frozen=True)
+class AdmissionRule:
+    """What a machine's policy lets it answer.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+    plan : NoisePlan
+        The policy, worked out for the machine's model.
+    num_parameters, num_samples : int
+        Of the model, and of the machine's data.
+    fingerprint : str
+        Names the policy and the machine's key: a session in the ledger belongs to one of these.
+
+    Notes
+    -----
+    **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
+    says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
+    that would take the sum of all reserved mus (in squares) beyond budget_mu. Those of
+    :class:`~murmurfl.privacy.PrivateMachine` rest on this, provided that what is admitted is recorded before anything
+    leaves.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    policy: PrivacyPolicy
+    plan: NoisePlan
+    num_parameters: int
+    num_samples: int
+    fingerprint: str
+
+    def check(self, session: str, stream: StreamRecord | None, account: Account) -> None:
+        """Refuse a ledger whose parts contradict each other.
+
+        Raises
+        ------
+        LedgerError
+        """
+        if (stream is None) != (session not in account.reserved):
+            raise LedgerError(
+                "Expected a session's stream and its reserved budget in the ledger together, got one of them: the "
+                "ledger is damaged. Restore it from a backup or retire this machine's data; nothing was released."
+            )
+        if stream is not None and account.samples_used < self._samples_of(stream.release):
+            raise LedgerError(
+                f"Expected at least {self._samples_of(stream.release)} used samples in the ledger, got "
+                f"{account.samples_used}: the ledger is damaged. Restore it from a backup or retire this machine's "
+                "data; nothing was released."
+            )
+
+    def admit(
+        self, page: LedgerPage, session: str, ack: int, stream: StreamRecord | None, account: Account
+    ) -> Admission:
+        """What a request will be answered from, by a ledger that was checked.
+
+        Raises
+        ------
+        RefusedError
+            If the acknowledgement, the cap, the samples or the budget forbid it.
+        """
+        if stream is None:
+            account = self._reserved(account, session)
+            stream = StreamRecord(self.fingerprint, terms=self.policy.terms(self.num_parameters))
+        self._check_stream(stream)
+        start, batch = account.samples_used, self.policy.batch_size
+        if self.policy.sample_participations > 1:
+            start = stream.release % self.policy.min_separation * batch
+        if start + batch > self.num_samples:
+            raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
+        return Admission(page, session, self.acknowledged(stream, ack), account, slice(start, start + batch))
+
+    def acknowledged(self, stream: StreamRecord, ack: int) -> StreamRecord:
+        """A stream after an acknowledgement.
+
+        Raises
+        ------
+        RefusedError
+            If the acknowledgement moves backwards, or names a release that was not made or that can no longer be
+            acknowledged.
+        """
+        if ack == stream.ack:
+            return stream
+        if ack > stream.release:
+            logger.error(
+                "The server acknowledges release %d of a session in which the ledger knows of %d. Either the server is "
+                "wrong or this machine's ledger was copied back from a backup: see docs/ledger.md before going on.",
+                ack,
+                stream.release,
+            )
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT,
+                "the acknowledgement names a release this machine's ledger does not know of; if the machine did make "
+                "it, its ledger was rolled back",
+            )
+        if self.policy.release_rule == "paper":
+            valid = stream.ack < ack <= stream.release
+            pending = {}
+        else:
+            valid = ack > stream.ack and ack in stream.pending
+            base = stream.pending.get(ack)
+            # (P_j - P_old) - (P_new - P_old): the same prefixes, told from the new acknowledgement.
+            pending = {j: counts - base for j, counts in stream.pending.items() if j > ack and base is not None}
+        if not valid:
+            raise RefusedError(
+                protocol.BAD_ACKNOWLEDGEMENT,
+                "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
+            )
+        return stream.acknowledged(ack, pending)
+
+    def releases_left(self, stream: StreamRecord | None, account: Account) -> int:
+        """How many more releases of a session its cap and the fresh samples allow."""
+        if stream is not None and stream.fingerprint != self.fingerprint:
+            return 0
+        left = self.policy.max_participations - (0 if stream is None else stream.release)
+        if self.policy.sample_participations > 1:  # the same samples are gone through again
+            return left
+        return min(left, (self.num_samples - account.samples_used) // self.policy.batch_size)
+
+    def _check_stream(self, stream: StreamRecord) -> None:
+        """Refuse a session that was opened under other terms, or has reached its cap."""
+        if stream.fingerprint != self.fingerprint:
+            if _noise_version(stream) != NOISE_VERSION:
+                raise RefusedError(
+                    protocol.POLICY_CHANGED,
+                    "this session was begun with the noise of another version of murmurfl, which this version cannot "
+                    "take out again; start a new session",
+                )
+            raise RefusedError(
+                protocol.POLICY_CHANGED,
+                "this session was opened under another privacy policy or key, or was closed; start a new session",
+            )
+        if stream.release >= self.policy.max_participations:
+            raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
+
+    def _samples_of(self, releases: int) -> int:
+        """The least number of samples that many releases of a session have used."""
+        if self.policy.sample_participations > 1:
+            releases = min(releases, self.policy.min_separation)
+        return releases * self.policy.batch_size
+
+    def _reserved(self, account: Account, session: str) -> Account:
+        """The account with the mu of a new session reserved."""
+        if self.plan.problem or self.policy.mechanism == NO_NOISE:
+            return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
+        trusted = self.policy.trust == "trusted-server"
+        if account.unbounded and not trusted:
+            raise RefusedError(
+                protocol.BUDGET_EXHAUSTED,
+                "this machine has trusted a server with its samples: it has no budget against servers any more",
+            )
+        # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
+        reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted)
+        budget = float(self.policy.budget_mu or self.policy.mu)
+        if reserved.reserved_mu > budget * (1 + ROUNDING):
+            raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
+        return reserved
+
+
+def _noise_version(stream: StreamRecord) -> int:
+    """The version of the normals a session was begun with; a ledger that nobody reads does not say."""
+    return json.loads(stream.terms).get("noise_version", 1) if stream.terms else NOISE_VERSION

@@ -1,0 +1,334 @@
+"""A machine with a ledger: what every kind of machine shares, whatever its releases are made of.
+
+A machine admits a request, computes, records, and only then answers. That loop stands here once. What is computed and
+how it becomes a release is the business of the two kinds of machine: of prefix sums
+(:class:`~murmurfl.privacy.PrivateMachine`) and of epochs (:class:`~murmurfl.privacy.ShuffledMachine`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import protocol
+from .admission import ROUNDING, Admission, AdmissionRule
+from .data_digest import DataDigest, RowBytes, any_data
+from .errors import ConfigurationError, RefusedError
+from .keys import NoiseKeys
+from .ledger import Account, Ledger, LedgerPage, StreamRecord
+from .mechanisms import State
+from .noise_plan import NoisePlan
+from .outgoing import PrivacyStatement, Release
+from .policy import NO_NOISE, PrivacyPolicy
+
+ComputedT = TypeVar("ComputedT")
+
+
+class LedgeredMachine:
+    """A machine's policy, its ledger, its keys, its data's digest, and the only way anything leaves it; a base class.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        The machine's own configuration.
+    num_parameters : int
+        d.
+    num_samples : int
+        Samples the machine holds; each is used as often as the policy says.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The secret key and the source of nonces.
+    data : callable, optional
+        What each row of the machine's data is known by (:func:`~murmurfl.privacy.row_bytes`), so that the ledger knows
+        the data it was used with; required with real keys, not looked at with simulated ones, whose ledger ends with
+        the run.
+
+    Raises
+    ------
+    ConfigurationError
+        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or ``none`` or
+        cannot serve the policy, the ledger is not durable, or ``data`` is missing.
+
+    Notes
+    -----
+    **Formal guarantees.** Whatever requests arrive in whatever order: every release was admitted by
+    :class:`~murmurfl.privacy.admission.AdmissionRule` inside the transaction that recorded it, from samples that were
+    still the admitted ones then, and was recorded before it is returned, provided the ledger keeps its promise. What a
+    release must be made of, for all of them to be mu-GDP, is each kind's own promise.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    def __init__(
+        self,
+        policy: PrivacyPolicy,
+        num_parameters: int,
+        num_samples: int,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        data: RowBytes | None = None,
+    ) -> None:
+        if not keys.simulated:
+            _check_real(policy, ledger, data)
+        _check_ledger(policy, ledger)
+        _check_samples(policy, num_samples)
+        self.policy = policy
+        self.plan: NoisePlan = policy.plan(num_parameters)
+        if self.plan.problem and not keys.simulated:
+            raise ConfigurationError(self.plan.problem)
+        self.num_parameters = num_parameters
+        self.num_samples = num_samples
+        self._ledger = ledger
+        self._keys = keys
+        known = None if keys.simulated or data is any_data else data
+        self._data = None if known is None else DataDigest(keys.secret_key, known)
+        if self._data is not None:
+            self._data.warn_of_kind(num_samples)
+        # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
+        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
+        self._fingerprint = mark.hex()
+        self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint)
+        self._open: set[Admission] = set()
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the keys are a simulation's."""
+        return self._keys.simulated
+
+    @contextmanager
+    def admitted(self, session: str, ack: int) -> Iterator[Admission]:
+        """Hold the ledger while a request that it admits is answered.
+
+        Parameters
+        ----------
+        session : str
+            Names the training.
+        ack : int
+            The last release of this session that the server has aggregated; 0 for none.
+
+        Yields
+        ------
+        Admission
+            Good for one release, and only until the context ends; no other request is admitted meanwhile.
+
+        Raises
+        ------
+        RefusedError
+            If the acknowledgement, the cap, the samples or the budget forbid it.
+        LedgerError
+            If the ledger cannot be believed.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing: the ledger is as it was unless a release is recorded.
+        """
+        with self._ledger.exclusive() as page:
+            admission = self._admit(page, session, ack)
+            self._open.add(admission)
+            try:
+                yield admission
+            finally:
+                self._open.discard(admission)
+
+    def admits(self, session: str, ack: int) -> slice:
+        """The samples a release asked for now would be made from: for whoever computes it outside of a transaction.
+
+        Raises
+        ------
+        RefusedError
+            As a release would.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing; a release is admitted anew.
+        """
+        with self.admitted(session, ack) as admission:
+            return admission.samples
+
+    def check_data(self) -> None:
+        """Refuse data that are not those this machine's ledger was used with.
+
+        Raises
+        ------
+        LedgerError
+            With the way out.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing; every release checks it too. The rows used so far are read
+        and hashed here, once in the life of this object, while others may use the ledger.
+        """
+        if self._data is None:
+            return
+        with self._ledger.exclusive() as page:
+            account = page.account()
+        self._check_data(account)
+
+    def noted(self, session: str) -> tuple[int, State]:
+        """How many releases a session has made, and what was remembered with the last one.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases nothing.
+        """
+        with self._ledger.exclusive() as page:
+            stream = page.stream(session)
+        return (0, ()) if stream is None else (stream.release, stream.noted)
+
+    def acknowledge(self, session: str, ack: int) -> None:
+        """Take note of an acknowledgement ahead of the next request: what is behind it need not be remembered.
+
+        Raises
+        ------
+        RefusedError
+            If it is none that could stand in the next request.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases nothing.
+        """
+        with self._ledger.exclusive() as page:
+            stream = page.stream(session)
+            if stream is None:
+                raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
+            page.commit(session, self._rule.acknowledged(stream, ack), page.account())
+
+    def statement(self, session: str) -> PrivacyStatement:
+        """What this machine has spent in a session and what it guarantees; independent of its data."""
+        with self._ledger.exclusive() as page:
+            stream, account = page.stream(session), page.account()
+        releases = 0 if stream is None else stream.release
+        if stream is None or stream.fingerprint == self._fingerprint:
+            spent, guaranteed = self.plan.spent_mu(releases), self.plan.mu
+        else:
+            # Opened under another policy, or closed: today's noise says nothing of it, what it reserved holds for it.
+            spent = guaranteed = account.bound_of(session)
+        unbounded = self.policy.trust == "trusted-server" or account.unbounded
+        return PrivacyStatement(
+            releases=releases,
+            mu_spent=spent,
+            mu_guaranteed=guaranteed,
+            mu_budget=math.inf if unbounded else float(self.policy.budget_mu or 0.0),
+            samples_used=account.samples_used,
+            max_participations=self.policy.max_participations,
+            releases_left=self._rule.releases_left(stream, account),
+        )
+
+    def _answer(
+        self,
+        session: str,
+        ack: int,
+        compute: Callable[[Admission], ComputedT],
+        record: Callable[[Admission, ComputedT], Release],
+    ) -> Release:
+        """Admit, compute outside of the transaction, admit again inside the one that records.
+
+        Parameters
+        ----------
+        session, ack
+            See :meth:`admitted`.
+        compute : callable
+            What the release is made from; it takes long, spends nothing and may be called again.
+        record : callable
+            Makes the release and records it (:meth:`_record`), inside the transaction.
+        """
+        computed: list[ComputedT] = []
+        computed_for: tuple[int, slice] | None = None
+        self.check_data()
+        while True:
+            with self.admitted(session, ack) as admission:
+                wanted = admission.release, admission.samples
+                if self.simulated:  # whose ledger nobody else waits for
+                    computed, computed_for = [compute(admission)], wanted
+                if computed_for == wanted:
+                    return record(admission, computed.pop())
+            # A gradient or an epoch may take long, so it is computed while others may use the ledger. Nothing is spent
+            # by that: it counts only if the request is admitted for the same release and the same samples again,
+            # inside the transaction that records it. Otherwise somebody else took them, and the next are computed.
+            computed, computed_for = [compute(admission)], wanted
+            self._digest_of(admission.samples_used)  # read and hashed now, and not while the ledger is held
+
+    def _record(self, admission: Admission, stream: StreamRecord, counts: NDArray[np.int64]) -> Release:
+        """Record a release as the admission's, then hand it out; ``stream`` and ``counts`` have its noise."""
+        self._check_open(admission)
+        self._open.discard(admission)
+        before, used = admission.account, admission.samples_used
+        account = Account(used, before.reserved, self._digest_of(used, before.data))
+        admission.page.commit(admission.session, stream, account)
+        counts.setflags(write=False)  # the ledger in memory may hold the very array
+        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
+
+    def _check_open(self, admission: Admission) -> None:
+        if admission not in self._open:
+            raise ConfigurationError(
+                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
+            )
+
+    def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
+        """What a request would be answered from, or a refusal."""
+        stream, account = page.stream(session), page.account()
+        self._rule.check(session, stream, account)
+        self._check_data(account)
+        return self._rule.admit(page, session, ack, stream, account)
+
+    def _check_data(self, account: Account) -> None:
+        if self._data is not None and account.samples_used:
+            self._data.check(account.samples_used, account.data, self.num_samples)
+
+    def _digest_of(self, rows: int, otherwise: str = "") -> str:
+        return otherwise if self._data is None else self._data.of(rows)
+
+
+def _check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None) -> None:
+    """Refuse on a real machine what only a simulation may do."""
+    if not ledger.durable:
+        raise ConfigurationError(
+            f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
+            "process ends would be spent again."
+        )
+    if policy.noise_quality != "exact":
+        raise ConfigurationError(
+            f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
+            "simulation only."
+        )
+    if policy.mechanism == NO_NOISE:
+        raise ConfigurationError(
+            f"Expected a noise mechanism on a real machine, got {policy.mechanism!r}: runs without noise are for "
+            "simulation only."
+        )
+    if data is None:
+        raise ConfigurationError(
+            "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
+            "data=row_bytes(samples)."
+        )
+
+
+def _check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
+    """Refuse a policy with another budget or delta than its ledger's."""
+    for name in ("budget_mu", "delta"):
+        fixed, ours = getattr(ledger, name), getattr(policy, name)
+        if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):
+            raise ConfigurationError(
+                f"Expected {name} = {fixed!r}, with which the ledger was made, got {ours!r} in the policy: "
+                "everything on this machine's data shares one budget. Put the ledger's into the configuration."
+            )
+
+
+def _check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
+    """Refuse a policy that needs more samples than the machine has."""
+    releases, name, why = policy.max_participations, "max_participations", "each is used once"
+    if policy.sample_participations > 1:
+        releases, name, why = policy.min_separation, "min_separation", "so many are gone through"
+    if policy.batch_size * releases > num_samples:
+        raise ConfigurationError(
+            f"Expected batch_size x {name} <= the machine's {num_samples} samples ({why}), got "
+            f"{policy.batch_size} x {releases} = {policy.batch_size * releases}."
+        )

@@ -1,0 +1,218 @@
+r"""The noise of a machine's stream: what each release adds to its contribution and takes back out of it.
+
+The stream's noise is B Z, row by row. Release k carries the difference of row k and row k - 1, as int64 counts on the
+machine's grid, so that everything a sum of releases should cancel does cancel, to the last bit. Normals are pure
+functions of the machine's secret key and a nonce, so the noise of an earlier release is made again from its nonce and
+never stored.
+
+Formal guarantees
+-----------------
+The counts of releases 1 to k, summed, are row k of noise_std B Z. Each release is rounded to the grid once; where the
+mechanism removes its last row whole, what is removed is the very counts that were added. Z comes from
+:func:`~murmurfl.privacy.standard_normals`, under keys that no two releases share as long as no nonce repeats. What the
+stream guarantees is the mechanism's promise, and the grid's.
+Proof: docs/proofs/grid-and-noise.md.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .grid import MARK
+from .keys import NoiseKeys
+from .ledger import StreamRecord
+from .mechanisms import Draw, Increment, State
+from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows, standard_normals
+from .noise_plan import NoisePlan
+from .normals import LARGEST_NORMAL
+
+# Where a row can only be made from all noise before it, so much is kept by a machine whose caller keeps nothing.
+_OWN_CACHE_BYTES = 256 << 20
+
+
+class RowCache:
+    """Arrays that were made from noise lately, kept while there is room, so that they need not be made twice.
+
+    Parameters
+    ----------
+    limit_bytes : int
+        The most to keep. The oldest arrays go first, and are made again from their nonces.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._rows: dict[tuple[bytes, bytes], tuple[NDArray[np.generic], ...]] = {}
+        self._bytes = 0
+
+    def keep(self, key: bytes, nonce: bytes, arrays: tuple[NDArray[np.generic], ...]) -> None:
+        """Keep what belongs to a key and the nonce of a release."""
+        self._rows[key, nonce] = arrays
+        self._bytes += _nbytes(arrays)
+        while self._bytes > self.limit_bytes and self._rows:
+            self._bytes -= _nbytes(self._rows.pop(next(iter(self._rows))))
+
+    def take(self, key: bytes, nonce: bytes) -> Any:
+        """The arrays, if they are still here; they are forgotten, because each is needed once."""
+        arrays = self._rows.pop((key, nonce), None)
+        if arrays is not None:
+            self._bytes -= _nbytes(arrays)
+        return arrays
+
+
+def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
+    return arrays[0].nbytes if len(arrays) == 1 else sum(values.nbytes for values in arrays)
+
+
+class NoiseStream:
+    """The noise of one machine's sessions.
+
+    Parameters
+    ----------
+    plan : NoisePlan
+        The machine's mechanism, grid and noise level.
+    num_parameters : int
+        d.
+    quality : {"exact", "fast"}
+        Of the normals.
+    keys : NoiseKeys
+        The machine's.
+    rows : RowCache, optional
+        Keeps what the next release will need, for simulations; by default each row is made again when it is taken back
+        out, and 256 MiB are set aside where that would take all noise before it.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of the module. The noise does not depend on the cache, nor on data.
+    """
+
+    def __init__(
+        self, plan: NoisePlan, num_parameters: int, quality: NoiseQuality, keys: NoiseKeys, rows: RowCache | None = None
+    ) -> None:
+        if rows is None and plan.mechanism.memory == "all":
+            rows = RowCache(_OWN_CACHE_BYTES)
+        self.plan = plan
+        self.num_parameters = num_parameters
+        self.quality: NoiseQuality = quality
+        self._keys = keys
+        self._rows = rows
+
+    def add_to(
+        self,
+        counts: NDArray[np.int64],
+        stream: StreamRecord,
+        nonce: bytes,
+        normals: NDArray[np.floating] | None = None,
+    ) -> tuple[bytes, State]:
+        """Put the noise of a stream's next release on its contribution.
+
+        Parameters
+        ----------
+        counts : ndarray of shape (d,)
+            The contribution in units of the grid's spacing; changed in place.
+        stream : StreamRecord
+            After the release before.
+        nonce : bytes
+            Of the release: never used before under this machine's key.
+        normals : ndarray of shape (draws x d,), optional
+            Those of :meth:`normals_key` and this nonce, if they were made already.
+
+        Returns
+        -------
+        nonces : bytes
+            What the noise up to this release is made again from.
+        noise_state : tuple of ndarray
+            The part of it that cannot be made again.
+        """
+        if self.plan.noise_std == 0.0:
+            return nonce, stream.noise_state
+        release = stream.release + 1
+        state, kept = self._before(stream, release)
+        if normals is None:
+            normals = self._normals(nonce, self.plan.mechanism.draws(release))
+        increment = self.plan.mechanism.increment(state, release, normals, self._scale)
+        added, removed = self._rounded(increment, release, kept)
+        counts += added
+        # Marked counts carry the grid's mark, which goes with what is removed; without that it goes by itself.
+        counts -= MARK if removed is None else removed
+        self._keep(nonce, added, increment)
+        memory = self.plan.mechanism.memory
+        nonces = stream.nonces + nonce if memory == "all" else nonce
+        return nonces, (increment.state or ()) if memory == "state" else ()
+
+    def normals_key(self, session: str, release: int) -> bytes | None:
+        """The key of the normals a simulated machine's release will be made with; None where it must make its own."""
+        if self.plan.noise_std == 0.0 or self.plan.mechanism.draws(release) != 1:
+            return None
+        return row_key(self._keys.secret_key, self._keys.nonce(session, release))
+
+    def _before(self, stream: StreamRecord, release: int) -> tuple[State, NDArray[np.int64] | None]:
+        """The mechanism's state before a release, or the counts of its last row, if these are what is removed."""
+        mechanism = self.plan.mechanism
+        if release == 1:
+            return mechanism.initial_state(self.num_parameters), None
+        if mechanism.memory not in ("last", "all"):
+            return stream.noise_state, None
+        last = stream.nonces[-NONCE_BYTES:]
+        made = None if self._rows is None else self._rows.take(self._keys.secret_key, last)
+        if made is None:
+            return mechanism.state_after(stream.release, self._draw(stream), self._scale), None
+        return ((), made[0]) if mechanism.removes_last else (made, None)
+
+    def _rounded(
+        self, increment: Increment, release: int, kept: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """What a release adds and removes, as marked counts."""
+        mechanism = self.plan.mechanism
+        bound = mechanism.increment_bound(release)
+        bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
+        if increment.removed is not None and not mechanism.removes_last:
+            # Only a whole row cancels to the last bit. A part of one, rounded by itself, would make a message depend on
+            # more than the real-valued mechanism releases (docs/proofs/grid-and-noise.md).
+            increment = increment._replace(added=increment.added - increment.removed, removed=None)
+            bound = None if bound is None else 2 * bound
+        added = self._marked(increment.added, bound)
+        if kept is None and increment.removed is not None:
+            kept = self._marked(increment.removed, bound)
+        return added, kept
+
+    def _keep(self, nonce: bytes, added: NDArray[np.int64], increment: Increment) -> None:
+        """Keep what the next release takes back out, or starts from."""
+        if self._rows is None or self.plan.mechanism.memory not in ("last", "all"):
+            return
+        if self.plan.mechanism.removes_last:
+            self._rows.keep(self._keys.secret_key, nonce, (added,))
+        elif increment.state is not None:
+            self._rows.keep(self._keys.secret_key, nonce, increment.state)
+
+    @cached_property
+    def _scale(self) -> float:
+        # Noise is made in units of the grid: its spacing is a power of two, so no digit depends on that.
+        return float(self.plan.grid.factor(self.plan.noise_std))
+
+    def _marked(self, noise: NDArray[np.floating], bound: float | None) -> NDArray[np.int64]:
+        # Not in the mechanism's own memory unless it hands that over: what it adds may be part of its state, which a
+        # cache may hold, or of what it removes.
+        return self.plan.grid.marked(np.asarray(noise), bound, in_place=self._in_place)
+
+    @cached_property
+    def _in_place(self) -> bool:
+        return bool(vars(type(self.plan.mechanism)).get("hands_over", False))
+
+    def _normals(self, nonce: bytes, draws: int = 1) -> NDArray[np.floating]:
+        key = row_key(self._keys.secret_key, nonce)
+        return standard_normals(key, draws * self.num_parameters, self.quality)
+
+    def _draw(self, stream: StreamRecord) -> Draw:
+        """The normals of earlier releases whose nonces are kept."""
+        first = stream.release - len(stream.nonces) // NONCE_BYTES + 1
+
+        def draw(releases: range) -> NDArray[np.floating]:
+            nonces = [stream.nonces[NONCE_BYTES * (j - first) : NONCE_BYTES * (j - first + 1)] for j in releases]
+            keys = [row_key(self._keys.secret_key, nonce) for nonce in nonces]
+            return standard_normal_rows(keys, self.num_parameters, self.quality)
+
+        return draw

@@ -1,0 +1,74 @@
+"""What leaves a machine: its releases, and what it states about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .grid import Grid
+
+
+@dataclass(frozen=True)
+class Release:
+    """What leaves the machine: nothing in it but ``counts`` depends on data.
+
+    Parameters
+    ----------
+    counts : ndarray of shape (parameters,), int64
+        P_k - P_ack, or the end of an epoch, in units of the grid's spacing; read-only.
+    spacing : float
+        That of the machine's grid.
+    release : int
+        k.
+    ack : int
+        The acknowledgement it was built on.
+    """
+
+    counts: NDArray[np.int64]
+    spacing: float
+    release: int
+    ack: int
+
+    @cached_property
+    def values(self) -> NDArray[np.float64]:
+        """The counts as numbers, shape (parameters,), exact multiples of the spacing: what is sent."""
+        return Grid(self.spacing).values(self.counts)
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What a machine has spent and guarantees in one session; independent of its data.
+
+    Parameters
+    ----------
+    releases : int
+        Releases made in this session.
+    mu_spent : float
+        Bookkeeping: mu of those releases, from the noise that was put on them. Of a session that was opened under
+        another policy, or closed, all that it reserved.
+    mu_guaranteed : float
+        mu of all the releases this session may make: the guarantee against the server; of such a session what it
+        reserved. Infinite under a trusted server, whose own guarantee towards everybody else is not the machine's to
+        state, and with mechanism ``none``.
+    mu_budget : float
+        mu of everything the machine will ever release, against any server; infinite once contributions have left
+        without noise.
+    samples_used : int
+        Fresh samples used up.
+    max_participations : int
+        K.
+    releases_left : int
+        How many more releases of this session its cap and the fresh samples allow; whether the budget allows a session
+        at all is not in it.
+    """
+
+    releases: int
+    mu_spent: float
+    mu_guaranteed: float
+    mu_budget: float
+    samples_used: int
+    max_participations: int
+    releases_left: int

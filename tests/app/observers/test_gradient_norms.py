@@ -1,0 +1,33 @@
+"""The norm of the training loss's gradient."""
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.start import run_cohort
+
+SMALL = {
+    "task": "synthetic-logistic",
+    "model": "nonconvex-logistic",
+    "feature-bound": 1.0,
+    "synthetic-features": 6,
+    "synthetic-samples": 400,
+    "num-clients": 1,
+    "clients-per-round": 1,
+    "batch-size": 20,
+    "passes": 3,
+    "clip-norm": 1.1,
+    "evaluate-every": 5,
+    "gradient-norm": True,
+    "noise-quality": "fast",
+    "checkpoint": False,
+}
+
+
+def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_for():
+    config = RunConfig.from_mapping({**SMALL, "strategy": "reduced-tree-momentum"})
+    result = run_cohort(config)
+    task, model = result.experiment.task, result.experiment.model
+    last = np.linalg.norm(model.mean_gradient(result.parameters, (task.train_features, task.train_labels)))
+    assert result.gradient_norms["rounds"][-1] == result.experiment.num_rounds == 60
+    assert result.gradient_norms["values"][-1] == pytest.approx(last)
+    assert run_cohort(RunConfig(num_rounds=2, checkpoint=False)).gradient_norms is None

@@ -1,0 +1,50 @@
+"""What runs where PyTorch is not installed, and what says that it needs it."""
+
+import subprocess
+import sys
+
+BLOCKED = """
+import logging
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "flwr_datasets", "datasets"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+import murmurfl.clients, murmurfl.privacy, murmurfl.strategies
+from murmurfl.app import client_app, server_app
+from murmurfl.app.commands import main
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.start import run_cohort, run_in_process
+from murmurfl.clients import TorchGradients
+from murmurfl.privacy import ConfigurationError
+logging.getLogger("flwr").setLevel(logging.ERROR)
+small = dict(num_clients=3, clients_per_round=3, num_rounds=4, checkpoint=False)
+for run in (run_cohort, run_in_process):
+    assert run(RunConfig(**small)).accuracy > 0.2
+for changes in ({"model": "mlp"}, {"task": "synthetic", "model": "cnn"}, {"task": "mnist"}, {"partition": "dirichlet"}):
+    try:
+        run_cohort(RunConfig(**small, **changes))
+    except ConfigurationError as error:
+        print(error)
+try:
+    TorchGradients(None, None)
+except ConfigurationError as error:
+    print(error)
+"""
+
+
+def test_the_default_run_needs_no_torch_and_what_does_names_its_key_and_its_extra():
+    ran = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    said = [line for line in ran.stdout.splitlines() if line.startswith("Expected")]
+    extras = ["torch", "torch", "torch", "partitions", "torch"]
+    needed = ["model = 'mlp'", "model = 'cnn'", "task = 'mnist'", "partition = 'dirichlet'", "TorchGradients"]
+    assert len(said) == len(needed)
+    for line, what, extra in zip(said, needed, extras, strict=True):
+        assert f" for {what}, got: " in line
+        assert f"pip install 'murmurfl[{extra}]'" in line

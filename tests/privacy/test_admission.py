@@ -1,0 +1,195 @@
+"""The rule of admission: nothing spent twice, nothing beyond cap and budget, no stream that is another's."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    LedgerError,
+    MemoryLedger,
+    RefusedError,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+)
+
+from tests.privacy.machines import (
+    DATA,
+    DurableLedger,
+    contribution,
+    machine,
+    refused,
+)
+
+RETURNING = {"batch_size": 2, "max_participations": 12, "sample_participations": 3, "min_separation": 4}
+
+
+def test_every_sample_is_used_once_and_in_order():
+    seen = []
+    subject = machine()
+
+    def record(samples):
+        seen.extend(range(samples.start, samples.stop))
+        return DATA[samples]
+
+    for k in range(20):
+        subject.release("s", k, record)
+    assert seen == list(range(40))
+
+
+def test_the_cap_the_samples_and_the_budget_end_a_machine():
+    subject = machine()
+    for k in range(20):
+        subject.release("s", k, contribution)
+    refused(protocol.CAP_REACHED, subject, "s", 20)
+    refused(protocol.BUDGET_EXHAUSTED, subject, "another", 0)
+
+    ledger = MemoryLedger()
+    subject = machine(ledger, num_samples=40, budget_mu=2.0 * math.sqrt(3))
+    for session in ("a", "b"):
+        for k in range(10):
+            subject.release(session, k, contribution)
+    refused(protocol.SAMPLES_USED_UP, subject, "a", 10)
+    refused(protocol.SAMPLES_USED_UP, subject, "c", 0)
+    with ledger.exclusive() as page:
+        assert page.account().samples_used == 40
+        assert set(page.account().reserved) == {"a", "b"}, "a refusal reserves nothing"
+
+
+def test_mus_of_sessions_add_in_squares():
+    subject = machine(budget_mu=2.0 * math.sqrt(5))
+    for number in range(5):
+        subject.release(f"session{number}", 0, contribution)
+    refused(protocol.BUDGET_EXHAUSTED, subject, "one more", 0)
+
+
+@pytest.mark.parametrize("rule", ["acknowledged", "paper"])
+def test_acknowledgements_only_move_forward_to_a_release_that_exists(rule):
+    """Under the papers' rule as well, where nothing is taken back: a server that goes backwards is none of ours."""
+    subject = machine(release_rule=rule)
+    for k in range(3):
+        subject.release("s", k, contribution)
+    for ack in (0, 1, 4, -1):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    assert subject.release("s", 3, contribution).ack == 3
+    for ack in (0, 1, 2, 5):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    with pytest.raises(RefusedError, match="backwards"):
+        subject.acknowledge("s", 2)
+    refused(protocol.BAD_ACKNOWLEDGEMENT, machine(release_rule=rule), "s", 1)
+    assert subject.release("s", 4, contribution).ack == 4, "nothing of that was taken note of"
+
+
+@pytest.mark.parametrize("noting", [False, True], ids=["release", "release_noting"])
+def test_samples_are_fresh_over_all_sessions_however_they_are_mixed(noting):
+    """Each sample once, whichever session took the others and whether it notes something: the ledger counts for all."""
+    ledger, seen, acks = DurableLedger(), [], {"a": 0, "b": 0, "c": 0}
+    for session in "abbacabcc":
+        subject = machine(ledger, budget_mu=10.0)  # made again each time: nothing is remembered but the ledger
+
+        def record(samples):
+            seen.append((samples.start, samples.stop))
+            return DATA[samples]
+
+        note = (np.array([float(acks[session])]),)
+        if noting:
+            release = subject.release_noting(session, acks[session], lambda *_, record=record: record, note)
+            assert subject.noted(session)[1][0] == note[0]
+        else:
+            release = subject.release(session, acks[session], record)
+        acks[session] = release.release
+        with ledger.exclusive() as page:
+            assert page.account().samples_used == 2 * len(seen)
+    assert seen == [(2 * k, 2 * k + 2) for k in range(9)]
+    assert acks == {"a": 3, "b": 3, "c": 3}
+
+
+def test_an_unacknowledged_release_can_be_acknowledged_later():
+    """Two replies under way: the server names the first after it has asked for the second."""
+    subject, whole = machine(), machine()
+    first = subject.release("s", 0, contribution)
+    subject.release("s", 0, contribution)
+    third = subject.release("s", first.release, contribution)
+    expected = sum(whole.release("s", k, contribution).values for k in range(3))
+    assert (first.values + third.values == expected).all()
+
+
+def test_a_release_that_was_given_up_cannot_be_acknowledged_any_more():
+    """What it was is forgotten: a later release could not be told apart from it."""
+    subject, whole, heard = machine(), machine(), {}
+    for k in range(1, 7):
+        heard[k] = subject.release("s", 0, contribution).values
+    for ack in (1, 2):
+        refused(protocol.BAD_ACKNOWLEDGEMENT, subject, "s", ack)
+    expected = sum(whole.release("s", k, contribution).values for k in range(7))
+    assert (heard[3] + subject.release("s", 3, contribution).values == expected).all(), "the last four still can be"
+
+
+def test_a_session_belongs_to_the_policy_it_was_opened_with():
+    ledger = MemoryLedger()
+    machine(ledger, budget_mu=10.0).release("s", 0, contribution)
+    refused(protocol.POLICY_CHANGED, machine(ledger, clip_norm=0.5, budget_mu=10.0), "s", 1)
+
+
+def test_a_session_belongs_to_the_key_it_was_opened_with():
+    ledger = DurableLedger()
+    machine(ledger, SystemKeys(bytes(32))).release("s", 0, contribution)
+    with pytest.raises(LedgerError, match="or the noise key is"):
+        machine(ledger, SystemKeys(bytes(31) + b"x")).release("s", 1, contribution)
+    simulated = MemoryLedger()
+    machine(simulated, SimulatedKeys(1, "m")).release("s", 0, contribution)
+    refused(protocol.POLICY_CHANGED, machine(simulated, SimulatedKeys(2, "m")), "s", 1)
+
+
+@pytest.mark.parametrize("lost", ["stream", "account", "samples"])
+def test_a_ledger_with_a_part_missing_is_not_believed(lost):
+    ledger = MemoryLedger()
+    subject = machine(ledger)
+    subject.release("s", 0, contribution)
+    if lost == "stream":
+        ledger._streams.clear()
+    elif lost == "account":
+        ledger._account = type(ledger._account)()
+    else:
+        ledger._account = type(ledger._account)(0, ledger._account.reserved)
+    with pytest.raises(LedgerError, match="damaged"):
+        subject.release("s", 1, contribution)
+
+
+def test_trusted_sessions_are_within_the_budget():
+    """2^2 + 2^2 + 1 <= 9 < 9 + 1, with one session before them whose machine added noise of its own."""
+    ledger, budget = MemoryLedger(), {"budget_mu": 3.0}
+    machine(ledger, mu=1.0, **budget).release("own noise", 0, contribution)
+    trusted = machine(ledger, trust="trusted-server", **budget)
+    for session in ("a", "b"):
+        trusted.release(session, 0, contribution)
+    refused(protocol.BUDGET_EXHAUSTED, trusted, "c", 0)
+    refused(protocol.BUDGET_EXHAUSTED, machine(ledger, mu=0.1, trust="trusted-server", **budget), "c", 0)
+    trusted.release("a", 1, contribution)
+    assert ledger.account().reserved_mu == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("name", ["independent", "cancelling", "sqrt_toeplitz", "banded", "blt", "tree", "optimal"])
+def test_samples_that_return_keep_their_declared_pattern_and_the_noise_covers_it(name):
+    subject, asked = machine(mechanism=name, **RETURNING), []
+    for k in range(1, 13):
+        subject.release("s", k - 1, lambda samples: asked.append(samples) or contribution(samples))
+    assert [(s.start, s.stop) for s in asked] == [(2 * (k % 4), 2 * (k % 4) + 2) for k in range(12)]
+    with pytest.raises(RefusedError, match="cap"):
+        subject.release("s", 12, contribution)
+    once = machine(mechanism=name, batch_size=2, max_participations=12).plan
+    encoder = subject.plan.mechanism.materialize()
+    worst = max(np.linalg.norm(encoder[:, j::4].sum(axis=1)) for j in range(4))
+    assert subject.plan.noise_std == pytest.approx(subject.plan.sensitivity * worst / 2.0)
+    assert subject.plan.noise_std > 1.3 * once.noise_std
+    assert subject.plan.mu == pytest.approx(2.0)
+    assert subject.plan.spent_mu(12) == pytest.approx(2.0)
+
+
+def test_a_second_session_of_returning_samples_spends_its_own_budget():
+    subject = machine(mechanism="blt", budget_mu=3.0, **RETURNING)
+    for session in ("a", "b"):
+        for k in range(1, 13):
+            subject.release(session, k - 1, contribution)
+    with pytest.raises(RefusedError, match="budget"):  # three times mu = 2 is more than 3
+        subject.release("c", 0, contribution)

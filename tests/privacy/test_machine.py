@@ -1,0 +1,104 @@
+"""What every machine promises: recorded before it is returned, honest about itself, strict when it is real."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    RefusedError,
+    SystemKeys,
+    protocol,
+)
+
+from tests.privacy.machines import (
+    D,
+    DurableLedger,
+    contribution,
+    machine,
+    refused,
+)
+
+
+def test_nothing_is_recorded_or_released_when_the_contribution_fails_in_simulation():
+    subject = machine()
+    before = subject.statement("s")
+    with pytest.raises(ZeroDivisionError):
+        subject.release("s", 0, lambda samples: 1 // 0)
+    assert subject.statement("s") == before
+
+
+def test_nothing_is_returned_before_it_is_committed():
+    class BrokenLedger(MemoryLedger):
+        def exclusive(self):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        machine(BrokenLedger()).release("s", 0, contribution)
+
+
+@pytest.mark.parametrize("changes", [{"max_participations": 2}, {"clip_norm": 0.5}, {"mu": 1.0}, {"mechanism": "blt"}])
+def test_of_a_session_of_another_policy_a_machine_states_what_it_reserved(changes):
+    """A cap lowered later must not make it an error, nor another noise level a figure that is not true."""
+    ledger = DurableLedger()
+    opened = machine(ledger, budget_mu=10.0)
+    for k in range(3):
+        opened.release("s", k, contribution)
+    later = machine(ledger, budget_mu=10.0, **changes)
+    statement = later.statement("s")
+    assert statement.releases == 3
+    assert statement.mu_spent == statement.mu_guaranteed == opened.plan.mu
+    assert later.statement("new").mu_guaranteed == later.plan.mu
+
+
+def test_real_machines_accept_only_exact_noise_and_no_machine_more_releases_than_samples():
+    with pytest.raises(ConfigurationError, match="exact"):
+        machine(keys=SystemKeys.generate(), noise_quality="fast")
+    with pytest.raises(ConfigurationError, match="each is used once"):
+        machine(num_samples=39)
+    with pytest.raises(ConfigurationError, match="shape"):
+        machine().release("s", 0, lambda samples: np.zeros((2, D + 1)))
+
+
+def test_a_real_machine_insists_on_a_ledger_that_lasts():
+    with pytest.raises(ConfigurationError, match="durable"):
+        machine(MemoryLedger(), SystemKeys(bytes(32)))
+
+
+def test_a_machine_that_has_trusted_a_server_states_no_bound_against_servers_and_opens_no_session_for_others():
+    ledger = MemoryLedger()
+    trusted = machine(ledger, trust="trusted-server", budget_mu=100.0)
+    own = machine(ledger, budget_mu=100.0)
+    own.release("own noise", 0, contribution)
+    assert own.statement("own noise").mu_budget == 100.0
+    trusted.release("t", 0, contribution)
+    for statement in (trusted.statement("t"), own.statement("t"), own.statement("new")):
+        assert statement.mu_budget == math.inf
+    for statement in (trusted.statement("t"), own.statement("t")):
+        assert statement.mu_spent == statement.mu_guaranteed == math.inf, "its mu is not the machine's to state"
+    assert own.statement("own noise").mu_guaranteed == own.plan.mu, "its own noise is still there"
+    own.release("own noise", 1, contribution)
+    refused(protocol.BUDGET_EXHAUSTED, own, "u", 0)
+
+
+def test_a_delta_the_noise_cannot_deliver_is_refused():
+    with pytest.raises(ConfigurationError, match="delta"):
+        machine(keys=SystemKeys(bytes(32)), delta=1e-100)
+    assert math.isinf(machine(delta=1e-100).plan.mu), "in simulation nothing is guaranteed"
+
+
+def test_what_is_left_of_a_session_is_stated():
+    """Of 20 samples in batches of 3: its own cap, then the samples that another session has used up."""
+    ledger = MemoryLedger()
+    subject = machine(batch_size=3, max_participations=4, budget_mu=9.0, num_samples=20, ledger=ledger)
+    assert subject.statement("s").releases_left == 4
+    for left in (3, 2, 1, 0):
+        subject.release("s", 0, contribution)
+        assert subject.statement("s").releases_left == left
+    assert subject.statement("t").releases_left == 2
+    for _ in range(2):
+        subject.release("t", 0, contribution)
+    assert subject.statement("t").releases_left == 0
+    with pytest.raises(RefusedError):
+        subject.release("t", 0, contribution)
