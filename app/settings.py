@@ -52,8 +52,8 @@ def read_settings(path: Path) -> dict[str, Value]:
     Raises
     ------
     ConfigurationError
-        If the file cannot be read, a key is unknown or a value is of another type; it names the file and the key. What
-        values may be, and what goes together, is checked where a :class:`~murmurfl.app.config.RunConfig` is made.
+        If the file cannot be read, a key is unknown, or a value of another type or out of its range; it names the file
+        and the key. What goes together is checked where a :class:`~murmurfl.app.config.RunConfig` is made.
     """
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -70,7 +70,9 @@ def read_settings(path: Path) -> dict[str, Value]:
 def _read(name: str, value: Any) -> Value:
     known = run_keys()
     if name in known:
-        return known[name].read(value)
+        read = known[name].read(value)
+        known[name].check(read)
+        return read
     if isinstance(value, dict):
         raise ConfigurationError(
             f"Expected run-config keys in one flat table, got the table [{name}]: write its keys at the top, as in "
