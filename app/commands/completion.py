@@ -35,18 +35,18 @@ def complete_assignment(incomplete: str) -> Iterator[Completion]:
     """
     name, equals, typed = incomplete.partition("=")
     if not equals:
-        yield from complete_key(name, "=")
+        yield from ((f"{key}=", sentence) for key, sentence in complete_key(name))
     elif name in run_keys():
         for choice, sentence in choices(run_keys()[name]):
             if choice.startswith(typed):
                 yield _completion(f"{name}={choice}", sentence)
 
 
-def complete_key(incomplete: str, end: str = "") -> Iterator[Completion]:
+def complete_key(incomplete: str) -> Iterator[Completion]:
     """Keys that begin so."""
     for one in run_keys().values():
         if one.name.startswith(incomplete):
-            yield _completion(f"{one.name}{end}", one.sentence)
+            yield _completion(one.name, one.sentence)
 
 
 def complete_paper(incomplete: str) -> Iterator[Completion]:
