@@ -54,16 +54,3 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
-
-
-def spread(mean: float, std: float | None, form: str) -> str:
-    """A mean and its standard deviation for people; of a single run (None) the figure alone.
-
-    Parameters
-    ----------
-    mean : float
-    std : float or None
-    form : str
-        How both are formatted, such as ``.1f``.
-    """
-    return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form}}"

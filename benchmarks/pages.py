@@ -16,9 +16,8 @@ from typing import Any
 
 from murmurfl.app.guarantees import table_caption
 from murmurfl.app.key_reference import key_table
-from murmurfl.app.papers.cells import REPRODUCTIONS
-from murmurfl.app.papers.reproduce import markdown_table, table_rows
-from murmurfl.app.papers.stationary import slope_table
+from murmurfl.app.papers import PAPERS
+from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.privacy import rounded_up
 
@@ -89,7 +88,8 @@ def summary() -> str:
 
 def table(name: str) -> str:
     """Every row of a reproduction, and what its epsilons are true of."""
-    return f"{table_caption(document(name))}\n\n{markdown_table(table_rows(document(name))).rstrip()}"
+    first, *_ = tables_of(document(name), name, PAPERS[name].table)
+    return f"{first.caption}\n\n{first.markdown().rstrip()}"
 
 
 def performance() -> str:
@@ -130,8 +130,9 @@ def measured_on() -> str:
 
 def powers() -> str:
     """The powers fitted to tran-cutkosky-2022's gradient norms."""
-    made = document("tran-cutkosky-2022")
-    return f"{table_caption(made)}\n\n{slope_table(made)}"
+    name = "tran-cutkosky-2022"
+    _, fitted = tables_of(document(name), name, PAPERS[name].table)
+    return f"{fitted.caption}\n\n{fitted.markdown().rstrip()}"
 
 
 def result_table() -> str:
@@ -168,7 +169,7 @@ BLOCKS = {
     "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {
-        **{name: lambda name=name: table(name) for name in REPRODUCTIONS if (DOCUMENTS / f"{name}.json").exists()},
+        **{name: lambda name=name: table(name) for name in PAPERS if (DOCUMENTS / f"{name}.json").exists()},
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
     },

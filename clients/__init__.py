@@ -4,6 +4,7 @@ from ..privacy import flower  # noqa: F401 - checks the installed version before
 from .base import PrivateClient, Request
 from .cohort import Cohort
 from .context_ledger import ContextLedger
+from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
@@ -11,10 +12,11 @@ from .mu2 import Mu2Client
 from .noise_mod import CorrelatedNoiseMod
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
-from .online import ConvexSmoothGradients, OnlineClient, local_updates
+from .online import OnlineClient, local_updates
 from .shuffled import ShuffledClient
 from .simulation import simulated_machine
-from .update_policy import UpdateNode, UpdatePolicy
+from .update_node import UpdateNode
+from .update_policy import UpdatePolicy
 
 __all__ = [
     "Cohort",

@@ -1,6 +1,6 @@
-"""What a machine answers when something goes wrong: a refusal's fixed text, or one fixed sentence for anything else.
+"""What a machine answers when something goes wrong: the fixed text of a refusal, or one fixed sentence for all else.
 
-Flower forwards exception strings, and those can carry data.
+Flower forwards the texts of exceptions to the server, and those can carry data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What every private client shares: reading a request, making the release, answering with nothing else.
+"""What every private machine shares: it reads a request, makes a release, and answers with nothing else.
 
-A request comes from a server that is not trusted. It is checked as a whole before anything is computed, refused with a
-fixed text if it is malformed, and it decides nothing about privacy: clip, noise, cap, budget and batch are the
-machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
+A request comes from a server that is not trusted. The whole request is checked before anything is computed, and is
+refused with a fixed text if it is malformed. It decides nothing about privacy: clip, noise, cap, budget and batch are
+the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Required, TypedDict
 
 import numpy as np
 from flwr.client import NumPyClient
@@ -66,14 +66,21 @@ class Together:
     Parameters
     ----------
     contributions : callable
-        Given positions of machines and one batch of their samples, machine after machine, what
-        :meth:`PrivateClient.contribution` gives for each, one after the other and up to rounding; unclipped.
+        Takes positions of machines and one batch of their samples, machine after machine. Gives, in the same order,
+        what :meth:`PrivateClient.contribution` gives for each machine, up to rounding; unclipped.
     note : tuple of floating-point arrays, optional
-        Public values each of them remembers with its release (:meth:`~murmurfl.privacy.PrivateMachine.noted`).
+        Public values that each of them remembers with its release (:meth:`~murmurfl.privacy.PrivateMachine.noted`).
     """
 
     contributions: Callable[[Sequence[int], Any], StackedContributions]
     note: State | None = None
+
+
+class ClientOptions(TypedDict, total=False):
+    """Keyword options of :class:`PrivateClient`, where they are described."""
+
+    name: Required[str]
+    rows: RowCache | None
 
 
 class PrivateClient(NumPyClient):
@@ -103,8 +110,8 @@ class PrivateClient(NumPyClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything this client returns or
-    refuses with, for replacement of one sample, against any server that does not choose the code the machine runs,
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything it returns or refuses
+    with, for replacement of one sample, against any server that does not choose the code the machine runs,
     provided row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number
     of releases are public. Timing is not protected.
     Proof: docs/proofs/release-rule.md.
@@ -131,6 +138,7 @@ class PrivateClient(NumPyClient):
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
         self.check_policy(policy)
+        self.check_model(gradients, policy)
         self.name = name
         self.gradients = gradients
         self.samples = samples
@@ -142,6 +150,14 @@ class PrivateClient(NumPyClient):
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         """Refuse a policy whose guarantee this kind of machine could not keep.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        """Refuse a model with which this kind of machine could not keep what the policy guarantees.
 
         Raises
         ------
@@ -181,7 +197,7 @@ class PrivateClient(NumPyClient):
         session: str,  # noqa: ARG003 - for kinds that remember something of it
         points: Sequence[Sequence[NDArray[Any]]],
     ) -> Together | None:
-        """How several simulated machines of this class and one model are computed at once; None: one by one.
+        """How several simulated machines of this class and one model are computed at once; None if one by one.
 
         Parameters
         ----------
@@ -197,7 +213,7 @@ class PrivateClient(NumPyClient):
         -------
         Together or None
         """
-        # Whoever overrides the contribution means something else than the weights.
+        # A subclass that overrides the contribution does not follow the weights.
         if cls.contribution is not PrivateClient.contribution:
             return None
         weights = clients[0].point_weights(server_round)
@@ -236,7 +252,7 @@ class PrivateClient(NumPyClient):
         """
         request = self._read(parameters, config)
         figures = None
-        if self.machine.simulated:  # a real machine does not even count
+        if self.machine.simulated:  # figures depend on the data: a real machine does not even collect them
             with observing() as observer:
                 release = self.release(request)
             figures = observer.figures()
@@ -269,15 +285,15 @@ class PrivateClient(NumPyClient):
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
-        """What goes into a release: loaded and computed where a failure of either does not show."""
-        # A hostile query point may overflow; what it gives is clipped or zeroed, so there is nothing to warn about.
+        """What goes into a release; called where a failure to load or to compute it does not show."""
+        # A hostile query point may make this overflow. The result is clipped or zeroed: nothing to warn about.
         with np.errstate(all="ignore"):
             return self.contribution(request, self.samples[samples])
 
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Refused: a loss or an accuracy on private data is not noised, so it does not leave the machine."""
+        """Refused: a loss or an accuracy on private data has no noise, so it does not leave the machine."""
         raise RefusedError(
             protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
         )

@@ -1,8 +1,8 @@
 """The machines of a simulation, asked together: no messages, gradients of many machines in one piece.
 
-The clients are the ordinary ones, with their own policies, keys and ledgers; whatever they refuse here they refuse
-anywhere. Where the machines share a model and their class says how (:meth:`PrivateClient.together`), their samples are
-stacked and the model is asked once. Any other client is asked one by one.
+They are the ordinary clients, with their own policies, keys and ledgers; what they refuse here they refuse anywhere. If
+machines share a model, and their class says how (:meth:`PrivateClient.together`), their samples are stacked and the
+model computes all gradients in one call. Other machines are asked one by one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from .gradients import PerSampleGradients, Samples
 
 logger = logging.getLogger(__name__)
 
-# Values of contributions that may be in memory at a time: rows of many samples, or of a large model, go in blocks.
+# How many values of contributions may be in memory at a time. More of them, of many samples or a large model, are
+# computed in blocks.
 _BLOCK_VALUES = 1 << 22
 
 
 class StackableGradients(PerSampleGradients, Protocol):
-    """Gradients with a closed form of their combinations, which then need not be written out. Offered, not required."""
+    """Gradients that can combine several points in closed form, without a row for every sample. Not required."""
 
     def stacked(
         self,
@@ -34,12 +35,12 @@ class StackableGradients(PerSampleGradients, Protocol):
         weights: Sequence[float | NDArray[np.float64]],
         samples: Any,
     ) -> StackedContributions:
-        """As :func:`~murmurfl.clients.gradients.combined_gradients`, not written out."""
+        """As :func:`~murmurfl.clients.gradients.combined_gradients`, without a row for every sample."""
         ...
 
 
 class StackableSamples(Samples, Protocol):
-    """Samples of many machines that come from one place. Offered, not required."""
+    """Samples of many machines that come from one place. Not required."""
 
     @classmethod
     def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:

@@ -1,7 +1,7 @@
 """The ledger on Flower's ``context.state``: for simulation.
 
-``context.state`` lives in memory: it survives rounds, not a restart of the node and not a new run. That is all a
-simulated machine needs and less than a real one does, so a real node must not use it.
+``context.state`` is kept in memory. It survives rounds, but neither a restart of the node nor a new run. That is enough
+for a simulated machine. A real machine needs more, so a real node must not use this ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
 
 _FORMAT = 3
-# Flower hands one machine's messages to one thread at a time; the lock is for whoever does not.
+# Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
 _LOCK = threading.RLock()
 
 
@@ -120,7 +120,7 @@ class _ContextPage(LedgerPage):
             }
         )
         array_record = ArrayRecord(arrays)
-        # What is spent first: whatever interrupts this, no sample is used again.
+        # The account first: if this is interrupted, samples may be lost but are never used again.
         self._state[f"{self._prefix}/account"] = account_record
         self._state[f"{self._prefix}/arrays/{session}"] = array_record
         self._state[f"{self._prefix}/stream/{session}"] = stream_record

@@ -6,7 +6,7 @@ point of its own last participation, tau rounds ago:
     q_i <- q_i + mean over samples of clip_S( t grad f(x_t; z) - (t - tau) grad f(x_{t-tau}; z) )
 
 The prefix sum of these contributions is q_i, so the release rule with cancelling noise sends q_i + y_k to a server that
-acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD, and S with it.
+acknowledges nothing. A correction is up to tau times as long as one of mu^2-SGD, so S must be larger as well.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import (
-    ConfigurationError,
-    Ledger,
-    LedgerError,
-    NoiseKeys,
-    PrivacyPolicy,
-    Release,
-    RowCache,
-)
+from ..privacy import ConfigurationError, LedgerError, PrivacyPolicy, Release
 from ..privacy.cohort import StackedContributions
 from ..privacy.mechanisms import State
 from .base import PrivateClient, Request, Together, stacked_gradients
-from .gradients import PerSampleGradients, Samples, combined_gradients, flat_point, unflatten
+from .gradients import combined_gradients, flat_point, unflatten
 
 
 class DelayedMomentumClient(PrivateClient):
@@ -45,23 +37,13 @@ class DelayedMomentumClient(PrivateClient):
     Proof: docs/proofs/release-rule.md.
     """
 
-    def __init__(
-        self,
-        gradients: PerSampleGradients,
-        samples: Samples,
-        policy: PrivacyPolicy,
-        ledger: Ledger,
-        keys: NoiseKeys,
-        *,
-        name: str,
-        rows: RowCache | None = None,
-    ) -> None:
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.release_rule != "acknowledged":
             raise ConfigurationError(
                 f"Expected release_rule 'acknowledged' for delayed momentum, got {policy.release_rule!r}: the server "
                 "needs the whole momentum and not its last change."
             )
-        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
 
     def release(self, request: Request) -> Release:
         """The machine's momentum with noise, for a request that has passed every check.
@@ -93,7 +75,7 @@ class DelayedMomentumClient(PrivateClient):
     ) -> Together | None:
         if cls.release is not DelayedMomentumClient.release:
             return None
-        # Machines that took part in the same round last have the same point: it is evaluated once for all of them.
+        # Machines that last took part in the same round have the same earlier point: it is evaluated once for all.
         last = [_last_participation(*client.machine.noted(session)) for client in clients]
         gradients, batch = clients[0].gradients, clients[0].machine.policy.batch_size
 

@@ -1,4 +1,4 @@
-"""Per-sample gradients: what a machine needs to know of a model, and the one for PyTorch modules."""
+"""Per-sample gradients: what a machine needs from a model, and an implementation for PyTorch modules."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], sa
     Parameters
     ----------
     gradients : PerSampleGradients
-        With a method ``at_points(points, samples)`` all are computed at once, without it one by one.
+        If it has a method ``at_points(points, samples)`` all gradients are computed at once, else one by one.
     points : ndarray of shape (b, d)
     samples : Any
         A batch of b samples: an array, or a tuple of arrays with the samples along the first axis.
@@ -127,10 +127,10 @@ def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], sa
 
 
 class CarefulGradients:
-    """Gradients of a real machine, which loads its samples one by one: one that fails has gradient zero.
+    """Gradients of a real machine, which loads its samples one by one: a sample that fails has gradient zero.
 
     A batch is an array of the samples' numbers. Whether a sample can be loaded, and its gradient computed, may depend
-    on the sample, so it must not show, and it must move nothing but that sample's part.
+    on the sample. So a failure must not show, and must change nothing but what that sample contributes.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class CarefulGradients:
         rows = np.zeros(np.shape(points))
         for row, point, number in zip(rows, points, samples, strict=True):
             try:
-                # A copy: a gradient that writes to its parameters must not move what comes after it.
+                # A copy, so that a gradient function that writes to its parameters cannot change later steps.
                 made = gradients_at(self._gradients, point[None].copy(), self._source[int(number) : int(number) + 1])
                 if np.shape(made) != (1, row.size):
                     raise ConfigurationError(f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.")

@@ -2,8 +2,8 @@
 
 A machine gets a point and releases the mean of K clipped gradients there with fresh noise. Its samples return in later
 rounds, so releases compose. The paper draws K of n samples at random in every round and charges every round to every
-sample. Here the machine deals its samples: it goes through minibatches of K in the same order, pass after pass, so that
-one sample is in at most P = ``sample_participations`` releases, exactly n // K apart, which the ledger enforces. With
+sample. Here the machine goes through minibatches of K samples in the same order, pass after pass, so that one sample is
+in at most P = ``sample_participations`` releases, exactly n // K apart, which the ledger enforces. With
 Delta = 2 S / K the noise for mu is then sigma = Delta sqrt(P) / mu. With K = n both are the same.
 """
 

@@ -8,7 +8,6 @@ update (trained minus received model), clipped, on the grid, with noise, recorde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from logging import DEBUG, INFO, WARNING
@@ -24,29 +23,27 @@ from ..privacy import (
     ConfigurationError,
     Ledger,
     LedgerError,
-    MurmurflError,
     NoiseKeys,
     PrivateMachine,
     RefusedError,
+    Release,
     SQLiteLedger,
     any_data,
     protocol,
 )
-from ..privacy.arrays import read_array
-from ..privacy.errors import is_interrupt
-from ..privacy.training import observing
+from ..privacy.training import TrainingFigures, observing
 from .answers import answer
 from .base import statement_entries
-from .context_ledger import LEDGER_RECORDS, ContextLedger
+from .context_ledger import ContextLedger
+from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
 from .gradients import unflatten
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, simulated_machine, training_entries
-from .update_policy import UpdateNode, UpdatePolicy, update_guarantee
+from .update_node import UpdateNode
+from .update_policy import UpdatePolicy, update_guarantee
 
 _MOST_PARAMETERS = 2**40
-
-_in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", default=None)
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,11 @@ class _Machine:
     ledger: Ledger
     keys: NoiseKeys
     known_by: Callable[[], bytes] = bytes
-    """What the data of the ClientApp are known by now, whichever part of them (:meth:`UpdateNode.known_by`)."""
+    """By what the ledger knows the ClientApp's data, as they are now (:meth:`UpdateNode.known_by`)."""
 
     def private(self, num_parameters: int) -> PrivateMachine:
         policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
-        known = self.known_by()  # as they are for this message
+        known = self.known_by()  # once for this message
         data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + known
         return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data)
 
@@ -74,23 +71,23 @@ class CorrelatedNoiseMod:
     Parameters
     ----------
     simulation : UpdatePolicy, optional
-        What every *simulated* machine decides. On a real node it is not looked at: the operator's file decides
-        (:class:`~murmurfl.clients.UpdateNode`), that of ``murmurfl node``, or one named by the environment variable
-        ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without one the machine
-        refuses.
+        What every *simulated* machine decides. A real node does not look at it: there the operator's file decides
+        (:class:`~murmurfl.clients.UpdateNode`). It is the file of ``murmurfl node``, or one named by the environment
+        variable ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``; without a file
+        the machine refuses.
     seed : int
         Of the simulated machines' keys: the same run gives the same model.
     node : UpdateNode, optional
-        The real machine, for whoever has read its operator's file already (``murmurfl node``); no other is looked for.
+        The real machine, if its operator's file was read already (by ``murmurfl node``); no other file is looked for.
 
     Raises
     ------
     ConfigurationError, LedgerError
-        If ``node`` is no machine: its ledger is missing, does not cover a session, or was used with other data.
+        If ``node`` cannot work: its ledger is missing, does not cover a session, or was used with other data.
 
     Notes
     -----
-    A mod inside of another one's training lets that message pass: the one around it releases the update, once.
+    If two of these mods are around one app, the inner one lets messages pass: the outer one releases the update, once.
 
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
     the machine's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
@@ -104,10 +101,9 @@ class CorrelatedNoiseMod:
     **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: by default client-level, for replacement of
     all data of the machine. They rest on the machine running this code and on ``ClientApp(mods=[...])``: functions
     registered with another app, and Flower's ``lifespan``, are not covered. (``murmurfl node`` runs what its operator
-    installed, and puts a mod around all of it.) On a real node a training that fails, or
-    answers with something else than the model, counts as an update of zero, because whether it fails may depend on the
-    data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
-    protected. Simulated keys protect nobody's data.
+    installed, and puts a mod around all of it.) On a real node, a training that fails or does not answer with the model
+    counts as an update of zero, because whether it fails may depend on the data; only the machine's own log says so. In
+    simulation it is an error reply with a fixed text. Timing is not protected. Simulated keys protect nobody's data.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class CorrelatedNoiseMod:
         -----
         **Formal guarantees.** Those of the class.
         """
-        if _in_training.get() is message:
+        if is_in_training(message):
             return call_next(message, context)
         return answer(message, lambda: self._content(message, context, call_next))
 
@@ -166,15 +162,16 @@ class CorrelatedNoiseMod:
 
 
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
-    ledger = SQLiteLedger(node.ledger)  # never made here: a fresh one would have forgotten what was spent
+    ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)
     machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by)
-    machine.private(1).check_data()  # which looks at no model: before the node says that it is ready
+    # Before the node says that it is ready. The check needs no model, so its size may be any.
+    machine.private(1).check_data()
     return machine
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
-    """The record that speaks murmurfl's protocol and what the project calls it; empty if there is none."""
+    """The name and the entries of the record that speaks murmurfl's protocol; both empty if there is none."""
     found = [(key, record) for key, record in content.config_records.items() if protocol.VERSION in record]
     if len(found) > 1:
         raise malformed("expected one ConfigRecord with a protocol version")
@@ -201,6 +198,33 @@ def _train(
     context: Context,
     call_next: ClientAppCallable,
 ) -> RecordDict:
+    ack, session = _training_request(machine, config)
+    received = received_model(message.content)
+    start = np.concatenate([values.ravel() for values in received.values()])
+    known = machine.known_by()  # before the ledger compares the data as well, so that a change from here on is noticed
+    private = machine.private(len(start))
+    part = private.admits(session, ack).start  # refused before anything is trained
+    message.content[key] = ConfigRecord({**config, protocol.PART: part})
+    # Outside of the ledger's transaction: training may take long, and a process it starts must not hold the ledger.
+    trained = trained_model(message, context, call_next, received, guarded=isinstance(machine.ledger, ContextLedger))
+    if machine.known_by() != known:
+        raise LedgerError("Expected the data-files to stay as they are while they are used, got other contents.")
+
+    def contribution(samples: slice) -> NDArray[np.floating]:
+        if samples.start != part:
+            raise ClientAppError("Expected the part of the data that was trained on, got a request in between.")
+        with np.errstate(all="ignore"):  # what is not finite is clipped to zero
+            return (trained() - start)[None, :]
+
+    with observing() as observer:
+        release = private.release(session, ack, contribution)
+    figures = observer.figures()
+    _log_release(machine, private, release, figures)
+    return _reply(machine, private, release, figures, received)
+
+
+def _training_request(machine: _Machine, config: Mapping[str, Any]) -> tuple[int, str]:
+    """The acknowledgement and the session of a training request, or a refusal."""
     if not config:
         raise RefusedError(
             protocol.PROTOCOL_MISMATCH,
@@ -210,37 +234,20 @@ def _train(
     check_version(config)
     if config.get(protocol.MACHINE, machine.name) != machine.name:
         raise malformed("the request names another machine")
-    ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
-    session = session_entry(config)
-    received = _received(message.content)
-    start = np.concatenate([values.ravel() for values in received.values()])
-    known = machine.known_by()  # before the machine looks at them too: a change from here on is noticed
-    private = machine.private(len(start))
-    part = private.admits(session, ack).start  # refused before anything is trained
-    message.content[key] = ConfigRecord({**config, protocol.PART: part})
-    # Outside of the ledger's transaction: it may take long, and what it forks must not hold the ledger.
-    trained = _training(machine, message, context, call_next, received)
-    if machine.known_by() != known:
-        raise LedgerError("Expected the data-files to stay as they are while they are used, got other contents.")
+    return integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
 
-    def contribution(samples: slice) -> NDArray[np.floating]:
-        if samples.start != part:
-            raise _ClientAppError("Expected the part of the data that was trained on, got a request in between.")
-        with np.errstate(all="ignore"):  # what is not finite is clipped to zero
-            return (trained() - start)[None, :]
 
-    with observing() as observer:
-        release = private.release(session, ack, contribution)
-    figures = observer.figures()
-    if not private.simulated and figures is not None and figures.worrying:
-        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence)
-    # Of a simulation's many machines each says it once; the server's log has it in every round.
-    log(
-        DEBUG if private.simulated and release.release > 1 else INFO, "%s", _sentence(machine, private, release.release)
-    )
+def _reply(
+    machine: _Machine,
+    private: PrivateMachine,
+    release: Release,
+    figures: TrainingFigures | None,
+    received: Mapping[str, NDArray[np.float64]],
+) -> RecordDict:
+    """The release in the model's arrays, and what the machine says about it: nothing else leaves."""
     shapes = [values.shape for values in received.values()]
     arrays = dict(zip(received, map(Array, unflatten(release.values, shapes)), strict=True))
-    metrics = {
+    entries = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.RELEASE: release.release,
         protocol.ACK: release.ack,
@@ -254,109 +261,25 @@ def _train(
     return RecordDict(
         {
             protocol.ARRAYS: ArrayRecord(arrays),
-            protocol.METRICS: MetricRecord(metrics),
+            protocol.METRICS: MetricRecord(entries),
             protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
         }
     )
 
 
-def _sentence(machine: _Machine, private: PrivateMachine, release: int) -> str:
+def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:
+    """Say in the machine's own log what left it and what is guaranteed."""
+    if not private.simulated and figures is not None and figures.worrying:
+        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence)
     policy = machine.policy
     guarantee = update_guarantee(policy, private.plan.mu, simulated=private.simulated)
-    return f"Machine {machine.name}: release {release} of at most {policy.max_participations}. {guarantee.sentence}"
-
-
-def _received(content: RecordDict) -> dict[str, NDArray[np.float64]]:
-    """The floating-point arrays of the model that came, in order, in float64."""
-    records = list(content.array_records.values())
-    if len(records) != 1:
-        raise malformed("expected one ArrayRecord, the model")
-    received = {}
-    for name, array in records[0].items():
-        try:
-            values = read_array(array.dtype, array.shape, array.data)
-        except (TypeError, ValueError) as error:
-            raise malformed("the arrays cannot be read") from error
-        if values.dtype.kind in "iub":
-            continue
-        if values.dtype.kind != "f" or not np.isfinite(values := np.asarray(values, dtype=np.float64)).all():
-            raise malformed("expected arrays of finite floating-point numbers, integers or booleans")
-        received[name] = values
-    if not received:
-        raise malformed("expected floating-point arrays to train")
-    return received
-
-
-class _ClientAppError(MurmurflError):
-    """The ClientApp failed; what it says stays in the machine's own log."""
-
-
-def _called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    outside = _in_training.set(message)
-    try:
-        reply = call_next(message, context)
-    except BaseException as error:  # whatever it is called: one of our own refusals' texts would leave
-        if is_interrupt(error):
-            raise
-        raise _ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error
-    finally:
-        _in_training.reset(outside)
-    if reply.has_error():
-        raise _ClientAppError(f"Expected the ClientApp to answer, got its error {reply.error.code}; see above.")
-    return reply
-
-
-def _training(
-    machine: _Machine,
-    message: Message,
-    context: Context,
-    call_next: ClientAppCallable,
-    received: Mapping[str, NDArray[np.float64]],
-) -> Callable[[], NDArray[np.float64]]:
-    """Train; what it came to, an exception included, is had by calling the result."""
-    state, ours = context.state, _ledger_records(context)
-    values: NDArray[np.float64] | Exception
-    try:
-        values = _trained(_called(call_next, message, context), received)
-    except Exception as error:
-        values = error
-    if isinstance(machine.ledger, ContextLedger):
-        after = _ledger_records(context)
-        if context.state is not state or any(after.get(key) is not record for key, record in ours.items()):
-            raise ConfigurationError(
-                "Expected the records of murmurfl in context.state to stay, got others: this machine's ledger is in "
-                "them. Put new records beside them."
-            )
-
-    def result() -> NDArray[np.float64]:
-        if isinstance(values, Exception):
-            raise values
-        return values
-
-    return result
-
-
-def _ledger_records(context: Context) -> dict[str, Any]:
-    return {key: record for key, record in context.state.items() if key.startswith(LEDGER_RECORDS)}
-
-
-def _trained(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The arrays of the ClientApp's model that belong to those received, as one vector."""
-    records = list(reply.content.array_records.values())
-    if len(records) != 1:
-        raise ConfigurationError(f"Expected the ClientApp to reply with one ArrayRecord, got {len(records)}.")
-    parts = []
-    for name, before in received.items():
-        array = records[0].get(name)
-        values = None if array is None else array.numpy()
-        if values is None or values.dtype.kind != "f" or values.shape != before.shape:
-            stated = "none" if values is None else f"{values.dtype} of shape {values.shape}"
-            raise ConfigurationError(
-                f"Expected the ClientApp to reply with the arrays it was sent, floating-point {before.shape} for "
-                f"{name!r}, got {stated}."
-            )
-        parts.append(np.asarray(values, dtype=np.float64).ravel())
-    return np.concatenate(parts)
+    # A simulation has many machines: each says it once, and the server's log has it in every round.
+    log(
+        DEBUG if private.simulated and release.release > 1 else INFO,
+        "%s",
+        f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
+        f"{guarantee.sentence}",
+    )
 
 
 def _evaluate(machine: _Machine, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
@@ -364,7 +287,7 @@ def _evaluate(machine: _Machine, message: Message, context: Context, call_next: 
         raise RefusedError(
             protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
         )
-    reply = _called(call_next, message, context)
+    reply = called(call_next, message, context)
     metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
     log(WARNING, "Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name)
     return RecordDict(

@@ -6,9 +6,8 @@ fresh noise. Every sample is in one release, so sigma = Delta / mu without compo
 
 from __future__ import annotations
 
-from ..privacy import NO_NOISE, ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RowCache
+from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
 from .base import PrivateClient
-from .gradients import PerSampleGradients, Samples
 
 
 class NoisySGDClient(PrivateClient):
@@ -22,20 +21,10 @@ class NoisySGDClient(PrivateClient):
     **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`.
     """
 
-    def __init__(
-        self,
-        gradients: PerSampleGradients,
-        samples: Samples,
-        policy: PrivacyPolicy,
-        ledger: Ledger,
-        keys: NoiseKeys,
-        *,
-        name: str,
-        rows: RowCache | None = None,
-    ) -> None:
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.mechanism not in ("independent", NO_NOISE):
             raise ConfigurationError(f"Expected mechanism 'independent' for noisy SGD, got {policy.mechanism!r}.")
-        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
 
     def point_weights(self, server_round: int) -> tuple[float, ...]:
         """1: the gradient itself."""

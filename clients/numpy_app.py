@@ -1,8 +1,8 @@
 """Serve a ``NumPyClient`` to Message-API strategies.
 
-Flower's own ``ClientApp(client_fn)`` speaks only the legacy record keys, so a Message-API strategy gets a ``KeyError``
-from every client. :func:`numpy_client_app` bridges that, and it decides what an error says: a refusal's fixed text, or
-one fixed sentence for anything unexpected, because Flower forwards exception strings and those can carry data.
+Flower's own ``ClientApp(client_fn)`` knows only the legacy record keys, so a Message-API strategy gets a ``KeyError``
+from every node. :func:`numpy_client_app` bridges that. It also decides what an error says: the fixed text of a refusal,
+or one fixed sentence for anything unexpected, because Flower forwards the texts of exceptions, which can carry data.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-r"""Online federated learning with local steps, the learner's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
+r"""Online federated learning with local steps, the machine's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
 
 A machine gets x^r, takes tau samples it has never used before, and makes one local step with each:
 
     z^{r,0} = x^r,    z^{r,t+1} = z^{r,t} - eta grad f^{r,t}(z^{r,t}),    g = (1 / tau) sum_t grad f^{r,t}(z^{r,t})
 
 and releases g through the release rule. Replacing one sample moves its own gradient and, through the iterates, every
-later gradient of the round. The paper's sensitivity 2 B / tau (lemma IV.8) leaves the second part out, which is right
-only where steps never move two iterates apart; so there are two kinds of clipping, and the safe one is the default of
-whoever builds a policy for this client:
+later gradient of the round. The paper's sensitivity 2 B / tau (lemma IV.8) leaves the second part out. That is right
+only where steps never move two iterates apart. So there are two kinds of clipping, of which a policy for this client
+should have the first unless the second is known to hold:
 
 ``update``
     The whole g is clipped to S: Delta = 2 S, for any model without state of its own from round to round.
@@ -20,57 +20,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release, RowCache
+from ..privacy import ConfigurationError, PrivacyPolicy, Release
 from ..privacy.clipping import clip_contributions
 from ..privacy.cohort import DenseContributions, StackedContributions
 from ..privacy.policy import CONTRACTIVE_ROUNDING
 from .base import PrivateClient, Request, Together
-from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
-from .requests import malformed
+from .convex import (
+    FURTHER_ROUNDINGS,
+    LARGEST_POINT,
+    UNIT_ROUNDOFF,
+    ConvexSmoothGradients,
+    declares_itself_convex,
+    longest_gradient,
+)
+from .gradients import CarefulGradients, PerSampleGradients, flat_point, gradients_at, pick
+from .local_steps import LocalStepsClient
 
-LARGEST_POINT = 1e100
-"""A query point beyond this could overflow a margin, and NaN is where monotone maps end."""
-
-UNIT_ROUNDOFF = 2.0**-53
-FURTHER_ROUNDINGS = 8
-"""Roundings of a value besides those of a sum over the parameters: clipping, a slope, a label, one step."""
-
-# Machines go together as long as their iterates stay in a processor's cache.
+# How many values the iterates of machines computed together may have, to stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
-
-
-@runtime_checkable
-class ConvexSmoothGradients(PerSampleGradients, Protocol):
-    """Gradients of losses that are convex and smooth whatever the sample: a declaration the guarantee rests on.
-
-    An attribute ``convex`` that is False takes it back, for a loss that is smooth and has the other attributes only.
-    They must be computed in float64, with no error larger than that of sums of at most d terms: how far away a query
-    point may be follows from it (:func:`farthest_point`).
-
-    Attributes
-    ----------
-    smoothness : float
-        L: no sample's gradient changes faster, from a public bound on the samples that the model itself enforces.
-    gradient_bound : float
-        No sample's gradient is longer.
-    clips_contractively : bool
-        Whether a step along a clipped gradient still moves no two iterates apart. True for scalar generalised linear
-        models (a clipped monotone function is monotone), not for softmax.
-    """
-
-    @property
-    def smoothness(self) -> float: ...
-
-    @property
-    def gradient_bound(self) -> float: ...
-
-    @property
-    def clips_contractively(self) -> bool: ...
 
 
 def local_updates(
@@ -120,16 +92,14 @@ def local_updates(
     return means
 
 
-class OnlineClient(PrivateClient):
-    """A learner of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
+class OnlineClient(LocalStepsClient):
+    """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
 
     Parameters
     ----------
-    gradients, samples, policy, ledger, keys, name, rows
-        See :class:`~murmurfl.clients.base.PrivateClient`. The policy's batch_size is tau and its clip_unit ``update``
-        or ``contractive``.
-    learning_rate : float
-        eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
+    gradients, samples, policy, ledger, keys, learning_rate, name, rows
+        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`. The policy's batch_size is tau and its clip_unit
+        ``update`` or ``contractive``.
 
     Raises
     ------
@@ -146,38 +116,23 @@ class OnlineClient(PrivateClient):
     that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps are made.
     """
 
-    query_points: ClassVar[int] = 1
-
-    def __init__(
-        self,
-        gradients: PerSampleGradients,
-        samples: Samples,
-        policy: PrivacyPolicy,
-        ledger: Ledger,
-        keys: NoiseKeys,
-        *,
-        name: str,
-        learning_rate: float,
-        rows: RowCache | None = None,
-    ) -> None:
-        if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
+    @classmethod
+    def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.clip_unit == "sample":
             raise ConfigurationError("Expected clip_unit 'update' or 'contractive' for local steps, got 'sample'.")
-        self._farthest = LARGEST_POINT
+        if policy.clip_unit == "contractive" and cls.contribution is not OnlineClient.contribution:
+            raise ConfigurationError(
+                f"Expected clip_unit 'update' for {cls.__name__}, which has a contribution of its own, got "
+                "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
+            )
+
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         if policy.clip_unit == "contractive":
-            if type(self).contribution is not OnlineClient.contribution:
-                raise ConfigurationError(
-                    f"Expected clip_unit 'update' for {type(self).__name__}, which has a contribution of its own, got "
-                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
-                )
-            declared = check_contractive(gradients, learning_rate, policy.clip_norm)
-            self._farthest = farthest_point(declared, learning_rate, policy.clip_norm, policy.batch_size)
-        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
-        self.learning_rate = float(learning_rate)
+            declared = check_contractive(gradients, self.learning_rate, policy.clip_norm)
+            self._farthest = farthest_point(declared, self.learning_rate, policy.clip_norm, policy.batch_size)
 
     def release(self, request: Request) -> Release:
-        """The learner's next release.
+        """The machine's next release.
 
         Raises
         ------
@@ -188,25 +143,20 @@ class OnlineClient(PrivateClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        if not self._reaches(flat_point(request.query_points[0])):
-            raise malformed("the query point is too far away")
+        self._start_of(request, "query point")
         return super().release(request)
 
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        """G of this round, shape (1, d)."""
+        """The mean gradient g of this round, shape (1, d)."""
         return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
         if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
             return super()._contribution_of(request, samples)
-        # A real machine loads every sample when its step comes: one that fails must not take the others with it.
+        # A real machine loads each sample when its step comes, so that one that fails does not spoil the other steps.
         start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
         with np.errstate(all="ignore"):
             return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
-
-    def _reaches(self, start: NDArray[np.float64]) -> bool:
-        with np.errstate(over="ignore"):
-            return bool(np.linalg.norm(start) <= self._farthest)
 
     @classmethod
     def together(
@@ -219,24 +169,24 @@ class OnlineClient(PrivateClient):
         if cls.contribution is not OnlineClient.contribution:
             return None
         start = flat_point(points[0])
-        learners = [client for client in clients if isinstance(client, OnlineClient)]
-        if not all(learner._reaches(start) for learner in learners):
-            return None  # they refuse, each by itself
+        machines = [client for client in clients if isinstance(client, OnlineClient)]
+        if not all(machine._reaches(start) for machine in machines):
+            return None  # one by one: each machine that does not reach so far refuses by itself
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             with np.errstate(all="ignore"):
                 return DenseContributions(
-                    _updates([learners[i] for i in positions], learners[0].gradients, start, samples)
+                    _updates([machines[i] for i in positions], machines[0].gradients, start, samples)
                 )
 
         return Together(contributions)
 
 
 def _updates(
-    learners: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
+    machines: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
 ) -> NDArray[np.float64]:
-    policy = learners[0].machine.policy
-    rates = np.repeat([[learner.learning_rate] for learner in learners], policy.batch_size, axis=1)
+    policy = machines[0].machine.policy
+    rates = np.repeat([[machine.learning_rate] for machine in machines], policy.batch_size, axis=1)
     clip_norm = policy.clip_norm if policy.clip_unit == "contractive" else None
     return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
 
@@ -279,11 +229,11 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
     * A step may be longer than 2 / L by a relative 2 d u, where the model bounds its samples in float64.
     * The running sum of the gradients is off by at most u tau^2 S / 2 in each of both worlds.
 
-    Iterates of two worlds then go apart by 2 eta S at the replaced sample and by at most 2 (eta D + E) in every step,
-    and tau g is (x - z_tau) / eta but for its rounding, so tau g moves by 2 S + 2 tau D + 2 tau E / eta. For a small
-    eta another account is better: what rounding has added to an iterate in t steps, t E, is an error of t E L of its
-    gradient, so E enters as tau^2 L E in the place of 2 tau E / eta; the smaller of both holds. All of it together must
-    stay below 2 S r, which is linear in R.
+    Iterates of two worlds then move apart by 2 eta S at the replaced sample and by at most 2 (eta D + E) in every step.
+    Up to its rounding tau g is (x - z_tau) / eta, so tau g moves by at most 2 S + 2 tau D + 2 tau E / eta. For a small
+    eta there is a better bound: in t steps rounding adds at most t E to an iterate, and so t E L to its gradient, and E
+    enters as tau^2 L E in the place of 2 tau E / eta. The smaller of the two bounds holds. All of it together must stay
+    below 2 S r, which is linear in R.
     """
     size = sum(math.prod(shape) for shape in gradients.shapes)
     smoothness, longest = gradients.smoothness, longest_gradient(gradients, clip_norm)
@@ -300,17 +250,6 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
             "fewer, or 'update', whose sensitivity rounding does not touch."
         )
     return min(reach, LARGEST_POINT)
-
-
-def longest_gradient(gradients: PerSampleGradients, clip_norm: float) -> float:
-    """What the rounding of a gradient is relative to: the longest one, or S where it is clipped without a bound."""
-    bound = float(getattr(gradients, "gradient_bound", math.inf))
-    return max(clip_norm, bound) if math.isfinite(bound) else clip_norm
-
-
-def declares_itself_convex(gradients: PerSampleGradients) -> TypeGuard[ConvexSmoothGradients]:
-    """Whether a model has what :class:`ConvexSmoothGradients` asks for and does not take it back."""
-    return isinstance(gradients, ConvexSmoothGradients) and getattr(gradients, "convex", True) is True
 
 
 def check_contractive(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> ConvexSmoothGradients:

@@ -1,4 +1,4 @@
-"""The operator's file of a real machine: where it is, what is in it, and that its ledger's budget covers it.
+"""The operator's file of a real machine: where it is, who may write it, and how it is read.
 
 One TOML document, read on the machine; nothing in it ever comes from a message.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,14 +115,26 @@ def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT]
 
 
 def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a document with hyphenated keys, by the names of a dataclass's fields.
+    """As :func:`values_by_field`, for all fields of a dataclass."""
+    return values_by_field(fields(kind), values)
+
+
+def values_by_field(expected: Iterable[Field[Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a document with hyphenated keys, by the names of dataclasses' fields.
+
+    Parameters
+    ----------
+    expected : iterable of dataclasses.Field
+        What there may be, and, where a field has no default, must be.
+    values : mapping
+        The document.
 
     Raises
     ------
     ConfigurationError
         If a key is unknown, or one without a default is missing.
     """
-    known = {f.name.replace("_", "-"): f for f in fields(kind)}
+    known = {f.name.replace("_", "-"): f for f in expected}
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ from ..privacy import RefusedError, protocol
 
 
 def malformed(reason: str) -> RefusedError:
-    """The refusal of a request that is not what it should be, for a reason that depends on the request alone."""
+    """The refusal of a malformed request; the reason must depend on the request alone."""
     return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
 
 

@@ -1,19 +1,19 @@
-r"""Private shuffled gradients with public data, the silo's half (jiang-2026, algorithm 1 and 5; ALGORITHMS section 5).
+r"""Private shuffled gradients with public data, the machine's half (jiang-2026, algorithms 1 and 5; ALGORITHMS 5).
 
-A silo gets x_1, takes n_d steps on samples of its own in the epoch's order and then n - n_d on public ones,
+A machine gets x_1, takes n_d steps on samples of its own in the epoch's order and then n - n_d on public ones,
 
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; d_{pi(i)})) + rho_i)      i = 1 .. n_d
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; p_{i - n_d})) + rho_i)    i = n_d + 1 .. n
 
-and releases the end alone, as v = (x_1 - x_{n+1}) / eta. Without public samples this is DP-ShuffleG; Priv-Pub and
-Pub-Priv are DP-ShuffleG in some epochs and the server by itself in the others; with them it is Interleaved.
+and releases only the end, as v = (x_1 - x_{n+1}) / eta. Without public samples this is DP-ShuffleG; with them it is
+Interleaved. Priv-Pub and Pub-Priv are DP-ShuffleG in some epochs, and the server by itself in the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,31 +24,29 @@ from ..privacy import (
     ConfigurationError,
     Ledger,
     NoiseKeys,
+    PrivacyPolicy,
     Release,
-    RowCache,
     ShuffledMachine,
     ShuffledPolicy,
 )
 from ..privacy.shuffled import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
 from .base import PrivateClient, Request
-from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at
-from .online import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
-from .requests import malformed
+from .convex import FURTHER_ROUNDINGS, LARGEST_POINT, UNIT_ROUNDOFF, declares_itself_convex, longest_gradient
+from .gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
+from .local_steps import LocalStepsClient, LocalStepsOptions
 
 
-class ShuffledClient(PrivateClient):
-    """A silo of shuffled gradient methods, for :class:`~murmurfl.strategies.ShuffledAvg`.
+class ShuffledClient(LocalStepsClient):
+    """A machine of shuffled gradient methods, for :class:`~murmurfl.strategies.ShuffledAvg`.
 
     Parameters
     ----------
-    gradients, samples, ledger, keys, name, rows
-        See :class:`~murmurfl.clients.base.PrivateClient`.
+    gradients, samples, ledger, keys, learning_rate, name, rows
+        See :class:`~murmurfl.clients.local_steps.LocalStepsClient`.
     policy : ShuffledPolicy
         Its batch_size is the number of samples.
-    learning_rate : float
-        eta: the silo's own, for a server that chose it could void the guarantee.
     public : Samples, optional
-        Public samples, of which the first public_steps end every epoch; the same whatever the silo's own samples are.
+        Public samples, of which the first public_steps end every epoch; the same whatever the machine's own are.
     order : {"IG", "SO", "RR"}
     order_seed : int
         What the orders are made from; not secret.
@@ -60,13 +58,12 @@ class ShuffledClient(PrivateClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.ShuffledMachine`, for replacement of one of the silo's own
-    samples. With public steps under ``amplified``: provided the model's declaration is true
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.ShuffledMachine`, for replacement of one of the machine's
+    own samples. With public steps under ``amplified``: provided the model's declaration is true
     (:class:`~murmurfl.clients.ConvexSmoothGradients`) and a gradient that cannot be computed is the fault of its sample
     alone.
     """
 
-    query_points: ClassVar[int] = 1
     machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
     machine: ShuffledMachine
 
@@ -78,15 +75,11 @@ class ShuffledClient(PrivateClient):
         ledger: Ledger,
         keys: NoiseKeys,
         *,
-        name: str,
-        learning_rate: float,
         public: Samples | None = None,
         order: Order = "RR",
         order_seed: int = 0,
-        rows: RowCache | None = None,
+        **options: Unpack[LocalStepsOptions],
     ) -> None:
-        if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
         if order not in ORDERS:
             raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
         if policy.public_steps > (0 if public is None else len(public)):
@@ -95,17 +88,18 @@ class ShuffledClient(PrivateClient):
             )
         if policy.batch_size != len(samples):
             raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
-        if policy.accounting_used == "amplified" and policy.mechanism != NO_NOISE:
-            check_amplified(gradients, learning_rate, policy.clip_norm)
-        super().__init__(gradients, samples, policy, ledger, keys, name=name, rows=rows)
-        self.learning_rate = float(learning_rate)
+        super().__init__(gradients, samples, policy, ledger, keys, **options)
         self._farthest = self._farthest_start()
         self.public = public
         self.order: Order = order
         self.order_seed = order_seed
 
+    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
+        if isinstance(policy, ShuffledPolicy) and _is_amplified(policy):
+            check_amplified(gradients, self.learning_rate, policy.clip_norm)
+
     def release(self, request: Request) -> Release:
-        """The end of the silo's next epoch, as v.
+        """The end of the machine's next epoch, as v.
 
         Raises
         ------
@@ -116,48 +110,43 @@ class ShuffledClient(PrivateClient):
         -----
         **Formal guarantees.** Those of the class.
         """
-        start = flat_point(request.query_points[0])
-        with np.errstate(over="ignore"):
-            if not np.linalg.norm(start) <= self._farthest:
-                raise malformed("the starting point is too far away")
-        policy = self.machine.policy
+        start, policy = self._start_of(request, "starting point"), self.machine.policy
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
             # The number of samples is the one the machine was made with: asked again, their source might fail.
-            order = epoch_order(self.order, self.machine.num_samples, self.order_seed, release)[
-                : policy.private_steps
-            ].tolist()
-
-            def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
-                source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
-                if self.machine.simulated:
-                    return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
-                careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
-                return careful.at_points(point[None], np.array([j]))[0]
-
+            order = epoch_order(self.order, self.machine.num_samples, self.order_seed, release)
+            gradient = self._gradient_in(order[: policy.private_steps].tolist())
+            rate, clip_norm = self.learning_rate, policy.clip_norm
             with np.errstate(all="ignore"):
-                return noisy_epoch(
-                    gradient,
-                    start,
-                    policy.steps,
-                    learning_rate=self.learning_rate,
-                    clip_norm=policy.clip_norm,
-                    noise=noise,
-                )
+                return noisy_epoch(gradient, start, policy.steps, learning_rate=rate, clip_norm=clip_norm, noise=noise)
 
         return self.machine.release_epoch(request.session, request.ack, epoch)
+
+    def _gradient_in(self, order: list[int]) -> Callable[[NDArray[np.float64], int], NDArray[np.floating]]:
+        """The gradient at a point for step i of an epoch: on its own samples in this order, then on public ones."""
+
+        def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
+            source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
+            if self.machine.simulated:
+                return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
+            # On a real machine a sample that fails counts as zero, and the rest of the epoch is as it would have been.
+            careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
+            return careful.at_points(point[None], np.array([j]))[0]
+
+        return gradient
 
     def _farthest_start(self) -> float:
         """How far from the origin a starting point may be for rounding to stay within what is charged.
 
         Under ``amplified`` every computed step moves iterates of two worlds apart by up to 2 eta D, with D the rounding
         of a gradient and its point (:func:`~murmurfl.clients.online.farthest_point`). If each step's noise hides its
-        own, and the last m = n - n_d + 1 the replaced sample's 2 eta S as well, then in units of eta the shifts are
-        2 S / m + 2 D in those and 2 D in at most n others: relative to the exact account no more than
-        (m + n / 2) D / S <= 3/2 n D / S. An epoch's own steps, with their noise, lead away from the start.
+        own, and the noise of the last m = n - n_d + 1 steps hides the replaced sample's 2 eta S as well, then in units
+        of eta the shifts are 2 S / m + 2 D in those steps and 2 D in at most n others. Relative to the exact account
+        that is at most (m + n / 2) D / S <= 3/2 n D / S more. How far an epoch leads away from its start, with its
+        noise, is taken off at the end.
         """
         policy = self.machine.policy
-        if policy.accounting_used != "amplified" or policy.mechanism == NO_NOISE:
+        if not _is_amplified(policy):
             return LARGEST_POINT
         smoothness = check_amplified(self.gradients, self.learning_rate, policy.clip_norm)
         size, longest = self.machine.num_parameters, longest_gradient(self.gradients, policy.clip_norm)
@@ -176,7 +165,7 @@ class ShuffledClient(PrivateClient):
     def together(
         cls, clients: Sequence[PrivateClient], server_round: int, session: str, points: Sequence[Sequence[NDArray[Any]]]
     ) -> None:
-        """None: silos are few and their steps many, so they are asked one by one."""
+        """None: these machines are few and their steps many, so they are asked one by one."""
 
     def statement(self, session: str) -> dict[str, Any]:
         """As :meth:`PrivateClient.statement`, and how an epoch is mixed: only private steps are what is spent on."""
@@ -187,6 +176,11 @@ class ShuffledClient(PrivateClient):
             "public-steps": policy.public_steps,
             "accounting": policy.accounting_used,
         }
+
+
+def _is_amplified(policy: ShuffledPolicy) -> bool:
+    """Whether the guarantee rests on amplification by iteration; without noise there is nothing to amplify."""
+    return policy.accounting_used == "amplified" and policy.mechanism != NO_NOISE
 
 
 def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_norm: float) -> float:

@@ -1,4 +1,4 @@
-"""Whether this process is a simulation's: there, and only there, keys may be seeded and ledgers may be forgotten."""
+"""Whether this process runs a simulation: only there may keys be seeded, and ledgers end with the process."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def in_simulation() -> bool:
 
 
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
-    """What clipping did to a simulated machine's release, as entries of its reply; none in this process.
+    """What clipping did to a simulated machine's release, as entries of its reply; none to an engine in this process.
 
-    There whoever carries the messages is told directly, and a reply is what a real machine's would be.
+    In this process the engine that carries the messages is told directly, so that replies are those of real machines.
 
     Parameters
     ----------

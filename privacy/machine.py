@@ -211,7 +211,7 @@ class LedgeredMachine:
         else:
             # Opened under another policy, or closed: today's noise says nothing of it, what it reserved holds for it.
             spent = guaranteed = account.bound_of(session)
-        unbounded = self.policy.trust == "trusted-server" or account.unbounded
+        unbounded = not self.policy.adds_noise or account.unbounded
         return PrivacyStatement(
             releases=releases,
             mu_spent=spent,

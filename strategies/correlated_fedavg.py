@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -24,7 +24,9 @@ from flwr.serverapp.strategy import Result
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .base import ReleaseStrategy
-from .replies import DirectMachines, Reply, RoundReport, Vector, exchange
+from .layout import Vector
+from .options import RoundOptions
+from .replies import DirectMachines, Reply, RoundReport, exchange
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
 _MECHANISM = "noise on each machine, by its own account"
@@ -72,8 +74,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         configuration allows it; what comes back is not private, and is marked so.
     arrayrecord_key, configrecord_key : str
         As Flower's FedAvg.
-    seed, sampling, session, node_deadline_s, checkpoint, largest_value, evaluate_every, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`.
 
     Notes
     -----
@@ -99,7 +101,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         evaluate_on_machines: bool = False,
         arrayrecord_key: str = protocol.ARRAYS,
         configrecord_key: str = protocol.CONFIG,
-        **options: Any,
+        **options: Unpack[RoundOptions],
     ) -> None:
         asked = num_clients if clients_per_round is None else clients_per_round
         super().__init__(num_clients=num_clients, clients_per_round=asked, **options)

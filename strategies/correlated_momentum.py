@@ -6,7 +6,7 @@ With g_t the mean of the machines' clipped gradients and row t of B Z the noise 
     m^_t    = (1 - alpha) m^_{t-1} + alpha g^_t
     w_{t+1} = w_t - eta m^_t / ||m^_t||,  or  w_t - eta m^_t  without normalisation
 
-What is beside the trees of tran-cutkosky-2022: the same momentum from another factorisation. With alpha = 1,
+This is the momentum of tran-cutkosky-2022 with noise from another factorisation than its trees. With alpha = 1,
 independent noise and no normalisation it is DP-SGD (Abadi et al. 2016) with a fixed order in place of sampling.
 """
 
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Mechanism, make_mechanism, row_key, standard_normals
+from ..privacy import ConfigurationError, Mechanism, make_mechanism
 from ..privacy.mechanisms import State
 from ..privacy.noise import NONCE_BYTES
-from .replies import Vector
-from .trusted_momentum import TrustedMomentum, normalised_step
+from .layout import Vector
+from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")
-"""Those with a square C, one row of Z a round."""
+"""The mechanisms with a square C: one row of Z a round."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CorrelatedMomentumState:
     noise : ndarray of shape (rows, d)
         The mechanism's state, where it keeps one.
     nonces : ndarray of shape (T, 16), uint8
-        Of the rows drawn so far, for a mechanism that makes its state again from them.
+        The nonces of the rows drawn so far. A mechanism that keeps no state makes it again from these rows.
     """
 
     w: Vector
@@ -78,7 +78,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         mechanism: str = "independent",
         mechanism_options: dict[str, Any] | None = None,
         normalised: bool = True,
-        **options: Any,
+        **options: Unpack[MomentumOptions],
     ) -> None:
         super().__init__(**options)
         if mechanism not in MOMENTUM_MECHANISMS:
@@ -122,11 +122,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         self.check_round(server_round)
         grid, size = self.noise_grid(len(release_sum)), len(release_sum)
         scale = self.noise_std(size) * self.clients_per_round
-        nonces = state.nonces.copy()
-        nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        nonces = self.with_nonce(state.nonces, server_round)
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
-        # Sum and noise on one grid: rounded Gaussian releases (privacy/grid.py).
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
         counts = grid.counts(release_sum) + grid.counts(np.asarray(increment.added, np.float64))
         if increment.removed is not None:
             counts -= grid.counts(np.asarray(increment.removed, np.float64))
@@ -143,8 +142,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         return state.w
 
     def _row(self, nonces: NDArray[np.uint8], server_round: int, size: int) -> NDArray[np.floating]:
-        key = row_key(self._keys.secret_key, nonces[server_round - 1].tobytes())
-        return standard_normals(key, size, self.policy.noise_quality)
+        return self.normals_of(nonces[server_round - 1].tobytes(), size)
 
     def _unpacked(self, state: CorrelatedMomentumState, server_round: int, scale: float) -> State:
         """The mechanism's state before a round."""

@@ -14,15 +14,13 @@ for a delay that is always M / m; for machines drawn uniformly the delay is geom
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from .base import ReleaseStrategy
-from .mu2 import check_step, project_to_ball
-from .replies import Vector
+from .layout import Vector
+from .projected import ProjectedStrategy, project_to_ball
 
 
 @dataclass(frozen=True)
@@ -44,24 +42,20 @@ def delayed_momentum_step(
     learning_rate: float,
     diameter: float,
 ) -> DelayedMomentumState:
-    """One round: a pure function of the sum of the machines' momenta; as :func:`~murmurfl.strategies.mu2.mu2_step`."""
+    """One round: a pure function of the sum of the machines' momenta; as :func:`~murmurfl.strategies.mu2_step`."""
     q = release_sum / clients_per_round
     w = project_to_ball(state.w - learning_rate * q, state.start, diameter / 2)
     a = 2.0 / (server_round + 2)
     return DelayedMomentumState(state.start, w, (1.0 - a) * state.x + a * w, q)
 
 
-class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
+class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
     """Delayed momentum with an untrusted server, for :class:`~murmurfl.clients.DelayedMomentumClient`.
 
     Parameters
     ----------
-    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
-    learning_rate : float
-        eta > 0.
-    diameter : float
-        D > 0, diameter of the ball K around the initial model; default none.
+    **options
+        See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
 
     Notes
     -----
@@ -74,23 +68,6 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
     state_type: ClassVar[type[DelayedMomentumState]] = DelayedMomentumState
     acknowledges: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        num_clients: int,
-        clients_per_round: int,
-        learning_rate: float,
-        diameter: float = math.inf,
-        **options: Any,
-    ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
-        check_step(learning_rate, diameter)
-        self.learning_rate = float(learning_rate)
-        self.diameter = float(diameter)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
-
     def initial_state(self, start: Vector) -> DelayedMomentumState:
         return DelayedMomentumState(start, start, start, np.zeros_like(start))
 
@@ -98,14 +75,7 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
         return (state.x,)
 
     def step(self, state: DelayedMomentumState, release_sum: Vector, server_round: int) -> DelayedMomentumState:
-        return delayed_momentum_step(
-            state,
-            release_sum,
-            server_round,
-            clients_per_round=self.clients_per_round,
-            learning_rate=self.learning_rate,
-            diameter=self.diameter,
-        )
+        return delayed_momentum_step(state, release_sum, server_round, **self.step_options())
 
     def model(self, state: DelayedMomentumState) -> Vector:
         return state.x

@@ -11,14 +11,12 @@ With g_r the sum of the releases divided by m, the number asked, and Project_K o
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from ..privacy import ConfigurationError
-from .base import ReleaseStrategy
-from .mu2 import check_step, project_to_ball
-from .replies import Vector
+from .layout import Vector
+from .projected import ProjectedOptions, ProjectedStrategy, project_to_ball
 
 Variant = Literal["minibatch", "accelerated"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
@@ -44,7 +42,7 @@ def isrl_dp_step(
     learning_rate: float,
     diameter: float,
 ) -> IsrlDpState:
-    """One round: a pure function; parameters as in :func:`~murmurfl.strategies.mu2.mu2_step`."""
+    """One round: a pure function; parameters as in :func:`~murmurfl.strategies.mu2_step`."""
     r, accelerated = server_round, variant == "accelerated"
     step = learning_rate * (r if accelerated else 1) / clients_per_round
     w = project_to_ball(state.w - step * release_sum, state.start, diameter / 2)
@@ -55,18 +53,15 @@ def isrl_dp_step(
     return IsrlDpState(state.start, w, average, query)
 
 
-class IsrlDp(ReleaseStrategy[IsrlDpState]):
+class IsrlDp(ProjectedStrategy[IsrlDpState]):
     """ISRL-DP minibatch SGD with an untrusted server, for :class:`~murmurfl.clients.IsrlDpClient`.
 
     Parameters
     ----------
-    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
-    learning_rate : float
-        eta > 0; the accelerated variant's step grows with the round, r eta.
-    diameter : float
-        D > 0, diameter of the ball K around the initial model; default none.
     variant : {"minibatch", "accelerated"}
+        The accelerated variant's step grows with the round: r eta.
+    **options
+        See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
 
     Notes
     -----
@@ -75,27 +70,14 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
 
     state_type: ClassVar[type[IsrlDpState]] = IsrlDpState
 
-    def __init__(
-        self,
-        *,
-        num_clients: int,
-        clients_per_round: int,
-        learning_rate: float,
-        diameter: float = math.inf,
-        variant: Variant = "minibatch",
-        **options: Any,
-    ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
-        check_step(learning_rate, diameter)
+    def __init__(self, *, variant: Variant = "minibatch", **options: Unpack[ProjectedOptions]) -> None:
+        super().__init__(**options)
         if variant not in VARIANTS:
             raise ConfigurationError(f"Expected variant one of {VARIANTS}, got {variant!r}.")
-        self.learning_rate = float(learning_rate)
-        self.diameter = float(diameter)
         self.variant: Variant = variant
 
     def settings(self) -> dict[str, Any]:
-        own = {"variant": self.variant, "learning_rate": self.learning_rate, "diameter": self.diameter}
-        return {**super().settings(), **own}
+        return {**super().settings(), "variant": self.variant}
 
     def initial_state(self, start: Vector) -> IsrlDpState:
         return IsrlDpState(start, start, start, start)
@@ -104,15 +86,7 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
         return (state.query,)
 
     def step(self, state: IsrlDpState, release_sum: Vector, server_round: int) -> IsrlDpState:
-        return isrl_dp_step(
-            state,
-            release_sum,
-            server_round,
-            variant=self.variant,
-            clients_per_round=self.clients_per_round,
-            learning_rate=self.learning_rate,
-            diameter=self.diameter,
-        )
+        return isrl_dp_step(state, release_sum, server_round, variant=self.variant, **self.step_options())
 
     def model(self, state: IsrlDpState) -> Vector:
         return state.average

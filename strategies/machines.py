@@ -1,8 +1,8 @@
-"""Which machines there are: names instead of node ids, waiting for them with a deadline, and uniform sampling.
+"""Which machines there are: their names, waiting for them with a deadline, and sampling them.
 
-Flower's node ids are random in every run and change when a node restarts. A machine is therefore known by a name it
-reports once (its partition id, say), machines are ordered by name, and the sample of a round is a function of the seed
-and the round alone: the same machines on every engine.
+Flower's node ids are random in every run and change when a node restarts. A machine is therefore known by a name that
+it reports once (its partition id, say). Machines are ordered by name, and the sample of a round is a function of the
+seed and the round alone, so every engine asks the same machines.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class _Dealer:
         while len(hand) < self._count:
             if not self._pack:
                 self._shuffle()
-            # Between two packs a machine may be on top of the new one that is in this hand already: it comes next.
+            # A hand may hold the last of one pack and the first of the next. A machine that is in it already is passed
+            # over, and stays on top of the new pack for the next hand.
             top = len(self._pack)
             position = next((i for i in range(top - 1, -1, -1) if self._pack[i] not in held), None)
             if position is None:
@@ -168,10 +169,11 @@ class MachineDirectory:
     A node that says it is several machines is dropped: on real nodes one of them could take all names of a training.
     An engine that simulates several machines on a node asks for it (:attr:`several_on_a_node`).
 
-    A name that two nodes report belongs to the one that was met first, of two met at once to the one with the smaller
-    node id, as long as that one is connected; the other one's report is dropped, logged, and counted when machines are
-    missing. The server cannot know which of the two is right: perhaps a node was restarted before its old connection
-    was given up, perhaps somebody pretends. Who may connect at all is for the SuperLink to check, by the nodes' keys.
+    If two nodes report one name, the name belongs to the node that was met first (of two met at once, to the one with
+    the smaller node id) as long as that node is connected. The report of the other node is dropped and logged, and an
+    error about missing machines counts it. The server cannot know which of the two is right: perhaps a node was
+    restarted before its old connection was given up, perhaps somebody pretends. The SuperLink checks who may connect at
+    all, by the nodes' keys.
 
     **Formal guarantees.** None is drawn from names: a machine's guarantee holds whoever else takes its name.
     """
@@ -241,11 +243,11 @@ class MachineDirectory:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _refresh(self, grid: Grid) -> None:
-        """Greet nodes not met yet and take what they have answered so far; waits for nobody."""
+        """Greet nodes that are new and take the answers that have come so far; does not wait for any."""
         now = time.monotonic()
         connected = set(grid.get_node_ids())
         self._hosted = {node_id: names for node_id, names in self._hosted.items() if node_id in connected}
-        # A node that does not answer, or not sensibly, is asked again after a while and holds up nobody.
+        # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
         self._greeted = {
             node_id: (message_id, since)
             for node_id, (message_id, since) in self._greeted.items()

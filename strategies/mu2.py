@@ -13,15 +13,13 @@ again once a machine is heard that carries over what was missing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..privacy import ConfigurationError
-from .base import ReleaseStrategy
-from .replies import Vector
+from .layout import Vector
+from .projected import ProjectedStrategy, project_to_ball
 
 
 @dataclass(frozen=True)
@@ -91,29 +89,13 @@ def mu2_step(
     return Mu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total)
 
 
-def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
-    """The nearest point of the L2 ball."""
-    offset = point - centre
-    distance = float(np.linalg.norm(offset))
-    if not math.isfinite(distance):
-        raise ConfigurationError(
-            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
-            "(largest_value)."
-        )
-    return point if distance <= radius else centre + offset * (radius / distance)
-
-
-class Mu2(ReleaseStrategy[Mu2State]):
+class Mu2(ProjectedStrategy[Mu2State]):
     """DP-mu^2-FL with an untrusted server: the machines' noise cancels itself.
 
     Parameters
     ----------
-    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
-    learning_rate : float
-        eta > 0.
-    diameter : float
-        D > 0, diameter of the ball K around the initial model; default none.
+    **options
+        See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
 
     Notes
     -----
@@ -126,23 +108,6 @@ class Mu2(ReleaseStrategy[Mu2State]):
 
     state_type: ClassVar[type[Mu2State]] = Mu2State
 
-    def __init__(
-        self,
-        *,
-        num_clients: int,
-        clients_per_round: int,
-        learning_rate: float,
-        diameter: float = math.inf,
-        **options: Any,
-    ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
-        check_step(learning_rate, diameter)
-        self.learning_rate = float(learning_rate)
-        self.diameter = float(diameter)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
-
     def initial_state(self, start: Vector) -> Mu2State:
         return mu2_start(start)
 
@@ -150,22 +115,7 @@ class Mu2(ReleaseStrategy[Mu2State]):
         return state.x, state.x_previous
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        return mu2_step(
-            state,
-            release_sum,
-            server_round,
-            clients_per_round=self.clients_per_round,
-            learning_rate=self.learning_rate,
-            diameter=self.diameter,
-        )
+        return mu2_step(state, release_sum, server_round, **self.step_options())
 
     def model(self, state: Mu2State) -> Vector:
         return state.x
-
-
-def check_step(learning_rate: float, diameter: float) -> None:
-    """Refuse a step or a ball that is not positive."""
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
-    if math.isnan(diameter) or diameter <= 0:
-        raise ConfigurationError(f"Expected diameter > 0, got {diameter!r}.")

@@ -7,13 +7,11 @@ with fresh noise in every release and no momentum. The published model is the la
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .base import ReleaseStrategy
-from .mu2 import check_step, project_to_ball
-from .replies import Vector
+from .layout import Vector
+from .projected import ProjectedStrategy, project_to_ball
 
 
 @dataclass(frozen=True)
@@ -27,22 +25,18 @@ class NoisySGDState:
 def noisy_sgd_step(
     state: NoisySGDState, release_sum: Vector, *, clients_per_round: int, learning_rate: float, diameter: float
 ) -> NoisySGDState:
-    """One projected step: a pure function; parameters as in :func:`~murmurfl.strategies.mu2.mu2_step`."""
+    """One projected step: a pure function; parameters as in :func:`~murmurfl.strategies.mu2_step`."""
     w = state.w - learning_rate / clients_per_round * release_sum
     return NoisySGDState(state.start, project_to_ball(w, state.start, diameter / 2))
 
 
-class NoisySGD(ReleaseStrategy[NoisySGDState]):
+class NoisySGD(ProjectedStrategy[NoisySGDState]):
     """Noisy SGD with an untrusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
     ----------
-    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
-    learning_rate : float
-        eta > 0.
-    diameter : float
-        D > 0, diameter of the ball K around the initial model; default none.
+    **options
+        See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
 
     Notes
     -----
@@ -51,23 +45,6 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
 
     state_type: ClassVar[type[NoisySGDState]] = NoisySGDState
 
-    def __init__(
-        self,
-        *,
-        num_clients: int,
-        clients_per_round: int,
-        learning_rate: float,
-        diameter: float = math.inf,
-        **options: Any,
-    ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
-        check_step(learning_rate, diameter)
-        self.learning_rate = float(learning_rate)
-        self.diameter = float(diameter)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
-
     def initial_state(self, start: Vector) -> NoisySGDState:
         return NoisySGDState(start, start)
 
@@ -75,13 +52,7 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
         return (state.w,)
 
     def step(self, state: NoisySGDState, release_sum: Vector, server_round: int) -> NoisySGDState:
-        return noisy_sgd_step(
-            state,
-            release_sum,
-            clients_per_round=self.clients_per_round,
-            learning_rate=self.learning_rate,
-            diameter=self.diameter,
-        )
+        return noisy_sgd_step(state, release_sum, **self.step_options())
 
     def model(self, state: NoisySGDState) -> Vector:
         return state.w

@@ -2,18 +2,19 @@
 
     x^{r+1} = x^r - eta~ (1 / m) sum of the releases,    eta~ = eta eta_g tau
 
-so that x is a step along the prefix sums of what the learners release, and their noise in it is a row of B Z.
+So x is one step along the prefix sums of what the machines release, and the noise in it is theirs: a row of B Z.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from ..privacy import ConfigurationError
 from .base import ReleaseStrategy
-from .replies import Vector
+from .layout import Vector
+from .options import ReleaseOptions
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: i
     release_sum : ndarray of shape (d,)
         Sum of the releases aggregated in the round.
     clients_per_round : int
-        m, learners asked.
+        m, machines asked.
     step : float
         eta~.
     """
@@ -44,18 +45,19 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
 
     Parameters
     ----------
-    num_clients, clients_per_round, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`; the paper asks all learners in every round.
     learning_rate : float
-        eta of the learners' local steps; they have their own, this one only scales the server's step.
+        eta of the machines' local steps. Every machine has its own setting of it; this one only scales the server's
+        step.
     local_steps : int
         tau.
     global_learning_rate : float
         eta_g > 0.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`; the paper asks all machines in every round.
 
     Notes
     -----
-    **Formal guarantees.** None of its own: privacy is the learners' (:class:`~murmurfl.clients.OnlineClient`), and
+    **Formal guarantees.** None of its own: privacy is the machines' (:class:`~murmurfl.clients.OnlineClient`), and
     everything computed here is post-processing.
     """
 
@@ -64,14 +66,12 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
     def __init__(
         self,
         *,
-        num_clients: int,
-        clients_per_round: int,
         learning_rate: float,
         local_steps: int,
         global_learning_rate: float = 1.0,
-        **options: Any,
+        **options: Unpack[ReleaseOptions],
     ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
+        super().__init__(**options)
         for name, value in (("learning_rate", learning_rate), ("global_learning_rate", global_learning_rate)):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")

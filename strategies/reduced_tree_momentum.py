@@ -8,12 +8,13 @@ of :mod:`murmurfl.privacy.reconstruction` for A (gradients at a_t), D (A_t - A_{
     w_{t+1}   = w_t - eta m^_t / ||m^_t||
 
 The combination of the sums without noise is plain momentum, m_t = (1 - alpha) m_{t-1} + alpha g_t, exactly: the server
-computes that, and only the noise from the trees, whose rows are drawn again from their keys. So machines compute one
-gradient a sample and not three, and of all the nodes nothing is kept. That is also why differences are not clipped
-one by one: a clipped difference is none of two gradients any more, the sums would not telescope, and the server would
-have to remember a gradient for every round of an epoch. They are bounded instead: gradients that are L-smooth before
-they are clipped differ by at most L times the way between two points, which for steps of length eta is at most eta N,
-and never by more than 2 S.
+computes that, and takes only the noise from the trees, whose rows it draws again from their keys. So a machine computes
+one gradient a sample and not three, and the server keeps no node at all.
+
+This works only because differences are not clipped one by one. A clipped difference is no longer the difference of two
+gradients, so the sums would not telescope, and the server would have to remember a gradient for every round of an
+epoch. Differences are bounded instead: gradients that are L-smooth before they are clipped differ by at most L times
+the distance between two points, which for steps of length eta is at most eta N, and by no more than 2 S.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,13 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, MurmurflError, row_key
 from ..privacy.noise import NONCE_BYTES, standard_normal_rows
 from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
-from .replies import Outcome, ReleaseSum, RoundReport, Vector
-from .trusted_momentum import TrustedMomentum, normalised_step
+from .layout import Vector
+from .replies import Outcome, ReleaseSum, RoundReport
+from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
-# Of the float64 arithmetic of steps: an epoch's way is eta N and so much more.
+# Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
-# Rows of noise in memory at a time, whatever else is kept: a few, and more where they are short.
+# How many rows of noise are in memory at a time beside those that are cached: a few, and more where rows are short.
 _FEW_ROWS = 8
 _BLOCK_VALUES = 1 << 17
 
@@ -55,7 +57,7 @@ class ReducedTreeMomentumState:
     momentum : ndarray of shape (d,)
         m_t without noise, times the number of machines.
     nonces : ndarray of shape (T, 16), uint8
-        What the noise of the nodes that each round completes is drawn again from.
+        A nonce for each round. The noise of the nodes that a round completes is drawn again from it.
     """
 
     w: Vector
@@ -84,7 +86,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         L, of every sample's loss whatever the sample; infinite (the default) if none is known, and then this algorithm
         adds more noise than :class:`~murmurfl.strategies.TreeMomentum`.
     gamma : float, optional
-        0 <= gamma <= 1, public; default that of least noise. The momentum does not depend on it, its noise does.
+        0 <= gamma <= 1, public; default the one with the least noise. Only the noise depends on it, not the momentum.
     noise_cache_mib : float
         Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
     **options
@@ -93,15 +95,15 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`, provided also that
-    every sample's gradient is L-Lipschitz in the model, for any sample (a model must be built so, as one that bounds
-    its features; data cannot show it), and that machines compute it at the points they are sent. So models must be
-    float64, for a step to be as long as it should be. Every machine must be in every round: where a reply is missing,
-    samples' gradients change from one epoch to the next by as much as they are long, and the run ends with
-    :class:`IncompleteRoundError` before anything of that round is published. The same under another order of samples:
-    policies in which they do not return after exactly N rounds are refused.
+    every sample's gradient is L-Lipschitz in the model, for any sample (a model must be built so, for example by
+    bounding its features; data cannot show it), and that machines compute it at the points they are sent. So models
+    must be float64, or steps would not have the length they should have. Every machine must be in every round. Where a
+    reply is missing, a sample's gradient changes from one epoch to the next by as much as it is long; so the run ends
+    with :class:`IncompleteRoundError` before anything of that round is published. Samples in another order would do
+    the same: policies in which samples do not return after exactly N rounds are refused.
 
-    Momentum and noise are rounded to the machines' grid. A node of R is m_t less (1 - alpha)^{its length} times the
-    momentum before it, so the two roundings are charged to it; the machines' own are charged to R_t.
+    Momentum and noise are rounded to the machines' grid. A node of R is m_t minus (1 - alpha)^{its length} times the
+    momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
     """
 
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
@@ -112,7 +114,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         smoothness: float = math.inf,
         gamma: float | None = None,
         noise_cache_mib: float = 256.0,
-        **options: Any,
+        **options: Unpack[MomentumOptions],
     ) -> None:
         super().__init__(**options)
         if self.policy.max_participations < self.num_rounds:
@@ -136,7 +138,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         return self._changes(machines.charge(num_parameters), server.charge(num_parameters))
 
     def _changes(self, rounding: float, node_rounding: float) -> Changes:
-        """From what the machines' rounding and the server's add."""
+        """The same, given what the rounding of the machines and that of the server add."""
         policy, clip = self.policy, self.policy.clip_norm
 
         def difference(steps: int) -> float:
@@ -177,7 +179,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         return stds * (self.mu / self.ideal_mu(num_parameters, mean_std))
 
     def _round_stds(self, trees: ReconstructionTrees, stds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of what is rounded: each round's combination of nodes."""
+        """Standard deviations of what is rounded: the combination of nodes that each round publishes."""
         rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
         return np.array([float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows])
 
@@ -203,11 +205,10 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
         self.check_round(server_round)
         grid = self.noise_grid(len(release_sum))
-        nonces = state.nonces.copy()
-        nonces[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        nonces = self.with_nonce(state.nonces, server_round)
         momentum = (1 - self.alpha) * state.momentum + self.alpha * release_sum
         noise = self.noise(nonces, server_round, len(release_sum))
-        # Both on one grid: a rounded Gaussian release (privacy/grid.py).
+        # Momentum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
         noisy = grid.values(grid.counts(momentum) + grid.counts(noise))
         after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=self.learning_rate)
         if not np.linalg.norm(after.w - state.w) <= self.learning_rate * (1 + _ROUNDING):
@@ -221,7 +222,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         return state.w
 
     def noise(self, nonces: NDArray[np.uint8], server_round: int, num_parameters: int) -> NDArray[np.float64]:
-        """The noise on the sum of the machines' momenta: lemma 17's combination of that of the nodes."""
+        """The noise on the sum of the machines' momenta: lemma 17's combination of the noise of the nodes."""
         trees, stds = self.trees(num_parameters)
         numbers, weights = trees.row(server_round)
         weights = weights * stds[numbers]
@@ -237,10 +238,10 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def _rows(
         self, trees: ReconstructionTrees, nonces: NDArray[np.uint8], numbers: list[int], size: int
     ) -> list[NDArray[np.floating]]:
-        """The normals of nodes; drawn again where they are not kept."""
+        """The normals of nodes; those that are not cached are drawn again."""
         names = []
         for number in numbers:
-            # Every node has a nonce of its own, made from that of the round that completed it.
+            # Every node has a nonce of its own, made from the nonce of the round that completed the node.
             nonce = nonces[trees.node(number)[2] - 1].tobytes() + number.to_bytes(8, "little")
             names.append(hashlib.blake2b(nonce, digest_size=NONCE_BYTES, person=b"murmurfl node").digest())
         missing = [name for name in names if (name, size) not in self._cached]

@@ -6,27 +6,22 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid as FlowerGrid
-from numpy.typing import NDArray
 
 from ..privacy import Release, protocol
 from ..privacy.arrays import read_array
 from ..privacy.grid import Grid
 from ..privacy.training import TrainingFigures
-
-Vector = NDArray[np.float64]
-Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
-"""Name, shape and dtype of each of the model's arrays."""
+from .layout import Layout, Vector
 
 LARGEST_VALUE = 1e100
-"""Finite is not enough: two huge values of opposite sign must not meet in a sum as infinities."""
+"""No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +130,9 @@ class Reply:
 class ReleaseSum:
     """The sum of a round's releases.
 
-    Releases that were not sent are still counts of their grid: those on one grid are added as such, which is exact, and
-    become numbers once. The numbers that are sent are multiples of the same spacing and their sum is exact below 2^53
-    of it; then both ways give the same.
+    A release that was not sent in a message is still integers, the counts of its grid. Counts of one grid are added as
+    integers, which is exact, and their sum is turned into numbers once. A release that was sent is numbers, multiples
+    of the grid's spacing, whose sum is exact as long as it stays below 2^53 spacings. Both ways then give the same sum.
 
     Parameters
     ----------
@@ -145,7 +140,7 @@ class ReleaseSum:
         d.
     """
 
-    # Counts are below 2^53: so many do not overflow an int64.
+    # The sum of so many counts, each below 2^53, fits into an int64.
     _MOST_TOGETHER = 512
 
     def __init__(self, size: int) -> None:
@@ -262,28 +257,6 @@ def read_reply(
     if not np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE):
         return None
     return Reply(name, release, ack, vector, dict(metrics))
-
-
-_STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "samples-used", "max-participations")
-
-
-def is_statement(entries: Mapping[str, Any]) -> bool:
-    """Whether the entries of an answer are those of a machine's privacy statement."""
-    numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
-    return all(isinstance(n, int | float) and not isinstance(n, bool) and not math.isnan(n) for n in numbers)
-
-
-def releases_left(statement: Mapping[str, Any]) -> float:
-    """How many more releases a machine says it can make in this session; of one that does not say, its cap allows."""
-    left = statement.get(protocol.RELEASES_LEFT)
-    if isinstance(left, int) and not isinstance(left, bool):
-        return max(left, 0)
-    return max(statement.get("max-participations", math.inf) - statement.get("releases", 0), 0)
-
-
-def vector_size(layout: Layout) -> int:
-    """d: values in all of the model's arrays."""
-    return sum(math.prod(shape) for _, shape, _ in layout)
 
 
 def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> list[Message]:

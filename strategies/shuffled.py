@@ -1,10 +1,10 @@
 r"""Private shuffled gradients with public data, the server's half (jiang-2026, algorithm 1; ALGORITHMS section 5).
 
-The end of an epoch is the mean of the silos' ends, and the regulariser is applied there, once an epoch:
+The end of an epoch is the mean of the machines' ends, and the regulariser is applied there, once an epoch:
 
     x_end = x - eta (1 / m) sum of the releases v,    x <- argmin_x n psi(x) + ||x - x_end||^2 / (2 eta)
 
-An epoch on public samples alone is the server's own: nobody is asked and nothing is spent. One silo is the paper.
+An epoch on public samples alone is the server's own: nobody is asked and nothing is spent. The paper has one machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.shuffled import noisy_epoch
 from .base import ReleaseStrategy
-from .replies import Vector
+from .layout import Vector
+from .options import ReleaseOptions
 
 Regularizer = Literal["none", "l2", "l1", "ball"]
 REGULARIZERS: tuple[Regularizer, ...] = get_args(Regularizer)
@@ -36,7 +37,7 @@ class ShuffledState:
 
 
 def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> range:
-    """The rounds, from 1, in which silos are asked (the paper's table 2); S = p K, rounded.
+    """The rounds, from 1, in which machines are asked (the paper's table 2); S = p K, rounded.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ class PublicEpochs:
     steps : int
         n.
     clip_norm : float
-        S: for the guarantee it need not be; the paper clips here too.
+        S. The paper clips public gradients too; no guarantee needs it.
     """
 
     gradient: Callable[[Vector, int], NDArray[np.floating]]
@@ -111,27 +112,27 @@ class PublicEpochs:
 
 
 class ShuffledAvg(ReleaseStrategy[ShuffledState]):
-    """Shuffled gradients over silos, for :class:`~murmurfl.clients.ShuffledClient`.
+    """Shuffled gradients over machines, for :class:`~murmurfl.clients.ShuffledClient`.
 
     Parameters
     ----------
-    num_clients, clients_per_round, seed, sampling, session, node_deadline_s, checkpoint, largest_value, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`.
     learning_rate : float
-        eta > 0, that of the silos.
+        eta > 0, that of the machines.
     steps_per_epoch : int
-        n, steps of a silo's epoch.
+        n, steps of a machine's epoch.
     regularizer : {"none", "l2", "l1", "ball"}
     strength : float
         lambda of the regulariser, or the ball's radius; > 0 unless there is none.
     rounds : range, optional
-        The rounds, from 1, in which silos are asked; default all (:func:`private_rounds`).
+        The rounds, from 1, in which machines are asked; default all (:func:`private_rounds`).
     public : PublicEpochs, optional
         For all other rounds.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`.
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the silos'. The proximal step and the
+    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines'. The proximal step and the
     epochs on public samples are post-processing.
     """
 
@@ -140,17 +141,15 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     def __init__(
         self,
         *,
-        num_clients: int,
-        clients_per_round: int,
         learning_rate: float,
         steps_per_epoch: int,
         regularizer: Regularizer = "none",
         strength: float = 0.0,
         rounds: range | None = None,
         public: PublicEpochs | None = None,
-        **options: Any,
+        **options: Unpack[ReleaseOptions],
     ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
+        super().__init__(**options)
         if not (math.isfinite(learning_rate) and learning_rate > 0) or steps_per_epoch < 1:
             raise ConfigurationError(
                 f"Expected learning_rate > 0 and steps_per_epoch >= 1, got {learning_rate!r} and {steps_per_epoch!r}."
@@ -184,7 +183,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
         return (state.x,)
 
     def step(self, state: ShuffledState, release_sum: Vector, server_round: int) -> ShuffledState:
-        if self._asks_silos(server_round):
+        if self._asks_machines(server_round):
             if not release_sum.any():  # nobody answered: there was no epoch
                 return state
             total = release_sum / self.clients_per_round
@@ -200,8 +199,8 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     def model(self, state: ShuffledState) -> Vector:
         return state.x
 
-    def _asks_silos(self, server_round: int) -> bool:
+    def _asks_machines(self, server_round: int) -> bool:
         return self.rounds is None or server_round in self.rounds
 
     def _sample(self, server_round: int) -> list[str]:
-        return super()._sample(server_round) if self._asks_silos(server_round) else []
+        return super()._sample(server_round) if self._asks_machines(server_round) else []

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import row_key, standard_normals
 from ..privacy.momentum_tree import MomentumTree
-from .replies import Vector
-from .trusted_momentum import TrustedMomentum, normalised_step
+from .layout import Vector
+from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class TreeMomentumState:
     w : ndarray of shape (d,)
         w_{t+1}.
     sums, noisy : ndarray of shape (floor(log2 T) + 1, d)
-        F and F^ of the node of size 2^h that makes up COMPOSE(1, t), in row h where t has that binary digit: all the
-        tree there is.
+        Row h has F and F^ of the node of size 2^h, where t has that binary digit. These nodes make up COMPOSE(1, t),
+        and no others are needed again.
     """
 
     w: Vector
@@ -97,13 +96,13 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
 
     state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[MomentumOptions]) -> None:
         super().__init__(**options)
         self.tree = MomentumTree(self.num_rounds, self.epoch, self.alpha)
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
     def noise_stds(self, num_parameters: int) -> NDArray[np.float64]:
-        """Standard deviation of the noise on the node of every round."""
+        """Standard deviation of the noise on the node that each round completes, shape (T,)."""
         if math.isinf(self.mu):
             return np.zeros(self.num_rounds)
         if num_parameters not in self._noise_stds:
@@ -131,10 +130,8 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
         self.check_round(server_round)
         grid, alpha = self.noise_grid(len(release_sum)), self.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
-        key = row_key(self._keys.secret_key, self._keys.nonce(self.session, server_round))
-        normals = standard_normals(key, len(node), self.policy.noise_quality)
-        noise = normals * np.float64(self.noise_stds(len(node))[server_round - 1])
-        # Sum and noise on one grid: one rounded Gaussian release (privacy/grid.py).
+        noise = self.fresh_normals(server_round, len(node)) * np.float64(self.noise_stds(len(node))[server_round - 1])
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
         noisy = grid.values(grid.counts(node) + grid.counts(noise))
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 

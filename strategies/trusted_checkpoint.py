@@ -1,27 +1,27 @@
 """What lies beside a trusted server's checkpoint: its noise key, and a high-water mark that notices a rollback.
 
-A checkpoint restored from a backup looks like an honest one. A training that went on from it would publish sums it has
-published before under other noise, and whoever has both versions has less noise than was promised. So a small file,
-the mark, says how far the checkpoint has come, and a checkpoint behind its mark is refused. Noise that is drawn again
-after a restart (old nodes of a tree) must be the same noise, so the server's key is kept in a second file; the nonces
-that belong to it are in the checkpoint. With ``NAME`` the checkpoint, they are ``NAME.mark`` and ``NAME.key``, all of
-mode 600.
+A checkpoint restored from a backup looks like an honest one. But a training that went on from it would publish the same
+sums as before under other noise, and whoever has both versions sees them with less noise than was promised. So a small
+file, the mark, says how far the checkpoint has come, and a checkpoint behind its mark is refused. A second file holds
+the server's key: noise that is drawn again after a restart (of old nodes of a tree) must be the same noise. The nonces
+that belong to the key are in the checkpoint. The files of a checkpoint ``NAME`` are ``NAME.mark`` and ``NAME.key``;
+all three have mode 600.
 
 Order of writing
 ----------------
 Before the first request: a mark of no checkpoint, the key, the first checkpoint, its mark. After every round: the
-checkpoint, its mark, and only then may anybody see the new model. So wherever a crash comes:
+checkpoint, its mark, and only then may anybody see the new model. A crash is harmless wherever it comes:
 
 * before the first checkpoint: nobody was asked; a mark of no checkpoint is no training, and mark and key are made anew;
 * in a round, before its checkpoint: the noise of that round is forgotten, and nobody has seen the model made with it;
   the round is asked again and gets other noise, with a fresh nonce;
 * between checkpoint and mark: the checkpoint is one ahead of its mark, which is no rollback; its model was not seen.
   The resume moves the mark first, and goes on from that model: noise was put on its sums once;
-* after the mark: both agree, and whether the model was seen or not, it is the only one of its round.
+* after the mark: both agree, and the model is the only one of its round, whether it was seen or not.
 
-Every resume saves the checkpoint again before anything else, and no checkpoint is written over a mark that somebody
-else has moved: of two servers that go on from one checkpoint, the second to save stops before it publishes. The mark is
-never behind by two, unless it was copied back itself; then nobody can tell what was published, and it is refused too.
+Every resume saves the checkpoint again before anything else, and no server saves when somebody else has moved the mark.
+So of two servers that go on from one checkpoint, the second to save stops before it publishes. The mark is never two
+saves behind, unless it was itself copied back. Nobody can tell then what was published, so that is refused too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TrustedCheckpoint:
     path : Path
         The checkpoint.
     keeps_key : bool
-        Whether the noise key is kept beside it; not where the caller brings a key of his own.
+        Whether the noise key is kept beside it; it is not if the caller brings a key.
 
     Notes
     -----

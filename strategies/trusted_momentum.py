@@ -6,44 +6,45 @@ order in every epoch of N rounds. The server publishes w_{t+1} = w_t - eta m^_t 
 
 from __future__ import annotations
 
-import math
-from typing import Any, Generic, TypeVar
+from typing import Any, Required, TypeVar, Unpack
 
 import numpy as np
 
 from ..privacy import ConfigurationError
-from .mu2 import check_step
-from .replies import Reply, Vector
-from .trusted_server import TrustedServer, could_be_honest
+from .layout import Vector
+from .projected import check_step
+from .replies import Reply
+from .trusted_server import TrustedOptions, TrustedServer, could_be_honest
 
 StateT = TypeVar("StateT")
 
 
+class MomentumOptions(TrustedOptions, total=False):
+    """Options of :class:`TrustedMomentum`, where they are described."""
+
+    learning_rate: Required[float]
+    alpha: Required[float]
+
+
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
-    """A step of length eta against the momentum; a momentum of zero moves nothing."""
+    """A step of length eta against the momentum; if the momentum is zero there is no step."""
     length = float(np.linalg.norm(momentum))
     return w - (learning_rate / length) * momentum if length > 0 else w
 
 
-class TrustedMomentum(TrustedServer[StateT], Generic[StateT]):
+class TrustedMomentum(TrustedServer[StateT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
     Parameters
     ----------
-    num_clients, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`; every machine is asked in every round.
     learning_rate : float
         eta > 0.
     alpha : float
         Weight of a new gradient, 0 < alpha <= 1.
-    policy : PrivacyPolicy
-        What all machines were configured with: ``trust="trusted-server"``, ``release_rule="paper"``, clip and batch
-        that give Delta, passes (``sample_participations``) of ``min_separation`` = N releases; its mu is the guarantee.
-        With mechanism ``none`` the server adds no noise either.
-    num_rounds : int
-        T, the most rounds this server will ever publish a model of.
-    noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`.
+    **options
+        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`. Every machine is asked in every round:
+        ``clients_per_round`` is ``num_clients``. The policy has ``release_rule="paper"`` and as many passes
+        (``sample_participations``) of ``min_separation`` = N releases as samples are used.
 
     Notes
     -----
@@ -59,17 +60,15 @@ class TrustedMomentum(TrustedServer[StateT], Generic[StateT]):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, *, num_clients: int, clients_per_round: int, learning_rate: float, alpha: float, **options: Any
-    ) -> None:
-        super().__init__(num_clients=num_clients, clients_per_round=clients_per_round, **options)
-        check_step(learning_rate, math.inf)
+    def __init__(self, *, learning_rate: float, alpha: float, **options: Unpack[TrustedOptions]) -> None:
+        super().__init__(**options)
+        check_step(learning_rate)
         if not 0 < alpha <= 1:
             raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
-        if clients_per_round != num_clients:
+        if self.clients_per_round != self.num_clients:
             raise ConfigurationError(
-                f"Expected clients_per_round = num_clients = {num_clients} for private momentum, got "
-                f"{clients_per_round}: samples must return in the same rounds of every epoch."
+                f"Expected clients_per_round = num_clients = {self.num_clients} for private momentum, got "
+                f"{self.clients_per_round}: samples must return in the same rounds of every epoch."
             )
         if self.policy.release_rule != "paper":
             raise ConfigurationError(

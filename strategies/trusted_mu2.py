@@ -10,14 +10,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from ..privacy import ConfigurationError, row_key, standard_normals
+from ..privacy import ConfigurationError
+from .layout import Vector
 from .mu2 import Mu2, Mu2State, mu2_step
-from .replies import Outcome, ReleaseSum, Reply, RoundReport, RoundRequest, Vector
-from .trusted_server import TrustedServer, could_be_honest
+from .projected import ProjectedOptions
+from .replies import Outcome, ReleaseSum, Reply, RoundReport, RoundRequest
+from .trusted_server import TrustedOptions, TrustedServer, could_be_honest
+
+
+class TrustedMu2Options(ProjectedOptions, TrustedOptions, total=False):
+    """Options of :class:`TrustedMu2`: those of both of its bases."""
 
 
 class TrustedMu2(TrustedServer[Mu2State], Mu2):
@@ -25,16 +31,9 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
 
     Parameters
     ----------
-    num_clients, clients_per_round, learning_rate, diameter, seed, session, node_deadline_s, checkpoint, on_round
-        See :class:`~murmurfl.strategies.Mu2`.
-    policy : PrivacyPolicy
-        What the machines were configured with: ``trust="trusted-server"``, the clip and batch that give Delta, and
-        every sample used once; its mu is the guarantee of the run. With mechanism ``none`` the server adds no noise
-        either.
-    num_rounds : int
-        T, the most rounds this server will ever publish a model of.
-    noise_keys : NoiseKeys, optional
-        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`.
+    **options
+        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`, whose policy must use every sample once, and
+        :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
 
     Notes
     -----
@@ -47,14 +46,15 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
     (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With mechanism ``none``, which is refused unless the
     keys are simulated, nothing is guaranteed.
 
-    A sample counts once. Samples that return would move q by Delta / m once more every time, from rounds on that depend
-    on how many each machine has, which no reply tells; policies in which they do are refused here, by
-    :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
+    A sample counts once. A sample that returns would move q by Delta / m once more every time, and in which rounds it
+    returns depends on how many samples its machine has, which no reply tells. So policies in which samples return are
+    refused here, by :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, **options: Unpack[TrustedMu2Options]) -> None:
+        # TrustedServer takes its own and hands the rest on to Mu2, the next base; a type checker sees the first alone.
+        super().__init__(**options)  # pyright: ignore[reportCallIssue]
         if self.policy.sample_participations > 1:
             raise ConfigurationError(
                 f"Expected sample_participations = 1 for TrustedMu2, got {self.policy.sample_participations}: a sample "
@@ -62,7 +62,7 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
                 "of private momentum (TreeMomentum)."
             )
         self._unheard: Counter[str] = Counter()
-        """How often each machine was asked since the last release of it that was aggregated, at most."""
+        """How often each machine was asked, at most, since its last release that was aggregated."""
 
     def noise_std(self, num_parameters: int) -> float:
         """Standard deviation of Y_t, the noise on q."""
@@ -90,20 +90,12 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         self.check_round(server_round)
-        # Both on one grid, so that sum and noise are one rounded Gaussian release (privacy/grid.py).
+        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
         grid, total = self.noise_grid(len(release_sum)), state.release_sum + release_sum
-        key = row_key(self._keys.secret_key, self._keys.nonce(self.session, server_round))
-        normals = standard_normals(key, len(release_sum), self.policy.noise_quality)
         std = self.noise_std(len(release_sum)) * self.clients_per_round
-        return mu2_step(
-            state,
-            release_sum,
-            server_round,
-            clients_per_round=self.clients_per_round,
-            learning_rate=self.learning_rate,
-            diameter=self.diameter,
-            noise=grid.values(grid.counts(total) + grid.counts(normals * np.float64(std))) - total,
-        )
+        noise = self.fresh_normals(server_round, len(release_sum)) * np.float64(std)
+        noise = grid.values(grid.counts(total) + grid.counts(noise)) - total
+        return mu2_step(state, release_sum, server_round, noise=noise, **self.step_options())
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         request = super()._plan_round(server_round, reachable)

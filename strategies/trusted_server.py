@@ -1,7 +1,7 @@
 """What every strategy with a trusted server shares: its policy and noise key, and a training that is resumed safely.
 
-Machines send contributions without noise; the server adds it, and must not add it twice. What it keeps on disk for that
-stands in :mod:`.trusted_checkpoint`.
+Machines send contributions without noise and the server adds it. The same sum must never be published under two
+different noises; what a server keeps on disk to make sure of that stands in :mod:`.trusted_checkpoint`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,42 @@ import hmac
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Generic, TypeVar
+from typing import Any, Required, TypeVar, Unpack
 
 import numpy as np
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, Grid, NoiseKeys, PrivacyPolicy, SystemKeys, gdp_epsilon, protocol
+from ..privacy import (
+    NO_NOISE,
+    ConfigurationError,
+    Grid,
+    NoiseKeys,
+    PrivacyPolicy,
+    SystemKeys,
+    gdp_epsilon,
+    protocol,
+    row_key,
+    standard_normals,
+)
 from ..privacy.grid import power_of_two_at_most
 from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError
-from .replies import Reply, RoundRequest, vector_size
+from .layout import vector_size
+from .options import ReleaseOptions
+from .replies import Reply, RoundRequest
 from .trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
 StateT = TypeVar("StateT")
+
+
+class TrustedOptions(ReleaseOptions, total=False):
+    """Options of :class:`TrustedServer`, where they are described."""
+
+    policy: Required[PrivacyPolicy]
+    num_rounds: Required[int]
+    noise_keys: NoiseKeys | None
 
 
 def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
@@ -35,9 +57,9 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     policy : PrivacyPolicy
     reply : Reply
     most_releases : int
-        How many releases it can have made since the one it was told was aggregated. The machine states how many are in
-        the reply; that number bounds the values, so it is bounded itself, by this and by the policy's cap. Under the
-        ``paper`` rule a reply is one release, whatever was acknowledged.
+        How many releases it can have made since the last one that was acknowledged to it. The machine states how many
+        releases are in the reply. That number decides how large the values may be, so it must itself be bounded: by
+        this and by the policy's cap. Under the ``paper`` rule a reply is one release, whatever was acknowledged.
 
     Notes
     -----
@@ -54,7 +76,7 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     stated = reply.metrics.get(protocol.SENSITIVITY)
     if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
         return False
-    # What honest machines that clip at S can have sent; each rounds its mean to the grid. Also false for NaN.
+    # No longer than what machines send that clip at S and round their mean to the grid. NaN fails this test too.
     with np.errstate(over="ignore"):
         length = np.linalg.norm(reply.values)
     if not length <= releases * (policy.clip_norm + plan.grid.charge(len(reply.values))):
@@ -64,7 +86,7 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
 
 
 def _check_for_real_keys(policy: PrivacyPolicy) -> None:
-    """Refuse a trusted server's policy that is for simulation only."""
+    """Refuse a policy that a trusted server may have in simulation only."""
     if policy.noise_quality != "exact":
         raise ConfigurationError("Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.")
     if policy.mechanism == NO_NOISE:
@@ -73,21 +95,21 @@ def _check_for_real_keys(policy: PrivacyPolicy) -> None:
         )
 
 
-class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
+class TrustedServer(ReleaseStrategy[StateT]):
     """A server that is trusted to add the noise; a base class.
 
     Parameters
     ----------
     policy : PrivacyPolicy
         What all machines were configured with: ``trust="trusted-server"``, clip and batch that give Delta; its mu is
-        the guarantee.
+        the guarantee. With mechanism ``none`` the server adds no noise either.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
         The server's noise key. Default one from the operating system, kept beside the checkpoint in a file of its own;
         keys that are given here are the caller's to keep, and to give again when the training is resumed.
     **options
-        See :class:`~murmurfl.strategies.base.ReleaseStrategy`. A session that is given must be a fresh one for every
+        See :class:`~murmurfl.strategies.ReleaseStrategy`. A session that is given must be a fresh one for every
         new training.
 
     Notes
@@ -99,7 +121,12 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
     """
 
     def __init__(
-        self, *, policy: PrivacyPolicy, num_rounds: int, noise_keys: NoiseKeys | None = None, **options: Any
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        **options: Unpack[ReleaseOptions],
     ) -> None:
         super().__init__(**options)
         if policy.trust != "trusted-server":
@@ -155,8 +182,8 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         num_parameters : int
             d.
         noise_std : float
-            Standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; where these differ,
-            their root mean square.
+            Standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; if values have
+            different ones, their root mean square.
 
         Raises
         ------
@@ -215,6 +242,20 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         grid = self.noise_grid(num_parameters)
         return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
 
+    def fresh_normals(self, server_round: int, size: int) -> NDArray[np.floating]:
+        """Standard normals for a round, under a nonce of its own; with real keys never the same ones again."""
+        return self.normals_of(self._keys.nonce(self.session, server_round), size)
+
+    def normals_of(self, nonce: bytes, size: int) -> NDArray[np.floating]:
+        """The standard normals that belong to a nonce under the server's key."""
+        return standard_normals(row_key(self._keys.secret_key, nonce), size, self.policy.noise_quality)
+
+    def with_nonce(self, nonces: NDArray[np.uint8], server_round: int) -> NDArray[np.uint8]:
+        """The nonces of the rounds so far, one a row, and a new one for this round."""
+        longer = nonces.copy()
+        longer[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
+        return longer
+
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
@@ -237,7 +278,8 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         request = super()._plan_round(server_round, reachable)
         if self._new:
             self.calibrate(vector_size(self._layout))
-            # Before anybody is asked: the session, which machines will have counted, is found again after a crash.
+            # Saved before anybody is asked: machines count the session against their budgets from the first request on,
+            # so it must be found again after a crash.
             self._new = False
             if self._files is not None:
                 self._files.begin(self._keys.secret_key)
@@ -257,7 +299,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
         return {**super()._kept(), "key_check": self._key_check(), "mark": mark}
 
     def _identity(self) -> dict[str, Any]:
-        # All of the policy: a resumed training that calibrated its noise to another one would not be what was claimed.
+        # All of the policy: with noise calibrated to another policy, a resumed training would not keep its claim.
         policy = {f"policy.{name}": value for name, value in asdict(self.policy).items()}
         return {**super()._identity(), **policy, "noise": self.policy.plan(vector_size(self._layout)).fingerprint}
 
@@ -267,7 +309,7 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
             self._files.check_new()
         done = super()._resume(result)
         if not self._new:
-            self._save()  # before anybody is asked: it can be written, and nobody else goes on from it
+            self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
         return done
 
     def _check_saved(self, saved: Mapping[str, Any]) -> None:
@@ -284,5 +326,5 @@ class TrustedServer(ReleaseStrategy[StateT], Generic[StateT]):
             )
 
     def _key_check(self) -> str:
-        """What the key is recognised by without being written down."""
+        """By what the key is recognised, though it is not written down here."""
         return hmac.digest(self._keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()

@@ -347,7 +347,7 @@ MUTANTS = (
     ),
     Mutant(
         "a ClientApp that answers with no model is refused",
-        "clients/noise_mod.py",
+        "clients/foreign_app.py",
         "        values = error\n",
         "        raise\n",
         (

@@ -23,7 +23,8 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig, parse_assignments
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import demo_config
-from murmurfl.app.papers.reproduce import cells_of, plan_runs
+from murmurfl.app.papers import PAPERS
+from murmurfl.app.papers.runs import plan_runs
 from murmurfl.clients import UpdateNode
 from typer.testing import CliRunner
 
@@ -98,7 +99,8 @@ def check_command(words):
         told = parse_click(typer.main.get_command(cli), program, arguments)
         overrides = parse_assignments(list(told.get("assignments") or ()))
         if arguments[0] == "reproduce":
-            plan_runs(cells_of(told["name"], overrides), max(told["seeds"], 1), told["engine"])
+            paper = PAPERS[told["name"]]
+            plan_runs(paper.cells_with(overrides), max(told["seeds"], 1), told["engine"], paper.table)
         elif arguments[0] == "deploy-demo":
             demo_config(overrides, Path(), "x")
         else:

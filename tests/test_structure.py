@@ -42,6 +42,38 @@ def test_folders_import_only_what_they_may(folder):
         assert not outside & {"murmurfl", *FOLDERS}, f"{path}: import ours relatively"
 
 
+def imported_modules(path):
+    """The full names of everything imported absolutely, wherever in the file: ``from a import b`` gives a and a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def of_the_app(path):
+    """What a test file imports of the application or of its tests."""
+    return {name for name in imported_modules(path) if f"{name}.".startswith(("murmurfl.app.", "tests.app."))}
+
+
+@pytest.mark.parametrize("folder", ["clients", "strategies", "harness"])
+def test_tests_of_clients_and_strategies_import_no_app(folder):
+    files = sorted((ROOT / "tests" / folder).rglob("*.py"))
+    assert files
+    for path in files:
+        assert not of_the_app(path), f"{path} imports the app: take a grid from tests/harness, or move the test"
+
+
+@pytest.mark.parametrize(
+    "text", ["def test():\n    from murmurfl.app.inprocess import InProcessGrid\n", "from murmurfl import app\n"]
+)
+def test_the_check_of_tests_sees_an_import_of_the_app(text, tmp_path):
+    (tmp_path / "test_bad.py").write_text(text)
+    assert of_the_app(tmp_path / "test_bad.py")
+
+
 def test_the_check_sees_an_import_that_is_not_allowed(tmp_path, monkeypatch):
     (tmp_path / "privacy").mkdir()
     bad = tmp_path / "privacy" / "bad.py"

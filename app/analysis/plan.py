@@ -18,6 +18,7 @@ from ...privacy.mechanisms import DECODERS, WORKLOADS, Mechanism
 from ...privacy.policy import ClipUnit, ReleaseRule
 from ..config import RunConfig
 from ..experiment import prepare
+from ..report.table import Column, Table
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancelling": ("schedule", SCHEDULES),
@@ -314,9 +315,21 @@ def make_plan(request: PlanRequest) -> Plan:
     return Plan(request, request.mu, request.releases, sensitivity, plans, left_out)
 
 
-def plan_rows(plan: Plan) -> list[dict[str, Any]]:
+_COLUMNS = (
+    Column("mechanism", "mechanism and option", label=True),
+    Column("noise std", "standard deviation in front of the mechanism's rows", form=".4g"),
+    Column("prefix sums", "noise of a machine's released prefix sums, root mean square over its releases", form=".4g"),
+    Column("last one", "noise of the last prefix sum", form=".4g"),
+    Column("their sums", "noise of the sums of the prefix sums, which move DP-mu^2-FL's model", form=".4g"),
+    Column("at the server", "noise of the prefix sums of the server's averages", form=".4g"),
+    Column("their sums there", "noise of the sums of those", form=".4g"),
+    Column("bytes kept", "what a machine remembers between releases"),
+)
+
+
+def plan_table(plan: Plan) -> Table:
     """The table of a plan: a row for each mechanism, least error of prefix sums first."""
-    return [
+    rows = [
         {
             "mechanism": made.name,
             "noise std": made.noise_std,
@@ -329,6 +342,7 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
         }
         for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)
     ]
+    return Table("Noise of one value", _COLUMNS, rows, plan.guarantee.sentence)
 
 
 def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:

@@ -12,7 +12,6 @@ from ..config import RunConfig
 from ..keys import Value
 from ..settings import layered
 from .failing import MISUSED, fail, failing_clearly
-from .reproduce import LABELS, texts
 from .settings import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import say, say_table
 
@@ -61,7 +60,7 @@ def plan(
 
     With --config or --set the run of that configuration is planned, on its data; the other options win over it.
     """
-    from ..analysis.plan import make_plan, plan_lines, plan_rows
+    from ..analysis.plan import make_plan, plan_lines, plan_table
 
     options = {
         "machines": machines,
@@ -88,7 +87,8 @@ def plan(
         before, after = plan_lines(made)
         for line in before:
             say(line)
-        say_table("Noise of one value", texts(plan_rows(made)), LABELS)
+        table = plan_table(made)
+        say_table(table.title, table.texts(), table.labels)
         for line in after:
             say(line)
 

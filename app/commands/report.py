@@ -33,7 +33,7 @@ def report(
     ] = False,
 ) -> None:
     """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it."""
-    from ..report.recorded import make_report
+    from ..report.making import make_report
 
     with failing_clearly():
         say(f"Wrote {make_report(runs, out or runs[0] / 'report')}")

@@ -1,5 +1,5 @@
 """What carries a simulated run's messages: each engine gives the same model for the same seed."""
 
-from .start import ENGINES, run_cohort, run_in_process, run_on_ray, run_once
+from .start import ENGINES, run_cohort, run_document, run_in_process, run_on_ray
 
-__all__ = ["ENGINES", "run_cohort", "run_in_process", "run_on_ray", "run_once"]
+__all__ = ["ENGINES", "run_cohort", "run_document", "run_in_process", "run_on_ray"]

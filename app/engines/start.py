@@ -14,7 +14,6 @@ from ..client_app import app
 from ..config import RunConfig
 from ..experiment import prepare
 from ..own_modules import environment_for
-from ..papers.curves import run_curves
 from ..record import RESULT_NAME, result_document
 from ..run import Progress, RunResult, run_experiment
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
@@ -22,12 +21,10 @@ from .inprocess import InProcessGrid
 from .superlink import run_flower_app
 
 ENGINES = ("cohort", "inprocess", "ray")
-FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
-"""What a table needs of a run."""
 
 
-def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
-    """One run on an engine; the figures a table needs, and the curves a figure needs, as plain values.
+def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
+    """One run on an engine; its result document, as plain values.
 
     Raises
     ------
@@ -35,14 +32,12 @@ def run_once(config: RunConfig, engine: str) -> dict[str, Any]:
         If the engine is unknown, the configuration impossible, or the run failed.
     """
     if engine == "cohort":
-        document = result_document(run_cohort(config))
-    elif engine == "inprocess":
-        document = result_document(run_in_process(config))
-    elif engine == "ray":
-        document = run_on_ray(config)
-    else:
-        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
-    return {**{name: document[name] for name in FIGURES}, "curves": run_curves(document)}
+        return result_document(run_cohort(config))
+    if engine == "inprocess":
+        return result_document(run_in_process(config))
+    if engine == "ray":
+        return run_on_ray(config)
+    raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
 
 
 def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None] | None = None) -> RunResult:

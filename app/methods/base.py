@@ -9,7 +9,7 @@ set everything else has a default.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -291,6 +291,13 @@ class Method(ABC):
         """Whether runs that differ in variant, mu and step alone can be made together (:mod:`murmurfl.app.papers`)."""
         return False
 
-    def covers(self, problem: Problem) -> bool:
-        """Whether the guarantee holds for a run's step; only where a paper shows steps that it does not hold for."""
+    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
+        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for.
+
+        Parameters
+        ----------
+        config : RunConfig
+        prepare : callable
+            Works the configuration out on its data, where the answer takes that.
+        """
         return True

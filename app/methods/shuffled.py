@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,11 +131,13 @@ class ShuffledMethod(Method):
         return loss + sum(float(penalty(kind, np.ravel(part), strength)) for part in parameters)
 
     def sweeps(self, config: RunConfig) -> bool:
-        return config.num_clients == 1 and not config.lost_replies and config.max_participations == 0
+        alone = config.num_clients == 1 and not config.lost_replies and config.max_participations == 0
+        return alone and registry("model")[config.model].sweeps(config)
 
-    def covers(self, problem: Problem) -> bool:
+    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
         """Amplification needs eta <= 1 / L*, plain composition nothing."""
-        config = problem.config
-        amplified = config.variant == "interleaved" and config.accounting == "amplified" and config.private
+        if config.variant != "interleaved" or config.accounting != "amplified" or not config.private:
+            return True
+        problem = prepare(config)
         smoothness = float(getattr(problem.model, "smoothness", math.inf))
-        return not amplified or problem.values.learning_rate * smoothness <= 1.0 + _ROUNDING
+        return problem.values.learning_rate * smoothness <= 1.0 + _ROUNDING

@@ -136,6 +136,10 @@ class ModelKind(ABC):
                 f"it, got {config.preset!r}."
             )
 
+    def sweeps(self, config: RunConfig) -> bool:
+        """Whether epochs of many runs with this model can be computed together (:mod:`murmurfl.app.papers.sweep`)."""
+        return False
+
     @abstractmethod
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         """The model for data of a size.

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.clipping import clip_per_sample
+from ..config import RunConfig
 from .base import Batch, Model, ModelKind, OnlineConstants, Parameters
+
+_LARGEST_RATE_TOGETHER = 0.5
 
 
 class LinearModel(Model):
@@ -249,6 +252,9 @@ class Logistic(ModelKind):
         self.online = online
         self._model = model
 
+    def sweeps(self, config: RunConfig) -> bool:
+        return self.convex
+
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         if num_classes != 2:
             raise ConfigurationError(f"Expected a task with two classes for model {self.name!r}, got {num_classes}.")
@@ -266,6 +272,9 @@ class Ridge(ModelKind):
     convex = True
     keys = frozenset({"feature-bound"})
 
+    def sweeps(self, config: RunConfig) -> bool:
+        return True
+
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         return RidgeRegression(num_features, feature_bound)
 
@@ -279,6 +288,9 @@ class Mean(ModelKind):
     name = "mean"
     sentence = "the mean of the samples, half the squared distance to each"
     convex = True
+
+    def sweeps(self, config: RunConfig) -> bool:
+        return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divided by
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         return MeanEstimation(num_features)

@@ -1,1 +1,32 @@
-"""The papers' tables and figures: what is run, what the paper prints, and how both are shown."""
+"""The papers' tables and figures: what is run, what the paper prints, and how both are shown.
+
+A paper is one object, and so is the kind of its tables (:mod:`.kind`). ``murmurfl reproduce package.module:PAPER`` runs
+a user's own. The command names the papers in its help, so nothing that takes long is imported here.
+"""
+
+from ..registry import Registry
+from .cell import Cell
+from .jiang_2026 import LASSO, MEAN, RIDGE
+from .kind import TableKind
+from .paper import Paper
+from .reshef_levy_2024 import ReshefLevy2024
+from .reshef_levy_2025 import ReshefLevy2025
+from .tran_cutkosky_2022 import TranCutkosky2022
+from .zhang_2025 import Zhang2025Cnn, Zhang2025Logistic
+
+PAPERS: Registry[Paper] = Registry(
+    "reproduction",
+    Paper,  # type: ignore[type-abstract]
+    [
+        ReshefLevy2025(),
+        ReshefLevy2024(),
+        Zhang2025Logistic(),
+        Zhang2025Cnn(),
+        TranCutkosky2022(),
+        MEAN,
+        RIDGE,
+        LASSO,
+    ],
+)
+
+__all__ = ["PAPERS", "Cell", "Paper", "TableKind"]

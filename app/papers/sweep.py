@@ -25,6 +25,7 @@ from ...strategies import proximal
 from ...strategies.shuffled import penalty
 from ..config import RunConfig
 from ..experiment import Experiment, prepare
+from ..methods import METHODS
 from ..methods.shuffled import regularization
 from ..models.linear import LinearModel, MeanEstimation
 from ..tasks.loading import public_shard
@@ -35,28 +36,15 @@ Matrix = NDArray[np.float64]
 _BLOCK = 64
 # Fewer where products of 1 - eta are divided by: 2^-32 is the least of them.
 _MEAN_BLOCK = 32
-_LARGEST_MEAN_RATE = 0.5
 _OPTIMUM_STEPS = 20_000
 
-
-def can_sweep(config: RunConfig) -> bool:
-    """Whether a run is one of those that go together: one silo, no losses, a model in closed form."""
-    alone = config.strategy == "shuffled" and config.num_clients == 1 and not config.lost_replies
-    small = config.model != "mean" or config.learning_rate <= _LARGEST_MEAN_RATE
-    return alone and small and config.model in ("logistic", "ridge", "mean") and config.max_participations == 0
+CURVES = frozenset({"loss"})
+"""What a sweep keeps of its runs."""
 
 
 def sweep_of(config: RunConfig) -> RunConfig:
     """What runs that go together have in common."""
     return replace(config, variant="interleaved", mu=1.0, learning_rate=1.0)
-
-
-def is_covered(config: RunConfig) -> bool:
-    """Whether the guarantee holds for a run's step: amplification needs eta <= 1 / L*, plain composition nothing."""
-    experiment = prepare(config)
-    amplified = config.variant == "interleaved" and config.accounting == "amplified" and config.private
-    smoothness = float(getattr(experiment.model, "smoothness", math.inf))
-    return not amplified or experiment.values.learning_rate * smoothness <= 1.0 + 1e-12
 
 
 @dataclass(frozen=True)
@@ -75,19 +63,22 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     Parameters
     ----------
     configs : sequence of RunConfig
-        For which :func:`can_sweep`, alike but for variant, mu and learning rate.
+        For which :meth:`~murmurfl.app.methods.Method.sweeps`, alike but for variant, mu and learning rate.
 
     Returns
     -------
     list of dict
-        In their order; epsilon and mu are None for a run that is not covered (:func:`is_covered`).
+        In their order; epsilon and mu are None for a run that is not covered
+        (:meth:`~murmurfl.app.methods.Method.covers`).
 
     Raises
     ------
     ConfigurationError
         If they are not alike.
     """
-    if len({sweep_of(config) for config in configs}) != 1 or not all(map(can_sweep, configs)):
+    if len({sweep_of(config) for config in configs}) != 1 or not all(
+        METHODS[config.strategy].sweeps(config) for config in configs
+    ):
         raise ConfigurationError("Expected runs of 'shuffled' that differ in variant, mu and learning rate only.")
     started = time.perf_counter()
     experiments = [prepare(config) for config in configs]
@@ -106,7 +97,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
         accuracy = math.nan
         if config.model == "logistic":
             _, accuracy = first.model.evaluate([ends[i]], (first.data.test_features, first.data.test_labels))
-        mu = experiment.guaranteed_mu() if is_covered(config) else math.inf
+        mu = experiment.guaranteed_mu() if METHODS[config.strategy].covers(config, prepare) else math.inf
         results.append(
             {
                 "accuracy": None if math.isnan(accuracy) else accuracy,

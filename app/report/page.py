@@ -73,17 +73,23 @@ knows, but what is marked as a simulation's alone.</p>
 </div>
 {% endmacro %}
 
-{% if runs | length > 1 %}
-<h2>Compared</h2>
+{% macro listed(table) %}
 <div class="scroll"><table>
-<thead><tr>{% for key in summary[0] %}<th scope="col">{{ key }}</th>{% endfor %}</tr></thead>
+<thead><tr>
+{% for column in table.columns %}<th scope="col" title="{{ column.meaning }}">{{ column.name }}</th>{% endfor %}
+</tr></thead>
 <tbody>
-{% for row in summary %}
+{% for row in table.texts() %}
 <tr>{% for value in row.values() %}<td>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody>
-<caption>Each μ and ε is true of its own run only, in these words:</caption>
+<caption>{{ caller() }}</caption>
 </table></div>
+{% endmacro %}
+
+{% if runs | length > 1 %}
+<h2>{{ summary.title }}</h2>
+{% call listed(summary) %}Each μ and ε is true of its own run only, in these words:{% endcall %}
 {% for run in runs %}<p class="guarantee"><b>{{ run.name }}</b>: {{ run.guarantee }}</p>{% endfor %}
 {{ figures(compared) }}
 <h3>Settings that differ</h3>
@@ -122,16 +128,14 @@ knows, but what is marked as a simulation's alone.</p>
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
 {{ run.training.sentence }}</p>
 {% endif %}
-{% if run.machines %}
-<details><summary>Machines</summary>
-<div class="scroll"><table>
-<thead><tr>{% for key in run.machines[0] %}<th scope="col">{{ key }}</th>{% endfor %}</tr></thead>
-<tbody>{% for row in run.machines %}<tr>{% for value in row.values() %}<td>{{ value }}</td>{% endfor %}</tr>
-{% endfor %}</tbody>
-<caption>What each machine says of itself. "Of its releases" is bookkeeping, true of a number of releases fixed in
+{% if run.machines.rows %}
+<details><summary>{{ run.machines.title }}</summary>
+{% call listed(run.machines) %}
+What each machine says of itself. "Of its releases" is bookkeeping, true of a number of releases fixed in
 advance; the guarantee is the other. Every ε is in the terms above.
-{% if run.left_out %}{{ run.left_out }} more machines are left out.{% endif %}</caption>
-</table></div></details>
+{% if run.left_out %}{{ run.left_out }} more machines are left out.{% endif %}
+{% endcall %}
+</details>
 {% endif %}
 <details><summary>Configuration</summary>
 <div class="scroll"><table>
@@ -154,7 +158,7 @@ def page(**parts: Any) -> str:
     Parameters
     ----------
     **parts
-        ``runs``, ``summary``, ``compared`` and ``differing``, as :mod:`.report` makes them.
+        ``runs``, ``summary``, ``compared`` and ``differing``, as :mod:`.making` makes them.
     """
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(**parts)

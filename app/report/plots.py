@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...privacy import rounded_up
+from .recorded import RecordedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from .recorded import RecordedRun
 
 BLUE, ORANGE, GREEN, RED, PINK, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
 _PALETTE = (BLUE, RED, GREEN, PINK, ORANGE, SKY)
@@ -36,6 +35,11 @@ _MOST_LINES = 30
 _MOST_BARS = 120
 _MOST_ROWS = 150
 _ROW_GROUPS = 60
+
+BOOKKEEPING = (
+    "Lines are bookkeeping: what the releases made so far would cost had their number been fixed in advance; a request "
+    "without an answer counts as a release. What is guaranteed is the dashed line, from the first round on."
+)
 
 
 @dataclass(frozen=True)
@@ -210,8 +214,6 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _epsilon(run: RecordedRun) -> Plot | None:
-    from .recorded import BOOKKEEPING
-
     epsilons, guaranteed = run.epsilons, run.document["epsilon"]
     if epsilons is None or guaranteed is None:
         return None

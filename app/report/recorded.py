@@ -1,13 +1,9 @@
-"""``murmurfl report``: what runs did and what they cost, as one HTML page that needs nothing but itself.
-
-Everything comes from the files a run leaves (:mod:`.record`). Nothing in them is more than the server knows.
-"""
+"""A run as its files tell it (:mod:`~murmurfl.app.record`); nothing in them is more than the server knows."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,25 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import MurmurflError, gdp_epsilon, rounded_up
+from ...privacy import MurmurflError, gdp_epsilon
 from ..config import RunConfig
 from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME
-from ..summary import loss_text, shown_accuracy
-from .page import page
-from .plots import compared_plots, run_plots
 
-PAGE_NAME = "index.html"
-BOOKKEEPING = (
-    "Lines are bookkeeping: what the releases made so far would cost had their number been fixed in advance; a request "
-    "without an answer counts as a release. What is guaranteed is the dashed line, from the first round on."
-)
 _NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
 _WORKED_OUT = (
     *("num-rounds", "clip-norm", "learning-rate", "diameter", "schedule", "sampling"),
-    *("run-name", "out-dir", "data-root"),
+    *("run-name", "out-dir"),
 )
-_MOST_MACHINES = 1000
-"""Machines that a page lists; the first of them."""
+"""Keys under which a record has what the run worked out or where it lies, so that they tell nothing of what was set."""
 
 
 class ReportError(MurmurflError):
@@ -174,76 +161,10 @@ class RecordedRun:
     def settings(self) -> dict[str, tuple[str, bool]]:
         """Every key of the configuration: its value, and whether it was set to other than the default."""
         default = RunConfig().to_mapping()
-        automatic = {
-            "num-rounds",
-            "clip-norm",
-            "learning-rate",
-            "diameter",
-            "schedule",
-            "sampling",
-            "run-name",
-            "out-dir",
-        }
         return {
-            key: (_text(value), key not in automatic and value != default.get(key))
+            key: (setting_text(value), key not in _WORKED_OUT and value != default.get(key))
             for key, value in self.document["config"].items()
         }
-
-
-def make_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it.
-
-    Parameters
-    ----------
-    folders : sequence of Path
-        The runs' folders, each as ``murmurfl run`` left it.
-    out : Path
-        Made if need be.
-
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    ReportError
-        If a folder is no finished run, or none is given.
-    """
-    if not folders:
-        raise ReportError("Expected the folder of at least one run, got none.")
-    runs = _named([RecordedRun.read(folder) for folder in folders])
-    out.mkdir(parents=True, exist_ok=True)
-    compared = compared_plots(runs) if len(runs) > 1 else []
-    plots = [run_plots(run) for run in runs]
-    text = page(
-        compared=[plot.inline("runs") for plot in compared],
-        summary=[_summary(run) for run in runs],
-        differing=_differing(runs),
-        runs=[
-            {
-                "name": run.name,
-                "guarantee": run.document["guarantee"],
-                "tiles": _tiles(run),
-                "plots": [plot.inline(f"run{i}") for plot in made],
-                "refusals": _refusals(run),
-                "training": run.document.get("training"),
-                "machines": _machines(run),
-                "left_out": max(len(run.names) - _MOST_MACHINES, 0),
-                "settings": run.settings,
-                "recorded": run.participation is not None,
-            }
-            for i, (run, made) in enumerate(zip(runs, plots, strict=True))
-        ],
-    )
-    for plot in compared:
-        plot.write(out, "runs")
-    for run, made in zip(runs, plots, strict=True):
-        for plot in made:
-            plot.write(out, run.name)
-    path = out / PAGE_NAME
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def _what_is_there(folder: Path) -> str:
@@ -266,100 +187,8 @@ def _json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
-    """Names that are one of a kind: they name the plots' files."""
-    seen: dict[str, int] = {}
-    named = []
-    for run in runs:
-        seen[run.name] = seen.get(run.name, 0) + 1
-        name = run.name if seen[run.name] == 1 else f"{run.name}-{seen[run.name]}"
-        named.append(RecordedRun(name, run.document, run.machines))
-    return named
-
-
-def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
-    document, totals = run.document, run.totals
-    accuracy = document["accuracy"]
-    return [
-        *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
-        ("test loss", loss_text(document["loss"])),
-        (f"ε at δ = {document['delta']:g}", _shown(document["epsilon"])),
-        ("μ", _shown(document["mu"])),
-        ("rounds", f"{document['rounds']:,}"),
-        ("machines", f"{document['num_clients']:,}"),
-        ("releases made", f"{document.get('releases', 0):,}"),
-        ("aggregated", f"{totals['aggregated']:,} of {totals['asked']:,}"),
-        *((name, f"{totals[name]:,}") for name in ("lost", "refused", "late", "malformed")),
-    ]
-
-
-def _summary(run: RecordedRun) -> dict[str, str]:
-    document, totals = run.document, run.totals
-    return {
-        "run": run.name,
-        "strategy": document["config"]["strategy"],
-        "accuracy": shown_accuracy(document) if document["accuracy"] is not None else "none",
-        "loss": loss_text(document["loss"]),
-        "μ": _shown(document["mu"]),
-        "ε": _shown(document["epsilon"]),
-        "rounds": f"{document['rounds']:,}",
-        "machines": f"{document['num_clients']:,}",
-        "lost": f"{totals['lost']:,}",
-        "refused": f"{totals['refused']:,}",
-    }
-
-
-def _differing(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """The settings in which the runs differ."""
-    if len(runs) < 2:
-        return {}
-    keys = dict.fromkeys(key for run in runs for key in run.document["config"])
-    rows = {key: [_text(run.document["config"].get(key, "")) for run in runs] for key in keys if key != "run-name"}
-    return {key: values for key, values in rows.items() if len(set(values)) > 1}
-
-
-def _refusals(run: RecordedRun) -> dict[str, int]:
-    reasons: dict[str, int] = {}
-    for entry in run.document["per_round"]:
-        for reason, count in entry["refused"].items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    return dict(sorted(reasons.items()))
-
-
-def _machines(run: RecordedRun) -> list[dict[str, str]]:
-    rows = []
-    delta = run.document["delta"]
-    for name in run.names[:_MOST_MACHINES]:
-        statement = run.document.get("machines", {}).get(name)
-        if statement is None:
-            rows.append({"machine": name, "releases": "did not say"})
-            continue
-        spent, guaranteed = statement["mu-spent"], statement["mu-guaranteed"]
-        rows.append(
-            {
-                "machine": name,
-                "releases": f"{statement['releases']} of {statement['max-participations']}",
-                "samples used": f"{statement['samples-used']:,}",
-                "noise std": _number(statement.get("noise-std")),
-                "mechanism": str(statement.get("mechanism", "")),
-                "μ of its releases": _shown(spent),
-                "ε of its releases": _shown(None if spent is None else gdp_epsilon(spent, delta)),
-                "μ guaranteed": _shown(guaranteed),
-                "ε guaranteed": _shown(None if guaranteed is None else gdp_epsilon(guaranteed, delta)),
-            }
-        )
-    return rows
-
-
-def _shown(value: float | None) -> str:
-    return rounded_up(math.inf if value is None else value)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else ""
-
-
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A value of the configuration as a page shows it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

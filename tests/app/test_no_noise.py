@@ -11,15 +11,16 @@ from murmurfl.app import server_app
 from murmurfl.app.analysis.audit import audit_run
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.start import run_cohort, run_in_process, run_once
+from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.guarantees import caption_guarantee, expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.demo import node_settings
-from murmurfl.app.papers import reproduce
-from murmurfl.app.papers.cells import Cell
+from murmurfl.app.papers import Cell, reproduce
+from murmurfl.app.papers.accuracy import AccuracyTable
+from murmurfl.app.papers.making import make_run
 from murmurfl.app.record import result_document, write_record
-from murmurfl.app.report.recorded import make_report
+from murmurfl.app.report.making import make_report
 from murmurfl.app.run import run_experiment
 from murmurfl.app.summary import summary_lines
 from murmurfl.clients import UpdatePolicy
@@ -98,18 +99,20 @@ def test_a_reproductions_table_shows_no_epsilon_for_it(tmp_path, monkeypatch):
     algorithms = {"mu2": {"strategy": "mu2"}, "no noise": {"strategy": "mu2", "mechanism": "none"}}
     # Without worker processes, which take seconds to start.
     monkeypatch.setattr(
-        reproduce, "_run_all", lambda configs, *_: {key: run_once(value, "cohort") for key, value in configs.items()}
+        reproduce,
+        "make_runs",
+        lambda configs, kind, *_: {key: make_run(value, kind, "cohort") for key, value in configs.items()},
     )
-    document = reproduce.run_cells([Cell("small", settings, algorithms, {})], seeds=1, out=tmp_path)
-    rows = {row["algorithm"]: row for row in reproduce.table_rows(document)}
+    document = reproduce.run_cells([Cell("small", settings, algorithms, {})], AccuracyTable(), seeds=1, out=tmp_path)
+    (made,) = reproduce.write_reproduction(document, "small", AccuracyTable(), tmp_path)
+    rows = {row["algorithm"]: row for row in made.rows}
     assert rows["no noise"]["epsilon"] is rows["no noise"]["mu asked"] is None
     assert rows["no noise"]["noise"] == "none"
-    table = reproduce.markdown_table(rows.values())
+    table = made.markdown()
     line = next(line for line in table.splitlines() if "no noise" in line)
     assert "| none |" in line
     assert "0.37" not in line
     assert "| 1.427 |" in table, "of the run with noise"
-    reproduce.write_reproduction(document, "small", tmp_path)
     assert "Without noise, and not private: no noise." in (tmp_path / "small.md").read_text()
 
 

@@ -5,9 +5,10 @@ import json
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.papers.cells import DEFAULT_SEEDS, REPRODUCTIONS, Cell
-from murmurfl.app.papers.curves import curve_statistics, run_curves
-from murmurfl.app.papers.reproduce import run_cells, table_rows, write_reproduction
+from murmurfl.app.papers import PAPERS, Cell
+from murmurfl.app.papers.over_seeds import curve_statistics
+from murmurfl.app.papers.regret import RegretTable
+from murmurfl.app.papers.reproduce import run_cells, write_reproduction
 from murmurfl.app.record import result_document
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
@@ -49,8 +50,9 @@ def test_more_noise_means_more_regret_and_every_mechanism_says_what_it_guarantee
 
 
 def test_the_reproductions_are_the_papers_settings():
-    logistic, cnn = REPRODUCTIONS["zhang-2025-logistic"](), REPRODUCTIONS["zhang-2025-cnn"]()
-    assert DEFAULT_SEEDS["zhang-2025-logistic"] == DEFAULT_SEEDS["zhang-2025-cnn"] == 10
+    papers = PAPERS["zhang-2025-logistic"], PAPERS["zhang-2025-cnn"]
+    assert [paper.seeds for paper in papers] == [10, 10]
+    logistic, cnn = (paper.cells() for paper in papers)
     for cell, epsilon in zip(logistic, (2.0, 0.5), strict=True):
         run = RunConfig.from_mapping({**cell.settings, **cell.algorithms["blt"]})
         assert (run.num_clients, run.batch_size, run.num_rounds, run.synthetic_features) == (20, 5, 1000, 100)
@@ -71,9 +73,9 @@ def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
     }
     settings = {**{key: value for key, value in LOGISTIC.items() if key != "strategy"}, "preset": "practical"}
     cells = [Cell("small", {**settings, "evaluate-every": 5}, algorithms)]
-    document = {"seeds": 2, **run_cells(cells, seeds=2, out=tmp_path, jobs=1)}
-    write_reproduction(document, "small", tmp_path)
-    rows = {row["algorithm"]: row for row in table_rows(document)}
+    document = {"seeds": 2, **run_cells(cells, RegretTable(), seeds=2, out=tmp_path, jobs=1)}
+    (table,) = write_reproduction(document, "small", RegretTable(), tmp_path)
+    rows = {row["algorithm"]: row for row in table.rows}
     assert rows["noiseless"]["epsilon"] is None
     assert rows["blt"]["epsilon"] == pytest.approx(gdp_epsilon(2.0, 1e-5))
     assert rows["blt"]["step"] == 0.01
@@ -82,5 +84,5 @@ def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
     assert len(curve["static-regret"]["mean"]) == 20
     assert "| small | noiseless | 0.01 |" in (tmp_path / "small.md").read_text()
     assert (tmp_path / "small.png").stat().st_size > 10_000
-    one = run_curves(result_document(run_cohort(config(evaluate_every=5, mechanism="blt"))))
+    one = RegretTable().curves(result_document(run_cohort(config(evaluate_every=5, mechanism="blt"))))
     assert curve_statistics([one, one])["accuracy"]["std"] == pytest.approx([0.0] * 4)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.plan import PlanRequest, make_plan, plan_lines, plan_rows
+from murmurfl.app.analysis.plan import PlanRequest, make_plan, plan_lines, plan_table
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
@@ -54,7 +54,7 @@ def test_noise_and_errors_are_those_of_dense_algebra(plan):
 def test_it_says_what_is_best(plan):
     assert plan.best_for_prefix_sums == "optimal prefix-sum"
     assert plan.best_for_mu2 == "optimal mu2"
-    assert plan_rows(plan)[0]["mechanism"] == "optimal prefix-sum"
+    assert plan_table(plan).rows[0]["mechanism"] == "optimal prefix-sum"
 
 
 @pytest.mark.parametrize(

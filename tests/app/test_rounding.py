@@ -8,10 +8,11 @@ from murmurfl.app.analysis.audit import _rounded_down
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.papers.curves import SUMS
-from murmurfl.app.papers.reproduce import markdown_table, table_rows
+from murmurfl.app.papers.accuracy import AccuracyTable
+from murmurfl.app.papers.gradient_norm import GradientNormTable
+from murmurfl.app.papers.regret import SUMS, RegretTable
 from murmurfl.app.progress import RoundLine
-from murmurfl.app.summary import spread
+from murmurfl.app.report.table import spread
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
 from typer.testing import CliRunner
 
@@ -63,23 +64,23 @@ def entry(runs):
     return {"mean": 0.5, "std": 0.0 if runs == 1 else 0.1, "runs": [0.5] * runs}
 
 
-@pytest.mark.parametrize("kind", ["accuracy", "gradient norm", "curves"])
+@pytest.mark.parametrize("kind", [AccuracyTable(), GradientNormTable(), RegretTable()], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_single_run_has_no_spread(runs, kind):
     figures = {name: entry(runs) for name in ("accuracy", "loss", "mu", "epsilon", "delta", "seconds")}
     algorithm = {**figures, "settings": {"strategy": "mu2"}, "paper": {}}
     settings = {"num-clients": 2, "clients-per-round": 2, "batch-size": 1, "mu": 1.0, "learning-rate": 0.1}
-    if kind == "gradient norm":
+    if isinstance(kind, GradientNormTable):
         algorithm |= {"gradient_norm": entry(runs), "last_gradient_norm": entry(runs)}
-    if kind == "curves":
+    if isinstance(kind, RegretTable):
         curve = {"rounds": [1], "mean": [5.0], "std": [0.0]}
         algorithm["curves"] = dict.fromkeys(SUMS, curve)
     document = {"cells": [{"table": "t", "settings": settings, "algorithms": {"mu2": algorithm}}]}
-    rows = table_rows(document)
-    spreads = [value for name, value in rows[0].items() if name.startswith("±")]
+    table = kind.table(document)
+    spreads = [value for name, value in table.rows[0].items() if name.startswith("±")]
     assert spreads
     assert all((value is None) == (runs == 1) for value in spreads)
-    assert ("±" in markdown_table(rows)) == (runs > 1)
+    assert ("±" in table.markdown()) == (runs > 1)
     assert spread(0.5, None, ".1f") == "0.5"
 
 

@@ -15,7 +15,7 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.record import write_record
-from murmurfl.app.report.recorded import make_report
+from murmurfl.app.report.making import make_report
 from murmurfl.app.run import run_experiment
 from murmurfl.app.summary import summary_lines
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
@@ -33,8 +33,8 @@ KINDS = {
         synthetic_samples=200, synthetic_features=5, learning_rate=0.01,
     ),
     "shuffled": replace(
-        BASE, strategy="shuffled", batch_size=8, task="synthetic-logistic", partition="own", model="logistic", variant="dp-shuffleg",
-        synthetic_samples=80, synthetic_features=5,
+        BASE, strategy="shuffled", batch_size=8, task="synthetic-logistic", partition="own", model="logistic",
+        variant="dp-shuffleg", synthetic_samples=80, synthetic_features=5,
     ),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 from murmurfl.clients import (
     ContextLedger,
     DelayedMomentumClient,
@@ -25,6 +25,8 @@ from murmurfl.privacy import (
     protocol,
 )
 
+from tests.harness.machines import DurableLedger, concatenated, training_config
+
 SHAPES = [(3, 2), (3,)]
 CAP, BATCH, CLIP, MU = 12, 2, 1.0, 2.0
 
@@ -39,17 +41,11 @@ class Gradients:
 
     def __call__(self, parameters, samples):
         self.calls += 1
-        point = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in parameters])
+        point = concatenated(parameters)
         return (samples @ point)[:, None] * samples + samples
 
 
 DATA = np.random.Generator(np.random.Philox(key=11)).normal(size=(CAP * BATCH, 9))
-
-
-class DurableLedger(MemoryLedger):
-    """Stands in for a ledger on disk: the tests keep it as long as it must last."""
-
-    durable = True
 
 
 def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, **changes):
@@ -63,18 +59,7 @@ def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, **changes):
 
 def request(t=1, ack=0, points=2, value=0.0, **changes):
     arrays = [np.full(shape, value) for _ in range(points) for shape in SHAPES]
-    config = {
-        protocol.VERSION: protocol.PROTOCOL_VERSION,
-        protocol.SERVER_ROUND: t,
-        protocol.SESSION: "s",
-        protocol.ACK: ack,
-        **changes,
-    }
-    return arrays, {key: value for key, value in config.items() if value is not None}
-
-
-def flat(arrays):
-    return np.concatenate([values.ravel() for values in arrays])
+    return arrays, training_config(**{protocol.SERVER_ROUND: t, protocol.ACK: ack, **changes})
 
 
 def test_samples_do_not_return_to_a_trusted_server_that_counts_them_once():
@@ -94,7 +79,7 @@ def test_mu2_contributes_the_corrected_gradient_of_the_paper():
     expected = (5 * gradients(current, DATA[:2]) - 4 * gradients(previous, DATA[:2])).mean(axis=0)
     assert examples == BATCH
     assert [values.shape for values in arrays] == SHAPES
-    assert flat(arrays) == pytest.approx(expected, abs=subject.machine.plan.grid.spacing)
+    assert concatenated(arrays) == pytest.approx(expected, abs=subject.machine.plan.grid.spacing)
 
 
 def test_the_first_round_needs_no_previous_gradient():
@@ -186,7 +171,7 @@ def test_ten_thousand_random_requests_never_exceed_the_budget(keys):
         except RefusedError:
             continue
         released.setdefault(session, []).append(metrics[protocol.RELEASE])
-        vector = flat(reply)
+        vector = concatenated(reply)
         assert np.isfinite(vector).all()
         # Never un-noised: contributions are bounded by what was carried over, noise is there on top.
         assert np.count_nonzero(vector) == len(vector)
@@ -199,12 +184,12 @@ def test_ten_thousand_random_requests_never_exceed_the_budget(keys):
 
 
 def test_a_hostile_pair_of_points_cannot_make_a_contribution_longer_than_the_clip():
-    """t grad f(x_t) - (t-1) grad f(x_{t-1}) of a lying server is unbounded; what leaves is clipped."""
+    """If the server lies, t grad f(x_t) - (t-1) grad f(x_{t-1}) can be of any length; what leaves is clipped."""
     subject = client(trust="trusted-server")
     rng = np.random.Generator(np.random.Philox(key=4))
     points = [rng.normal(size=s) * 1e6 for _ in range(2) for s in SHAPES]
     arrays, _, _ = subject.fit(points, request(t=2**31 - 1)[1])
-    assert np.linalg.norm(flat(arrays)) <= CLIP + subject.machine.plan.grid.charge(9)
+    assert np.linalg.norm(concatenated(arrays)) <= CLIP + subject.machine.plan.grid.charge(9)
 
 
 def test_noisy_sgd_needs_independent_noise():
@@ -237,7 +222,7 @@ def test_samples_of_isrl_dp_return_in_order_as_often_as_declared_and_are_paid_fo
 
 @pytest.mark.parametrize("kind", ["context", "sqlite"])
 def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clients(kind, tmp_path):
-    """Eq. 12 of reshef-levy-2025 with tau = 3; what comes is the whole momentum, also after a reply that was lost."""
+    """Eq. 12 of reshef-levy-2025 with tau = 3. A reply is the whole momentum, also after a reply that was lost."""
     state, gradients = RecordDict(), Gradients()
     if kind == "sqlite":
         SQLiteLedger.create(tmp_path / "ledger", budget_mu=MU, delta=1e-5)
@@ -252,7 +237,7 @@ def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clien
         if earlier is not None:
             momentum = momentum - earlier[0] * gradients(earlier[1], batch).mean(axis=0)
         earlier = t, point
-        assert flat(arrays) == pytest.approx(momentum, abs=10 * subject.machine.plan.grid.spacing)
+        assert concatenated(arrays) == pytest.approx(momentum, abs=10 * subject.machine.plan.grid.spacing)
         assert (metrics[protocol.RELEASE], metrics[protocol.ACK]) == (k + 1, 0)
 
 
@@ -274,9 +259,9 @@ def test_a_hostile_point_cannot_make_a_baselines_contribution_longer_than_the_cl
     before = np.zeros(9)
     for t in (2**30, 2**31 - 1):
         arrays, _, _ = subject.fit([rng.normal(size=s) * 1e6 for s in SHAPES], request(t=t, points=1)[1])
-        step = flat(arrays) - (before if kind is DelayedMomentumClient else 0.0)
+        step = concatenated(arrays) - (before if kind is DelayedMomentumClient else 0.0)
         assert np.linalg.norm(step) <= CLIP + subject.machine.plan.grid.charge(9)
-        before = flat(arrays)
+        before = concatenated(arrays)
         if kind is IsrlDpClient:
             break
 
@@ -326,7 +311,7 @@ def test_torch_gradients_are_those_of_each_sample_alone():
     for i in range(5):
         module.zero_grad()
         torch.nn.functional.cross_entropy(module(inputs[i : i + 1]), targets[i : i + 1]).backward()
-        assert rows[i] == pytest.approx(flat([p.grad.numpy() for p in module.parameters()]), abs=1e-6)
+        assert rows[i] == pytest.approx(concatenated([p.grad.numpy() for p in module.parameters()]), abs=1e-6)
 
 
 def test_a_module_that_mixes_samples_is_refused():
@@ -334,7 +319,3 @@ def test_a_module_that_mixes_samples_is_refused():
 
     with pytest.raises(ConfigurationError, match="batch norm"):
         TorchGradients(torch.nn.BatchNorm1d(3), torch.nn.functional.cross_entropy)
-
-
-def test_context_is_importable_where_users_expect_it():
-    assert Context is not None

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from murmurfl.clients import (
     DelayedMomentumClient,
     IsrlDpClient,
@@ -18,8 +19,11 @@ from murmurfl.clients import (
     numpy_client_app,
 )
 from murmurfl.clients.gradients import CarefulGradients
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, ShuffledPolicy, SimulatedKeys, SystemKeys, protocol
+from murmurfl.privacy import PrivacyPolicy, ShuffledPolicy, SimulatedKeys, protocol
 from murmurfl.privacy.errors import is_interrupt
+
+from tests.harness.grid import ask
+from tests.harness.machines import DurableLedger, FixedNonces, training_config
 
 D, BATCH, COUNT, BAD, CLIP = 3, 8, 32, 2, 1.0
 SECRET = "patient 4711"
@@ -30,7 +34,7 @@ class PanicError(BaseException):
 
 
 class Loader:
-    """Samples all alike, one of which is special."""
+    """Samples that are all the same, but for one that is special."""
 
     def __init__(self, special=None):
         self.special = special
@@ -48,7 +52,7 @@ class Loader:
 
 
 class Linear:
-    """A linear loss, whose gradient is the sample; a row that begins with 777 gets what is planted."""
+    """A linear loss, whose gradient is the sample; for a row that begins with 777 it is what is planted."""
 
     shapes, smoothness, gradient_bound, clips_contractively = ((D,),), 1e-3, 2.0, True
 
@@ -98,22 +102,6 @@ GRADIENTS = {
 }
 
 
-class FixedNonces(SystemKeys):
-    """Real keys with nonces that repeat, for tests that compare two runs."""
-
-    def __init__(self):
-        super().__init__(bytes(32))
-
-    def nonce(self, session, release):
-        return release.to_bytes(16, "little")
-
-
-class DurableLedger(MemoryLedger):
-    """Stands in for a ledger on disk."""
-
-    durable = True
-
-
 def policy(**changes):
     return PrivacyPolicy(**{"clip_norm": CLIP, "batch_size": BATCH, "max_participations": 2, "mu": 1.0, **changes})
 
@@ -158,13 +146,7 @@ def replies(kind, loader=None, gradient=None, keys=None):
     made = []
     for t in (1, 2):
         ack = t - 1 if client.machine.policy.release_rule == "acknowledged" else 0
-        config = {
-            protocol.VERSION: protocol.PROTOCOL_VERSION,
-            protocol.SERVER_ROUND: t,
-            protocol.SESSION: "s",
-            protocol.ACK: ack,
-        }
-        made.append(client.fit([np.zeros(D)] * client.query_points, config))
+        made.append(client.fit([np.zeros(D)] * client.query_points, training_config(t, ack)))
     charge = 2.0 * CLIP * 1.0001 if make is ShuffledClient else client.machine.plan.sensitivity
     return made, charge
 
@@ -191,7 +173,7 @@ def test_a_gradient_that_cannot_be_computed_shows_no_more_than_any_other(kind, g
 
 
 def test_an_update_that_a_bad_sample_takes_with_it_is_seen_to_move_by_more_than_is_charged():
-    """The planted bug of the tests above: whatever fails, the whole contractive update is zero."""
+    """The bug that the tests above are for, planted: if a sample fails, the whole contractive update is zero."""
 
     class Careless(CarefulGradients):
         def at_points(self, points, samples):
@@ -223,13 +205,7 @@ def test_a_length_that_changes_or_fails_later_changes_nothing():
 
     make, terms, options = KINDS["shuffled"]
     client = make(Linear(), Forgetful(), terms, DurableLedger(), FixedNonces(), name="7", **options)
-    config = {
-        protocol.VERSION: protocol.PROTOCOL_VERSION,
-        protocol.SERVER_ROUND: 1,
-        protocol.SESSION: "s",
-        protocol.ACK: 0,
-    }
-    arrays, _, _ = client.fit([np.zeros(D)], config)
+    arrays, _, _ = client.fit([np.zeros(D)], training_config())
     assert arrays[0] == pytest.approx(replies("shuffled")[0][0][0][0])
 
 
@@ -258,13 +234,6 @@ def test_ctrl_c_still_ends_a_machine():
 
 @pytest.mark.parametrize("error", [SystemExit(SECRET), PanicError(SECRET), GeneratorExit()])
 def test_whatever_a_client_raises_its_app_answers_with_one_fixed_sentence(error):
-    from flwr.app import ConfigRecord, Message, RecordDict
-    from murmurfl.app.engines.inprocess import InProcessGrid
-
-    grid = InProcessGrid(numpy_client_app(raising(error)), 1, {})
-    (node,) = grid.get_node_ids()
-    (reply,) = grid.send_and_receive(
-        [Message(RecordDict({"config": ConfigRecord()}), dst_node_id=node, message_type="query")]
-    )
+    reply = ask(numpy_client_app(raising(error)), "query", RecordDict({"config": ConfigRecord()}))
     assert reply.error.code == protocol.INTERNAL_ERROR
     assert SECRET not in reply.error.reason

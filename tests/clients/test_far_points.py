@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.models import make_model
 from murmurfl.clients import Cohort, OnlineClient, local_updates
 from murmurfl.clients.online import check_contractive, farthest_point
 from murmurfl.privacy import (
@@ -13,6 +12,9 @@ from murmurfl.privacy import (
     SimulatedKeys,
     protocol,
 )
+
+from tests.harness.machines import Labelled, point_request
+from tests.harness.models import Logistic, NonconvexLogistic, Ridge
 
 CLIP, STEPS = 1.0, 50
 
@@ -26,13 +28,14 @@ def charged(steps):
 class Search:
     """A search for a query point and two neighbouring rounds between which g moves by more than is charged.
 
-    The first round tried: the replaced sample's step is just longer than half a unit in the last place of one
-    coordinate, which moves by a whole unit; every later step is shared by two coordinates and is just too short to move
-    them, so nothing brings the two worlds together again. From there it goes at random, and keeps what is worse.
+    In the first round it tries, the replaced sample's step is just longer than half a unit in the last place of one
+    coordinate, which so moves by a whole unit. Every later step is shared by two coordinates and just too short to move
+    them, so nothing brings the two worlds together again. From there the search varies the round at random, and keeps
+    what is worse.
     """
 
     def __init__(self, kind, steps, learning_rate, distance, seed=5, dimensions=2):
-        self.model = make_model(kind, dimensions, 2 if kind == "logistic" else 1, 1.0)
+        self.model, self.classes = kind(dimensions, 1.0), kind is Logistic
         self.rates, self.distance = np.full((1, steps), learning_rate), distance
         self.generator = np.random.Generator(np.random.Philox(key=seed))
         self.steps, self.dimensions = steps, dimensions
@@ -54,8 +57,8 @@ class Search:
         features[:, :2] = np.array([1.0, -1.0]) / np.sqrt(2)
         features[0] = np.eye(self.dimensions)[0]
         margins = features @ point
-        labels = np.zeros(self.steps) if self.model.num_classes == 2 else margins - 1.0
-        return [point, features, labels, -features[0], 0.0 if self.model.num_classes == 2 else -margins[0] - 1e3]
+        labels = np.zeros(self.steps) if self.classes else margins - 1.0
+        return [point, features, labels, -features[0], 0.0 if self.classes else -margins[0] - 1e3]
 
     def varied(self, candidate):
         point, features, labels, other, other_label = [np.array(part) for part in candidate]
@@ -68,7 +71,7 @@ class Search:
             features[one] += size * self.generator.normal(size=self.dimensions)
             features[one] /= np.linalg.norm(features[one])
         elif what == 2:
-            labels[one] = 1.0 - labels[one] if self.model.num_classes == 2 else labels[one] + size
+            labels[one] = 1.0 - labels[one] if self.classes else labels[one] + size
         else:
             other = -self.generator.normal(size=self.dimensions)
             other /= np.linalg.norm(other)
@@ -85,44 +88,32 @@ class Search:
         return largest
 
 
-@pytest.mark.parametrize("kind", ["logistic", "ridge"])
+@pytest.mark.parametrize("kind", [Logistic, Ridge])
 @pytest.mark.parametrize("share", [1.0, 1e-3], ids=["longest step", "short step"])
 def test_no_sample_moves_a_contractive_update_by_more_than_is_charged_from_the_farthest_point(kind, share):
-    model = make_model(kind, 2, 2, 1.0)
+    model = kind(2, 1.0)
     rate = share * 2.0 / model.smoothness
     farthest = farthest_point(check_contractive(model, rate, CLIP), rate, CLIP, STEPS)
     for distance in (1.0, farthest):
         assert 0.3 < Search(kind, STEPS, rate, distance).worst(trials=80) <= 1.0
 
 
-@pytest.mark.parametrize(("kind", "unit"), [("logistic", 8), ("ridge", 1)])
+@pytest.mark.parametrize(("kind", "unit"), [(Logistic, 8), (Ridge, 1)])
 def test_from_a_point_that_was_accepted_before_a_sample_moves_it_by_many_times_the_charge(kind, unit):
-    """The planted bug of the test above: machines of 0.1 took such a point from any server."""
+    """The bug that the test above is for: machines of 0.1 took such a point from any server."""
     rate, distance = 0.6 * unit, 1.5 * 2.0**52 * unit * np.sqrt(2)  # a step is 0.6 units in the last place
-    check_contractive(make_model(kind, 2, 2, 1.0), rate, CLIP)
+    check_contractive(kind(2, 1.0), rate, CLIP)
     assert Search(kind, STEPS, rate, distance).worst(trials=0) > 9.0
 
 
-class Samples:
-    """Features and labels."""
-
-    def __len__(self):
-        return 4 * 10
-
-    def __getitem__(self, chosen):
-        return np.eye(2)[np.arange(40)[chosen] % 2], np.arange(40)[chosen] % 2
+SAMPLES = Labelled(np.eye(2)[np.arange(40) % 2], np.arange(40) % 2)
 
 
-def client(kind="logistic", unit="contractive", name="7", learner=OnlineClient, rate=1.0, clip=CLIP):
+def client(model=None, unit="contractive", name="7", kind=OnlineClient, rate=1.0, clip=CLIP):
     policy = PrivacyPolicy(clip_norm=clip, batch_size=4, max_participations=10, mu=1.0, clip_unit=unit)
     keys = SimulatedKeys(1, name)
-    model = kind if not isinstance(kind, str) else make_model(kind, 2, 2, 1.0)
-    return learner(model, Samples(), policy, MemoryLedger(), keys, name=name, learning_rate=rate)
-
-
-def request(point):
-    config = {protocol.VERSION: 1, protocol.SERVER_ROUND: 1, protocol.SESSION: "s", protocol.ACK: 0}
-    return [np.asarray(point)], {**config, protocol.VERSION: protocol.PROTOCOL_VERSION}
+    model = Logistic(2, 1.0) if model is None else model
+    return kind(model, SAMPLES, policy, MemoryLedger(), keys, name=name, learning_rate=rate)
 
 
 def test_a_machine_refuses_points_that_are_farther_away_with_a_text_that_says_nothing_else():
@@ -132,12 +123,12 @@ def test_a_machine_refuses_points_that_are_farther_away_with_a_text_that_says_no
     assert 1e3 < farthest < 1e12
     for point in (1.01 * farthest * direction, np.array([1e16, 0.0]), np.array([1e300, 1e300])):
         with pytest.raises(RefusedError) as refusal:
-            subject.fit(*request(point))
+            subject.fit(*point_request(point))
         assert refusal.value.code == protocol.MALFORMED_REQUEST
         assert str(refusal.value) == "malformed request: the query point is too far away"
     assert subject.statement("s")["releases"] == 0
-    subject.fit(*request(0.99 * farthest * direction))
-    client(unit="update").fit(*request(np.array([1e16, 0.0])))  # clipped as a whole, whatever rounding does
+    subject.fit(*point_request(0.99 * farthest * direction))
+    client(unit="update").fit(*point_request(np.array([1e16, 0.0])))  # clipped as a whole, whatever rounding does
 
 
 def test_machines_asked_together_refuse_as_they_do_alone():
@@ -148,8 +139,7 @@ def test_machines_asked_together_refuse_as_they_do_alone():
 
 def test_more_steps_or_parameters_or_a_smaller_clip_bring_the_farthest_point_nearer():
     def farthest(dimensions=10, clip=CLIP, steps=10, rate=0.1):
-        model = make_model("ridge", dimensions, 1, 1.0)
-        return farthest_point(model, rate, clip, steps)
+        return farthest_point(Ridge(dimensions, 1.0), rate, clip, steps)
 
     assert farthest() > farthest(dimensions=1000) > farthest(dimensions=1000, steps=100)
     assert farthest() > farthest(clip=0.1)
@@ -160,13 +150,13 @@ def test_more_steps_or_parameters_or_a_smaller_clip_bring_the_farthest_point_nea
 
 def test_a_loss_that_is_not_convex_is_refused_however_large_its_clip():
     """It has a smoothness and a gradient bound, but two iterates near 1 go apart with every step along a gradient."""
-    model = make_model("nonconvex-logistic", 2, 2, 1.0)
+    model = NonconvexLogistic(2, 1.0)
     rate, clip = 2.0 / model.smoothness, 2.0 * model.gradient_bound
     points, batch = np.array([[0.9, 1.0], [1.1, 1.0]]), (np.array([[0.0, 1.0]] * 2), np.zeros(2))
     stepped = points - rate * model.at_points(points, batch)
     assert np.linalg.norm(stepped[0] - stepped[1]) > 1.01 * np.linalg.norm(points[0] - points[1])
     with pytest.raises(ConfigurationError, match="declares itself convex"):
-        client(kind=model, rate=rate, clip=clip)
+        client(model, rate=rate, clip=clip)
 
 
 def test_a_contribution_of_ones_own_is_not_charged_as_contractive():
@@ -175,5 +165,5 @@ def test_a_contribution_of_ones_own_is_not_charged_as_contractive():
             return np.zeros((1, 2))
 
     with pytest.raises(ConfigurationError, match="contribution of its own"):
-        client(learner=Other)
-    client(learner=Other, unit="update")
+        client(kind=Other)
+    client(kind=Other, unit="update")

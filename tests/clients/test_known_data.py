@@ -1,10 +1,9 @@
-"""Every kind of client has its ledger know the data: files rewritten between starts, in one session and the next."""
+"""The ledger of every kind of client knows the data: files are rewritten between starts, in one session or two."""
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import (
     CorrelatedNoiseMod,
     DelayedMomentumClient,
@@ -14,6 +13,7 @@ from murmurfl.clients import (
     OnlineClient,
     ShuffledClient,
     UpdateNode,
+    UpdatePolicy,
 )
 from murmurfl.clients.noise_mod import _real
 from murmurfl.privacy import (
@@ -26,6 +26,9 @@ from murmurfl.privacy import (
     protocol,
     read_ledger,
 )
+
+from tests.harness.grid import ask as ask_node
+from tests.harness.machines import training_config
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -78,13 +81,8 @@ def start(path, kind, data):
 
 def ask(client, session="s"):
     done = client.machine.statement(session).releases
-    config = {
-        protocol.VERSION: protocol.PROTOCOL_VERSION,
-        protocol.SERVER_ROUND: done + 1,
-        protocol.SESSION: session,
-        protocol.ACK: 0 if isinstance(client, DelayedMomentumClient) else done,
-    }
-    return client.fit([np.zeros(D)] * client.query_points, config)
+    ack = 0 if isinstance(client, DelayedMomentumClient) else done
+    return client.fit([np.zeros(D)] * client.query_points, training_config(done + 1, ack, session))
 
 
 @kinds
@@ -111,8 +109,9 @@ def test_appended_rows_are_welcome(path, kind):
 
 
 def node(tmp_path, **changes):
-    settings = {"clip_norm": 1.0, "mu": 1.0, "max_participations": 4, "releases_per_pass": 4, "app": "clinic:app"}
-    return UpdateNode(machine="7", ledger=str(tmp_path / "ledger"), **{**settings, **changes})
+    parts = changes.pop("releases_per_pass", 4)
+    updates = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=4, releases_per_pass=parts)
+    return UpdateNode("7", str(tmp_path / "ledger"), updates, **{"app": "clinic:app", **changes})
 
 
 def test_a_noise_mod_knows_its_operators_configuration_and_named_files(tmp_path):
@@ -162,7 +161,7 @@ def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_
 
 
 def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_path):
-    """Between two messages."""
+    """They are rewritten between two messages."""
     data = tmp_path / "clinic.npz"
     data.write_bytes(b"rows in one order")
     machine = _real(node(tmp_path, data_files=(str(data),)), {})
@@ -185,17 +184,8 @@ def test_a_mod_releases_nothing_of_a_training_during_which_its_data_files_were_r
             data.write_bytes(b"rows in another order")
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
-    grid = InProcessGrid(app, 1, {})
-    entries = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: "s", protocol.ACK: 0}
-
-    def ask():
-        records = {"arrays": ArrayRecord([np.zeros(D)]), "config": ConfigRecord(entries)}
-        (node_id,) = grid.get_node_ids()
-        return next(
-            iter(grid.send_and_receive([Message(RecordDict(records), dst_node_id=node_id, message_type="train")]))
-        )
-
-    assert ask().error.code == protocol.LEDGER_UNUSABLE
+    records = {"arrays": ArrayRecord([np.zeros(D)]), "config": ConfigRecord(training_config())}
+    assert ask_node(app, content=RecordDict(dict(records))).error.code == protocol.LEDGER_UNUSABLE
     assert read_ledger(path).sessions == (), "nothing was spent"
     data.write_bytes(b"rows in one order")
-    assert not ask().has_error()
+    assert not ask_node(app, content=RecordDict(dict(records))).has_error()

@@ -7,11 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.network import LossyGrid
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
 from murmurfl.clients.update_policy import update_guarantee
 from murmurfl.privacy import (
@@ -19,18 +17,19 @@ from murmurfl.privacy import (
     ConfigurationError,
     PrivacyPolicy,
     RefusedError,
-    SimulatedKeys,
     SQLiteLedger,
     gdp_epsilon,
     protocol,
     read_ledger,
     rounded_up,
-    row_key,
-    standard_normals,
 )
 from murmurfl.privacy.audit import audit_client
 from murmurfl.privacy.release import Release
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError
+
+from tests.harness.grid import NodesGrid, Reliable, ask_real_node
+from tests.harness.grid import ask as ask_one
+from tests.harness.machines import concatenated, noise_of, training_config
 
 SECRET = "patient 4711 has blood group AB"
 SHAPES = {"block.0/weight": (2, 3), "block.0/bias": (), "head.weight": (3,)}
@@ -40,7 +39,7 @@ CLIENTS, ROUNDS = 4, 12
 
 
 def policy(**changes):
-    """Each sample in one release, and cancelling noise: then what is left of the noise can be written down."""
+    """Each sample is in one release and noise cancels itself, so what is left of the noise can be written down."""
     changes = {"mechanism": "cancelling", "releases_per_pass": 30, **changes}
     return UpdatePolicy(**{"clip_norm": 1.0, "mu": 2.0, "max_participations": 30, **changes})
 
@@ -64,22 +63,19 @@ def adding(update, **options):
     return app
 
 
-def train(app, *, lost=0.0, rounds=ROUNDS, start=START, clients=CLIENTS, wrap=lambda grid: grid, **options):
-    options = {"node_deadline_s": 1.0, "seed": 1, "session": "s", **options}
+def train(app, *, lost=0.0, seed=2, sampler=1, rounds=ROUNDS, start=START, clients=CLIENTS, grid=NodesGrid, **options):
+    options = {"node_deadline_s": 1.0, "seed": sampler, "session": "s", **options}
     strategy = CorrelatedFedAvg(num_clients=clients, **options)
-    grid = LossyGrid(wrap(InProcessGrid(app, clients, {})), lost, seed=2)
-    return strategy, strategy.start(grid, start, num_rounds=rounds)
+    return strategy, strategy.start(grid(app, clients, lost=lost, seed=seed), start, num_rounds=rounds)
 
 
 def last_noise(name, k):
     """y_k, from the machine's key alone."""
-    plan, keys = policy().privacy_policy().plan(D), SimulatedKeys(0, name)
-    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, "exact")
-    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
+    return noise_of(name, k, policy().privacy_policy(), D, seed=0)
 
 
 def residue(strategy):
-    """What noise is in the model beside each machine's last."""
+    """The noise that is in the model beside the last noise of each machine."""
     return strategy.state.x - sum(last_noise(name, k) for name, k in strategy.acks.items()) / CLIENTS
 
 
@@ -113,18 +109,15 @@ def test_a_mod_that_takes_every_reply_for_received_leaves_noise_for_ever():
 
 
 def test_what_a_lost_reply_carried_comes_with_the_next():
-    class LoseUntil(LossyGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            self._lost_replies = 0.4 if messages[0].content["config"].get("server-round", 0) <= 9 else 0.0
-            return super().send_and_receive(messages, timeout=timeout)
+    class LoseUntil(Reliable, NodesGrid):
+        reliable_from = 10
 
     def update(partition, server_round):
         return 0.05 * partition + 0.01 * server_round
 
     models = []
-    for wrap in (lambda grid: grid, lambda grid: LoseUntil(grid, 0.4, 5)):
-        strategy, _ = train(adding(update, simulation=policy()), wrap=wrap)
+    for lost in (0.0, 0.4):
+        strategy, _ = train(adding(update, simulation=policy()), lost=lost, seed=5, grid=LoseUntil)
         models.append(strategy.state.x)
     assert sum(report.lost for report in strategy.history) > 5
     # Updates are differences of float64 models, so each is what it should be up to rounding and the grid.
@@ -147,7 +140,7 @@ def test_every_mechanism_adds_up_to_the_updates_and_one_row_of_noise(name, relea
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("releases_per_pass", [1, 2, 3, 6, 9])
 def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_per_pass):
-    """All signs of a sample's, or a machine's, moves in the releases it takes part in, against C itself."""
+    """All signs of the changes of a sample, or a machine, in the releases it takes part in, against C itself."""
     releases = 6
     chosen = policy(mechanism=name, releases_per_pass=releases_per_pass, max_participations=releases)
     private = chosen.privacy_policy()
@@ -164,7 +157,7 @@ def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_pe
 
 
 def test_by_default_everything_may_be_in_every_release():
-    """Independent noise then: K releases, each moved by 2 S, cost sqrt(K) 2 S / sigma."""
+    """The noise is independent then: K releases, each moved by 2 S, cost sqrt(K) 2 S / sigma."""
     chosen = UpdatePolicy(clip_norm=0.5, mu=1.0, max_participations=16)
     plan = chosen.privacy_policy().plan(D)
     assert (chosen.unit, plan.mechanism.name) == ("machine", "independent")
@@ -173,23 +166,12 @@ def test_by_default_everything_may_be_in_every_release():
     assert (fresh.unit, fresh.privacy_policy().mechanism) == ("sample", "blt")
 
 
-def ask(app, kind="train", content=None, key="arrays", **config):
-    grid = InProcessGrid(app, 1, {})
-    (node,) = grid.get_node_ids()
-    content = request(key=key, **config) if content is None else content
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind)])
-    return reply
+def request(arrays=START, **config):
+    return RecordDict({"arrays": arrays, "config": ConfigRecord(training_config(**config))})
 
 
-def request(arrays=START, key="arrays", **config):
-    config = {
-        protocol.VERSION: protocol.PROTOCOL_VERSION,
-        protocol.SERVER_ROUND: 1,
-        protocol.SESSION: "s",
-        protocol.ACK: 0,
-        **config,
-    }
-    return RecordDict({key: arrays, "config": ConfigRecord(config)})
+def ask(app, kind="train", content=None, grid=None):
+    return ask_one(app, kind, request() if content is None else content, grid=grid)
 
 
 def test_nothing_leaves_but_the_release():
@@ -217,7 +199,7 @@ def test_an_update_is_clipped_as_a_whole():
     plan = policy(clip_norm=0.5, mu=1e4).privacy_policy().plan(D)
     assert plan.noise_std * plan.mechanism.row_std_range()[1] < 1e-3
     reply = ask(adding(lambda *_: 7.0, simulation=policy(clip_norm=0.5, mu=1e4)))
-    update = np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+    update = concatenated(array.numpy() for array in reply.content["arrays"].values())
     assert update == pytest.approx(np.full(D, 0.5 / math.sqrt(D)), abs=1e-2)
 
 
@@ -309,7 +291,7 @@ def test_a_strategy_collects_evaluations_only_where_they_are_marked(caplog):
 
 
 def test_flowers_own_fedavg_gets_refusals_and_no_update():
-    grid = InProcessGrid(adding(nothing, simulation=policy()), 2, {})
+    grid = NodesGrid(adding(nothing, simulation=policy()), 2)
     reply = ask(adding(nothing, simulation=policy()), content=RecordDict({"arrays": START}))
     assert reply.error.code == protocol.PROTOCOL_MISMATCH
     assert "CorrelatedFedAvg" in reply.error.reason
@@ -390,18 +372,17 @@ def test_a_project_that_throws_the_ledger_away_is_refused(forget, caplog):
         context.state["own"] = RecordDict({"metrics": MetricRecord({"a": 1.0})})["metrics"]
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
-    grid = InProcessGrid(app, 1, {})
-    (node,) = grid.get_node_ids()
+    grid = NodesGrid(app, 1)
     for server_round in (1, 2):
         content = request(**{protocol.SERVER_ROUND: server_round, protocol.ACK: server_round - 1})
-        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
+        reply = ask(app, content=content, grid=grid)
         assert reply.has_error() == (server_round == 2)
     assert reply.error.code == protocol.NOT_CONFIGURED
     assert "context.state" in caplog.text
 
 
 def test_training_holds_no_lock_on_the_ledger_and_a_request_in_between_is_no_second_use(node, tmp_path):
-    """While a machine trains, another request of the server's is answered; the first then has lost its part."""
+    """While a machine trains it answers another request, which takes the part of the data that the first would have."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text() + "releases-per-pass = 3\n")
     app = ClientApp(mods=[CorrelatedNoiseMod()])
@@ -411,12 +392,12 @@ def test_training_holds_no_lock_on_the_ledger_and_a_request_in_between_is_no_sec
     def train_slowly(message, context):
         parts.append(message.content["config"]["part"])
         if len(parts) == 1:
-            inner.append(on_a_node(app, request(), **node))
+            inner.append(ask_real_node(app, request(), **node))
             parts.append("first again")
         arrays = {name: Array(array.numpy() + 1e6) for name, array in message.content["arrays"].items()}
         return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
 
-    outer = on_a_node(app, request(), **node)
+    outer = ask_real_node(app, request(), **node)
     assert parts == [0, 0, "first again"]
     assert inner[0].content["metrics"]["release"] == 1
     assert outer.content["metrics"]["release"] == 2, "released all the same, of nothing"
@@ -466,7 +447,7 @@ def test_integer_arrays_stay_as_they_are_and_others_keep_their_dtype():
 
 
 def test_a_model_in_bfloat16_travels_in_float32():
-    """Flower cannot carry bfloat16: the project casts, and the update is the difference in what came and went."""
+    """Flower cannot carry bfloat16, so the project casts. The update is the difference of the models that were sent."""
     app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy(mu=1e4))])
 
     @app.train()
@@ -496,13 +477,13 @@ def test_other_record_keys_and_the_projects_own_settings():
         return Message(RecordDict({"whatever": message.content["the/model"]}), reply_to=message)
 
     strategy = CorrelatedFedAvg(num_clients=2, arrayrecord_key="the/model", configrecord_key="settings")
-    strategy.start(InProcessGrid(app, 2, {}), START, num_rounds=2, train_config=ConfigRecord({"lr": 0.5}))
+    strategy.start(NodesGrid(app, 2), START, num_rounds=2, train_config=ConfigRecord({"lr": 0.5}))
     assert seen == [(0.5, 1), (0.5, 1), (0.5, 2), (0.5, 2)]
     assert [report.aggregated for report in strategy.history] == [2, 2]
 
 
 def test_which_part_of_the_data_comes_next_is_the_machines_own_count():
-    """Whatever rounds a server claims, and however it mixes sessions: in each, every part once before any again."""
+    """In each session every part comes once before any comes again, whatever rounds a server claims."""
     app = ClientApp(
         mods=[CorrelatedNoiseMod(simulation=policy(releases_per_pass=3, max_participations=5, budget_mu=9.0))]
     )
@@ -513,12 +494,10 @@ def test_which_part_of_the_data_comes_next_is_the_machines_own_count():
         parts.append(message.content["config"]["part"])
         return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
 
-    grid = InProcessGrid(app, 1, {})
-    (node,) = grid.get_node_ids()
+    grid = NodesGrid(app, 1)
     for session in "sstststtst":
         content = request(**{protocol.SESSION: session, protocol.PART: 1, protocol.SERVER_ROUND: 1})
-        (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type="train")])
-        assert not reply.has_error()
+        assert not ask(app, content=content, grid=grid).has_error()
     assert [part for part, session in zip(parts, "sstststtst", strict=True) if session == "s"] == [0, 1, 2, 0, 1]
     assert [part for part, session in zip(parts, "sstststtst", strict=True) if session == "t"] == [0, 1, 2, 0, 1]
 
@@ -541,7 +520,7 @@ def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
 
 def test_the_cap_and_what_was_spent():
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
-    grid = InProcessGrid(app, 2, {})
+    grid = NodesGrid(app, 2)
     strategy = CorrelatedFedAvg(num_clients=2, seed=1, run_dry=True)
     strategy.start(grid, START, num_rounds=5)
     assert [report.refused for report in strategy.history] == [{}, {}, {}, {"cap-reached": 2}, {"cap-reached": 2}]
@@ -558,9 +537,9 @@ def test_the_cap_and_what_was_spent():
 
 @pytest.mark.parametrize(("asked", "possible"), [(2, 3), (1, 5)])
 def test_more_rounds_than_the_machines_caps_allow_are_refused_before_the_first(asked, possible):
-    """With one of two machines asked the sampler decides: seed 4 asks for 1 0 1 1 0 1."""
+    """If one of two machines is asked, the sampler decides which: with seed 4 it asks 1 0 1 1 0 1."""
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
-    options = {"clients": 2, "clients_per_round": asked, "seed": 4}
+    options = {"clients": 2, "clients_per_round": asked, "sampler": 4}
     with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: machine . says"):
         train(app, rounds=possible + 1, **options)
     strategy, _ = train(app, rounds=possible, lost=0.3, **options)  # a lost reply is a release
@@ -575,8 +554,8 @@ def test_a_run_goes_on_from_its_checkpoint_and_not_with_other_buffers(tmp_path):
     options = {"num_clients": 2, "seed": 1, "session": "s", "checkpoint": tmp_path / "c"}
     start = ArrayRecord({**START, "count": Array(np.array(3))})
     whole = CorrelatedFedAvg(**{**options, "checkpoint": None})
-    whole.start(InProcessGrid(adding_floats(update), 2, {}), start, num_rounds=4)
-    grid = InProcessGrid(adding_floats(update), 2, {})
+    whole.start(NodesGrid(adding_floats(update), 2), start, num_rounds=4)
+    grid = NodesGrid(adding_floats(update), 2)
     CorrelatedFedAvg(**options).start(grid, start, num_rounds=2)
     resumed = CorrelatedFedAvg(**options)
     resumed.start(grid, start, num_rounds=4)
@@ -603,15 +582,6 @@ def adding_floats(update):
 # A real node: not a simulation, so the operator's file decides.
 
 
-def on_a_node(app, content, kind="train", **node_config):
-    """As a SuperNode hands a message to the app."""
-    InProcessGrid(app, 1, {})  # claims the identity messages are made with
-    message = Message(content, dst_node_id=5, message_type=kind)
-    message.metadata.__dict__["_message_id"] = "m"
-    context = Context(run_id=1, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
-    return app(message, context)
-
-
 @pytest.fixture
 def node(tmp_path):
     """An operator's file and its ledger; budget for two sessions."""
@@ -627,22 +597,22 @@ def test_on_a_real_node_the_operators_file_decides(node, tmp_path, caplog):
     lenient = policy(mu=1000.0, clip_norm=1000.0)
     app = adding(lambda *_: 0.1, simulation=lenient)
     for release in (1, 2, 3):
-        reply = on_a_node(app, request(**{protocol.ACK: release - 1}), **node)
+        reply = ask_real_node(app, request(**{protocol.ACK: release - 1}), **node)
         assert reply.content["config"]["machine"] == "clinic-0"
         assert reply.content["metrics"]["release"] == release
         assert (reply.content["metrics"]["mu-guaranteed"], reply.content["metrics"]["delta"]) == (1.0, 1e-6)
     assert f"epsilon = {rounded_up(gdp_epsilon(1.0, 1e-6))} at delta = 1e-06" in caplog.text
     assert "Simulated" not in caplog.text
-    assert on_a_node(app, request(**{protocol.ACK: 3}), **node).error.code == protocol.CAP_REACHED
-    assert not on_a_node(app, request(**{protocol.SESSION: "t"}), **node).has_error()
-    assert on_a_node(app, request(**{protocol.SESSION: "u"}), **node).error.code == protocol.BUDGET_EXHAUSTED
+    assert ask_real_node(app, request(**{protocol.ACK: 3}), **node).error.code == protocol.CAP_REACHED
+    assert not ask_real_node(app, request(**{protocol.SESSION: "t"}), **node).has_error()
+    assert ask_real_node(app, request(**{protocol.SESSION: "u"}), **node).error.code == protocol.BUDGET_EXHAUSTED
     summary = read_ledger(tmp_path / "ledger.sqlite")
     assert [session.releases for session in summary.sessions] == [3, 1]
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
 def test_on_a_real_node_a_failure_looks_like_any_other_release(error, node, caplog):
-    reply = on_a_node(failing(error), request(), **node)
+    reply = ask_real_node(failing(error), request(), **node)
     assert not reply.has_error()
     assert sorted(reply.content["arrays"]) == sorted(SHAPES)
     assert "counts as zero" in caplog.text
@@ -666,7 +636,7 @@ NO_MODELS = {
 def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(
     content, node, tmp_path, caplog, hushed_noise
 ):
-    """Whether training comes to a model may depend on the data: a refusal would say that it did not, at no cost."""
+    """Whether training gives a model may depend on the data, and a refusal would tell it without being charged."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text().replace("mu = 1.0", "mu = 8.0"))
     (tmp_path / "ledger.sqlite").unlink()
@@ -679,7 +649,7 @@ def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(
             return None
         return Message(RecordDict(content(message.content["arrays"])), reply_to=message)
 
-    reply = on_a_node(app, request(), **node)
+    reply = ask_real_node(app, request(), **node)
     assert not reply.has_error()
     assert sorted(reply.content["arrays"]) == sorted(SHAPES)
     assert max(np.abs(array.numpy()).max() for array in reply.content["arrays"].values()) < 1e-2, "noise alone"
@@ -690,14 +660,14 @@ def test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero(
 
 def test_without_an_operators_file_a_real_node_refuses(monkeypatch, caplog):
     monkeypatch.delenv("MURMURFL_NODE_CONFIG", raising=False)
-    reply = on_a_node(adding(nothing, simulation=policy()), request())
+    reply = ask_real_node(adding(nothing, simulation=policy()), request())
     assert reply.error.code == protocol.NOT_CONFIGURED
     assert "operator's file" in caplog.text
 
 
 def test_without_a_ledger_a_real_node_refuses(node, tmp_path):
     (tmp_path / "ledger.sqlite").unlink()
-    assert on_a_node(adding(nothing), request(), **node).error.code == protocol.LEDGER_UNUSABLE
+    assert ask_real_node(adding(nothing), request(), **node).error.code == protocol.LEDGER_UNUSABLE
 
 
 def test_in_simulation_a_mod_without_a_policy_refuses(caplog):
@@ -757,7 +727,7 @@ def streams(chosen):
         def train_along(message, context):
             return Message(RecordDict({"a": ArrayRecord({"w": Array(sign * direction)})}), reply_to=message)
 
-        grid = InProcessGrid(app, len(runs), {})
+        grid = NodesGrid(app, len(runs))
         mods = [CorrelatedNoiseMod(simulation=chosen, seed=run + (0 if canary else 10**6)) for run in runs]
 
         def answers(k, acks):
@@ -787,7 +757,7 @@ def small(mu=1.0):
 
 @pytest.fixture
 def quiet(caplog):
-    """Thousands of machines, each with a line for its log."""
+    """For tests with thousands of machines, each of which writes a line to its log."""
     caplog.set_level(logging.ERROR, logger="flwr")
 
 
@@ -804,7 +774,7 @@ def test_a_machine_all_of_whose_data_is_replaced_is_not_measured_above_its_claim
 @pytest.mark.long
 @pytest.mark.usefixtures("quiet")
 def test_noise_for_a_single_participation_is_caught():
-    """The planted bug: freshness assumed where all data are in every release."""
+    """The planted bug: noise for fresh data where all data are in every release."""
     assumed = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=AUDITED, delta=0.05, releases_per_pass=AUDITED)
     result = audit(assumed, small(), runs=200)
     assert result.violated
@@ -846,7 +816,7 @@ def test_evaluations_are_logged_as_flower_logs_them(caplog):
             strategy.start(grid, START, num_rounds=2, evaluate_fn=evaluate)
         return [record.getMessage() for record in caplog.records if record.getMessage().startswith(wanted)]
 
-    grid = InProcessGrid(adding(nothing, simulation=policy()), 2, {})
+    grid = NodesGrid(adding(nothing, simulation=policy()), 2)
     ours = lines(CorrelatedFedAvg(num_clients=2, seed=1), grid)
 
     class Skips(FedAvg):  # which does not train: the lines are all that is wanted

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg
-from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
 from murmurfl.privacy import LedgerError, RefusedError, protocol
 from murmurfl.strategies import CorrelatedFedAvg
+
+from tests.harness.grid import NodesGrid
+from tests.harness.grid import ask as ask_node
 
 SECRET = "patient 4711 has blood group AB"
 
@@ -43,7 +45,7 @@ def make_client(context):
 
 
 def test_flowers_own_fedavg_averages_a_legacy_client():
-    grid = InProcessGrid(numpy_client_app(make_client), 3, {})
+    grid = NodesGrid(numpy_client_app(make_client), 3)
     strategy = FedAvg(min_available_nodes=3, min_train_nodes=3, min_evaluate_nodes=3)
     result = strategy.start(grid, ArrayRecord([np.zeros((2, 2)), np.ones(3)]), num_rounds=1)
     weights = np.array([1, 2, 3]) / 6
@@ -53,7 +55,7 @@ def test_flowers_own_fedavg_averages_a_legacy_client():
 
 
 def test_arrays_keep_their_names():
-    """So that a model with names, such as a state dict, can go through a legacy client and a mod that compares."""
+    """A model with names, such as a state dict, can so go through a legacy client and a mod that compares names."""
     names = ["layer.weight", "layer.bias"]
     record = ArrayRecord({name: Array(np.zeros(2)) for name in names})
     app = numpy_client_app(make_client)
@@ -62,18 +64,16 @@ def test_arrays_keep_their_names():
     policy = UpdatePolicy(clip_norm=1.0, mu=1e3, max_participations=1)
     private = numpy_client_app(make_client, mods=[CorrelatedNoiseMod(simulation=policy)])
     strategy = CorrelatedFedAvg(num_clients=2)
-    result = strategy.start(InProcessGrid(private, 2, {}), record, num_rounds=1)
+    result = strategy.start(NodesGrid(private, 2), record, num_rounds=1)
     assert list(result.arrays) == names
     # Machine 0 adds nothing, machine 1 adds 1 to every value, clipped to length 1.
     assert result.arrays["layer.bias"].numpy() == pytest.approx(np.full(2, 0.25), abs=0.05)
 
 
 def ask(app, message_type, content=None):
-    grid = InProcessGrid(app, 1, {})
-    (node,) = grid.get_node_ids()
-    content = RecordDict({"arrays": ArrayRecord([np.zeros(2)])}) if content is None else content
-    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=message_type)])
-    return reply
+    return ask_node(
+        app, message_type, RecordDict({"arrays": ArrayRecord([np.zeros(2)])}) if content is None else content
+    )
 
 
 def test_queries_reach_get_properties():

@@ -5,51 +5,32 @@ import math
 import numpy as np
 import pytest
 import torch
-from murmurfl.app.models import make_model
 from murmurfl.clients import OnlineClient, TorchGradients, local_updates
 from murmurfl.clients.gradients import gradients_at, pick
 from murmurfl.clients.online import check_contractive
 from murmurfl.privacy import (
     ConfigurationError,
-    MemoryLedger,
     PrivacyPolicy,
     RefusedError,
     SimulatedKeys,
     SystemKeys,
     clip_per_sample,
-    protocol,
 )
+
+from tests.harness.machines import DurableLedger, Labelled, point_request
+from tests.harness.models import Logistic, Undeclared
 
 rng = np.random.Generator(np.random.Philox(key=31))
 D, TAU = 6, 4
 
 
-class Samples:
-    """A machine's features and labels."""
-
-    def __init__(self, features, labels):
-        self.features, self.labels = features, labels
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, chosen):
-        return self.features[chosen], self.labels[chosen]
-
-
-def logistic(bound=2.0):
-    return make_model("logistic", D, 2, bound)
+def logistic():
+    return Logistic(D, 2.0)
 
 
 def samples(count=40, seed=1):
     generator = np.random.Generator(np.random.Philox(key=seed))
-    return Samples(generator.normal(size=(count, D)), generator.integers(2, size=count))
-
-
-class DurableLedger(MemoryLedger):
-    """Stands in for a ledger on disk."""
-
-    durable = True
+    return Labelled(generator.normal(size=(count, D)), generator.integers(2, size=count))
 
 
 def client(model=None, data=None, keys=None, learning_rate=0.5, **changes):
@@ -66,22 +47,12 @@ def client(model=None, data=None, keys=None, learning_rate=0.5, **changes):
     )
 
 
-def request(point, release=1):
-    config = {
-        protocol.VERSION: protocol.PROTOCOL_VERSION,
-        protocol.SERVER_ROUND: release,
-        protocol.SESSION: "s",
-        protocol.ACK: release - 1,
-    }
-    return [np.asarray(point, dtype=np.float64)], config
-
-
 def test_an_update_is_the_papers_difference_of_iterates():
     """(x - z^tau) / (eta tau) with z^{t+1} = z^t - eta grad f_t(z^t), one sample a step (lines 6 to 10)."""
     model, data, point, eta = logistic(), samples(), rng.normal(size=D), 0.3
     subject = client(trust="trusted-server", clip_norm=100.0, learning_rate=eta)
     for release in (1, 2):
-        arrays, examples, _ = subject.fit(*request(point, release))
+        arrays, examples, _ = subject.fit(*point_request(point, release))
         z = point.copy()
         for t in range((release - 1) * TAU, release * TAU):
             z = z - eta * model([z], data[t : t + 1])[0]
@@ -124,12 +95,12 @@ def worst_change(model, eta, clip, trials=300, steps=TAU):
         features = generator.normal(size=(steps, D)) * generator.choice([0.3, 1.0, 30.0], size=(steps, 1))
         if generator.random() < 0.5:  # all along one line: what one step overshoots the next ones see
             features[:] = 30.0 * np.eye(D)[0]
-        labels = generator.integers(model.num_classes, size=steps)
-        start = generator.normal(size=model.num_parameters) * generator.choice([0.1, 1.0, 10.0])
+        labels = generator.integers(2, size=steps)
+        start = generator.normal(size=D) * generator.choice([0.1, 1.0, 10.0])
         other_features, other_labels = features.copy(), labels.copy()
         changed = generator.integers(steps)
         other_features[changed] = -features[changed] * generator.choice([1.0, 10.0])
-        other_labels[changed] = generator.integers(model.num_classes)
+        other_labels[changed] = generator.integers(2)
         rates = np.full((1, steps), eta)
         one, other = (
             local_updates(model, start, batch, rates, clip_norm=clip)
@@ -149,7 +120,7 @@ def test_a_contractive_round_moves_by_at_most_two_clips_over_tau(clip):
 
 
 def test_steps_that_are_too_long_move_by_more_and_are_refused():
-    """With eta > 2 / L the paper's sensitivity is not one: every later sample turns the two iterates further apart."""
+    """With eta > 2 / L the paper's sensitivity does not hold: each later sample moves the iterates further apart."""
     model, eta, lean = logistic(), 60.0, 0.1
     features = np.zeros((TAU, D))
     features[0, 0] = 2.0
@@ -166,7 +137,7 @@ def test_steps_that_are_too_long_move_by_more_and_are_refused():
 
 def test_contractive_is_refused_where_it_does_not_hold():
     with pytest.raises(ConfigurationError, match="declares itself convex and smooth"):
-        client(model=make_model("mlp", D, 2), clip_unit="contractive", learning_rate=1e-3)
+        client(model=Undeclared(D), clip_unit="contractive", learning_rate=1e-3)
 
     class NoClipping:
         shapes, smoothness, gradient_bound, clips_contractively = [(D,)], 1.0, 3.0, False
@@ -201,7 +172,7 @@ def test_a_real_machine_counts_a_sample_it_fails_on_as_zero_and_says_nothing_els
     subject = client(
         model=Failing(model), data=data, keys=SystemKeys.generate(), clip_unit="contractive", trust="trusted-server"
     )
-    arrays, _, _ = subject.fit(*request(point))
+    arrays, _, _ = subject.fit(*point_request(point))
     z, total = point.copy(), np.zeros(D)
     for t in (0, 2, 3):
         gradient = clip_per_sample(model([z], data[t : t + 1]), 1.0)[0]
@@ -212,7 +183,7 @@ def test_a_real_machine_counts_a_sample_it_fails_on_as_zero_and_says_nothing_els
 def test_a_query_point_that_could_overflow_is_refused():
     subject = client()
     with pytest.raises(RefusedError, match="too far"):
-        subject.fit(*request(np.full(D, 1e200)))
+        subject.fit(*point_request(np.full(D, 1e200)))
     assert subject.statement("s")["releases"] == 0
 
 
@@ -221,8 +192,8 @@ def test_every_pair_of_mechanism_and_sensitivity_releases_within_its_budget():
         for unit in ("update", "contractive"):
             subject = client(mechanism=mechanism, clip_unit=unit)
             for release in range(1, 11):
-                subject.fit(*request(rng.normal(size=D), release))
+                subject.fit(*point_request(rng.normal(size=D), release))
             statement = subject.statement("s")
             assert statement["mu-spent"] == pytest.approx(statement["mu-guaranteed"]) == pytest.approx(1.0)
             with pytest.raises(RefusedError, match="cap"):
-                subject.fit(*request(np.zeros(D), 11))
+                subject.fit(*point_request(np.zeros(D), 11))

@@ -4,8 +4,6 @@ import os
 import re
 
 import pytest
-from murmurfl.app.nodes.demo import write_private
-from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.clients.operators_file import operators_values
 from murmurfl.privacy import ConfigurationError
@@ -18,7 +16,8 @@ TEXT = 'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.
 def path(tmp_path):
     folder = tmp_path / "etc" / "murmurfl"
     folder.mkdir(parents=True)
-    write_private(folder / "node.toml", TEXT)
+    (folder / "node.toml").write_text(TEXT)
+    (folder / "node.toml").chmod(0o600)
     return folder / "node.toml"
 
 
@@ -44,7 +43,7 @@ def test_a_file_of_somebody_else_is_refused(path, monkeypatch):
         os.chown(path, 4711, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    for read in (UpdateNode.read, read_node, operators_values):
+    for read in (UpdateNode.read, operators_values):
         with pytest.raises(ConfigurationError, match=f"belongs to user {owner or 4711}: .* chown {os.geteuid()} "):
             read(path)
 
@@ -69,14 +68,3 @@ def test_a_link_in_a_folder_where_anybody_may_change_it_is_refused(path, tmp_pat
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(ConfigurationError, match="put another in its place"):
         UpdateNode.read(link)
-
-
-def test_our_own_writers_make_files_that_pass_whatever_the_umask(tmp_path):
-    before = os.umask(0)
-    try:
-        write_private(tmp_path / "node.toml", TEXT)
-        write_private(tmp_path / "node.toml", TEXT)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "node.toml").stat().st_mode & 0o777 == 0o600
-    assert UpdateNode.read(tmp_path / "node.toml").machine == "clinic-0"

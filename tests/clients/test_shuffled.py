@@ -1,10 +1,9 @@
-"""The silo's half of shuffled gradients: the paper's steps, what it refuses, and its measured privacy."""
+"""The machine's half of shuffled gradients: the paper's steps, what it refuses, and its measured privacy."""
 
 import math
 
 import numpy as np
 import pytest
-from murmurfl.app.models import make_model
 from murmurfl.clients import Cohort, PrivateClient, ShuffledClient
 from murmurfl.clients.shuffled import check_amplified
 from murmurfl.privacy import (
@@ -22,38 +21,22 @@ from murmurfl.privacy import (
 from murmurfl.privacy.audit import audit_client
 from murmurfl.privacy.shuffled import step_noise
 
+from tests.harness.machines import DurableLedger, Labelled, point_request
+from tests.harness.models import Ridge, Undeclared
+
 D, N = 4, 8
 rng = np.random.Generator(np.random.Philox(key=71))
 
 
-class Samples:
-    """Features and labels."""
-
-    def __init__(self, features, labels):
-        self.features, self.labels = features, labels
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, chosen):
-        return self.features[chosen], self.labels[chosen]
-
-
 def samples(count=N, seed=1):
     generator = np.random.Generator(np.random.Philox(key=seed))
-    return Samples(generator.normal(size=(count, D)), generator.normal(size=count))
+    return Labelled(generator.normal(size=(count, D)), generator.normal(size=count))
 
 
-class DurableLedger(MemoryLedger):
-    """Stands in for a ledger on disk."""
-
-    durable = True
-
-
-def silo(model=None, own=None, public=None, keys=None, learning_rate=0.01, order="RR", **changes):
+def machine(model=None, own=None, public=None, keys=None, learning_rate=0.01, order="RR", **changes):
     policy = {"clip_norm": 1e3, "batch_size": N, "max_participations": 3, "mu": 1.0, "delta": 1e-5}
     return ShuffledClient(
-        make_model("ridge", D, 1, 5.0) if model is None else model,
+        Ridge(D, 5.0) if model is None else model,
         samples() if own is None else own,
         ShuffledPolicy(**{**policy, **changes}),
         DurableLedger(),
@@ -66,24 +49,14 @@ def silo(model=None, own=None, public=None, keys=None, learning_rate=0.01, order
     )
 
 
-def request(point, release=1):
-    config = {
-        protocol.VERSION: protocol.PROTOCOL_VERSION,
-        protocol.SERVER_ROUND: release,
-        protocol.SESSION: "s",
-        protocol.ACK: release - 1,
-    }
-    return [np.asarray(point, dtype=np.float64)], config
-
-
 @pytest.mark.parametrize("order", ["IG", "SO", "RR"])
 def test_without_noise_an_epoch_is_plain_shuffled_gradient_descent(order):
     """The paper's algorithm 2: each sample once an epoch, in the epoch's order, step for step."""
     data, eta = samples(), 0.01
-    subject = silo(order=order, learning_rate=eta, trust="trusted-server")
+    subject = machine(order=order, learning_rate=eta, trust="trusted-server")
     x, orders = rng.normal(size=D), []
     for release in (1, 2, 3):
-        arrays, _, metrics = subject.fit(*request(x, release))
+        arrays, _, metrics = subject.fit(*point_request(x, release))
         orders.append(order_of(subject, release))
         z = x.copy()
         for j in orders[-1]:
@@ -108,25 +81,25 @@ def order_of(subject, release):
             seen.append(features.index(chosen[0][0].tolist()))
             return np.zeros((1, D))
 
-    other = silo(model=Recorder(), order=subject.order, trust="trusted-server")
+    other = machine(model=Recorder(), order=subject.order, trust="trusted-server")
     for earlier in range(1, release + 1):
         seen.clear()
-        other.fit(*request(np.zeros(D), earlier))
+        other.fit(*point_request(np.zeros(D), earlier))
     return seen
 
 
 def test_an_interleaved_epoch_takes_private_samples_first_public_ones_then_and_noise_on_all():
     public, eta = samples(20, seed=2), 0.01
-    subject = silo(public=public, learning_rate=eta, order="IG", private_steps=3, public_steps=5)
-    arrays, _, _ = subject.fit(*request(np.ones(D)))
-    keys, machine = SimulatedKeys(1, "7"), subject.machine
+    subject = machine(public=public, learning_rate=eta, order="IG", private_steps=3, public_steps=5)
+    arrays, _, _ = subject.fit(*point_request(np.ones(D)))
+    keys, plan = SimulatedKeys(1, "7"), subject.machine.plan
     key = row_key(keys.secret_key, keys.nonce("s", 1))
-    noise = list(step_noise(key, 8, D, machine.plan.noise_std, "exact"))
+    noise = list(step_noise(key, 8, D, plan.noise_std, "exact"))
     z, own = np.ones(D), samples()
     for i in range(8):
         source, j = (own, i) if i < 3 else (public, i - 3)
         z = z - eta * (2 * (z @ source.features[j] - source.labels[j]) * source.features[j] + noise[i])
-    assert np.ones(D) - eta * arrays[0] == pytest.approx(z, abs=1e-4 * eta * machine.plan.noise_std)
+    assert np.ones(D) - eta * arrays[0] == pytest.approx(z, abs=1e-4 * eta * plan.noise_std)
     statement = subject.statement("s")
     assert (statement["private-steps"], statement["public-steps"]) == (3, 5)
     assert (statement["releases"], statement["samples-used"]) == (1, N)
@@ -136,9 +109,9 @@ def test_amplification_is_refused_where_it_does_not_hold_and_plain_composition_t
     public = samples(20, seed=2)
     mixed = {"public": public, "private_steps": 3, "public_steps": 5}
     with pytest.raises(ConfigurationError, match="1 / L"):
-        silo(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
+        machine(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
     with pytest.raises(ConfigurationError, match="convex and smooth"):
-        silo(model=make_model("mlp", D, 2), **mixed)
+        machine(model=Undeclared(D), **mixed)
 
     class Softmax:
         shapes, smoothness, gradient_bound, clips_contractively = ((D,),), 1.0, 50.0, False
@@ -149,30 +122,30 @@ def test_amplification_is_refused_where_it_does_not_hold_and_plain_composition_t
     with pytest.raises(ConfigurationError, match="clip_norm"):
         check_amplified(Softmax(), 0.1, 1.0)
     assert check_amplified(Softmax(), 0.1, 50.0) == 1.0
-    amplified, composed = silo(**mixed), silo(learning_rate=0.5, accounting="composed", **mixed)
+    amplified, composed = machine(**mixed), machine(learning_rate=0.5, accounting="composed", **mixed)
     ratio = composed.machine.plan.noise_std / amplified.machine.plan.noise_std
     assert ratio == pytest.approx(math.sqrt(6))
     assert composed.machine.plan.mu == pytest.approx(amplified.machine.plan.mu)
     assert composed.statement("s")["accounting"] == "composed"
-    assert silo(learning_rate=0.5).machine.plan.mu == pytest.approx(1.0), "DP-ShuffleG needs no condition"
+    assert machine(learning_rate=0.5).machine.plan.mu == pytest.approx(1.0), "DP-ShuffleG needs no condition"
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigurationError, match="public samples"):
-        silo(public_steps=5)
+        machine(public_steps=5)
     with pytest.raises(ConfigurationError, match="batch_size"):
-        silo(batch_size=N - 1)
+        machine(batch_size=N - 1)
     with pytest.raises(ConfigurationError, match="order"):
-        silo(order="random")
+        machine(order="random")
     with pytest.raises(ConfigurationError, match="learning_rate"):
-        silo(learning_rate=math.nan)
+        machine(learning_rate=math.nan)
     with pytest.raises(ConfigurationError, match="release_epoch"):
-        silo().machine.release("s", 0, lambda chosen: np.zeros((1, D)))
-    subject = silo(public=samples(20, seed=2), private_steps=3, public_steps=5)
+        machine().machine.release("s", 0, lambda chosen: np.zeros((1, D)))
+    subject = machine(public=samples(20, seed=2), private_steps=3, public_steps=5)
     with pytest.raises(RefusedError, match="too far"):
-        subject.fit(*request(np.full(D, 1e15)))
+        subject.fit(*point_request(np.full(D, 1e15)))
     assert subject.statement("s")["releases"] == 0
-    subject.fit(*request(np.full(D, 1e3)))
+    subject.fit(*point_request(np.full(D, 1e3)))
 
 
 def test_a_gradient_that_fails_on_a_real_machine_counts_as_zero_and_shows_nothing():
@@ -182,33 +155,32 @@ def test_a_gradient_that_fails_on_a_real_machine_counts_as_zero_and_shows_nothin
         def __call__(self, parameters, chosen):
             raise ValueError("bad sample")
 
-    subject = silo(model=Broken(), keys=SystemKeys.generate(), mu=2.0, clip_norm=1e-3)
-    arrays, _, _ = subject.fit(*request(np.ones(D)))
+    subject = machine(model=Broken(), keys=SystemKeys.generate(), mu=2.0, clip_norm=1e-3)
+    arrays, _, _ = subject.fit(*point_request(np.ones(D)))
     assert np.abs(arrays[0]).max() < 1.0
 
 
-def test_a_real_silos_ledger_says_how_private_and_public_steps_were_mixed(tmp_path):
+def test_a_real_machines_ledger_says_how_private_and_public_steps_were_mixed(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
     policy = {"clip_norm": 10.0, "batch_size": N, "max_participations": 2, "budget_mu": 1.5, "delta": 1e-5}
-    model, public = make_model("ridge", D, 1, 5.0), samples(20, seed=2)
+    model, public = Ridge(D, 5.0), samples(20, seed=2)
     mixed = ShuffledPolicy(**policy, mu=1.0, private_steps=3, public_steps=5)
     pure = ShuffledPolicy(**policy, mu=1.0)
     for session, terms in (("s", mixed), ("t", pure)):
         keys = ledger.keys()
         subject = ShuffledClient(model, samples(), terms, ledger, keys, name="7", learning_rate=0.01, public=public)
         for release in (1, 2):
-            arrays, config = request(np.ones(D), release)
-            subject.fit(arrays, {**config, protocol.SESSION: session})
+            subject.fit(*point_request(np.ones(D), release, session))
     sessions = {entry.session: entry for entry in read_ledger(tmp_path / "ledger").sessions}
     steps = {name: (entry.terms["private_steps"], entry.terms["public_steps"]) for name, entry in sessions.items()}
     assert steps == {"s": (3, 5), "t": (N, 0)}
     assert all((entry.mu, entry.releases) == (pytest.approx(1.0), 2) for entry in sessions.values())
     with pytest.raises(RefusedError, match="budget"):
-        subject.fit(request(np.ones(D))[0], {**request(np.ones(D))[1], protocol.SESSION: "u"})
+        subject.fit(*point_request(np.ones(D), session="u"))
 
 
 class Overtaken:
-    """Gradients of a model; before the first, something else happens."""
+    """Gradients of a model; something else happens before the first of them."""
 
     def __init__(self, model, then):
         self.model, self.then, self.calls = model, then, 0
@@ -222,40 +194,39 @@ class Overtaken:
         return self.model(parameters, chosen)
 
 
-def real_silo(ledger, model):
+def real_machine(ledger, model):
     policy = ShuffledPolicy(
         clip_norm=10.0, batch_size=N, max_participations=3, budget_mu=1.5, delta=1e-5, mu=1.0, public_steps=0
     )
     return ShuffledClient(model, samples(), policy, ledger, ledger.keys(), name="7", learning_rate=0.01)
 
 
-def test_a_real_silo_that_is_overtaken_throws_its_epoch_away_and_makes_the_next(tmp_path):
-    """Nobody waits for an epoch: while one is computed the ledger is free, and no release is made twice."""
+def test_a_real_machine_that_is_overtaken_throws_its_epoch_away_and_makes_the_next(tmp_path):
+    """The ledger is free while an epoch is computed, so nobody waits for it; no release is made twice."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
-    model, numbers = make_model("ridge", D, 1, 5.0), []
-    fast = real_silo(ledger, model)
-    slow_model = Overtaken(model, lambda: numbers.append(fast.fit(*request(np.ones(D)))[2][protocol.RELEASE]))
-    slow = real_silo(SQLiteLedger(tmp_path / "ledger"), slow_model)
-    arrays, config = request(np.ones(D))
-    numbers.append(slow.fit(arrays, config)[2][protocol.RELEASE])
+    model, numbers = Ridge(D, 5.0), []
+    fast = real_machine(ledger, model)
+    slow_model = Overtaken(model, lambda: numbers.append(fast.fit(*point_request(np.ones(D)))[2][protocol.RELEASE]))
+    slow = real_machine(SQLiteLedger(tmp_path / "ledger"), slow_model)
+    numbers.append(slow.fit(*point_request(np.ones(D)))[2][protocol.RELEASE])
     assert numbers == [1, 2]
     assert slow_model.calls == 2 * N, "the overtaken epoch, and another with noise of its own"
     (session,) = read_ledger(tmp_path / "ledger").sessions
     assert session.releases == 2
 
 
-def test_a_real_silo_that_is_overtaken_to_its_cap_releases_nothing(tmp_path):
+def test_a_real_machine_that_is_overtaken_to_its_cap_releases_nothing(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
-    model = make_model("ridge", D, 1, 5.0)
-    fast = real_silo(ledger, model)
+    model = Ridge(D, 5.0)
+    fast = real_machine(ledger, model)
 
     def all_of_them():
         for release in (1, 2, 3):
-            fast.fit(*request(np.ones(D), release))
+            fast.fit(*point_request(np.ones(D), release))
 
-    slow = real_silo(SQLiteLedger(tmp_path / "ledger"), Overtaken(model, all_of_them))
+    slow = real_machine(SQLiteLedger(tmp_path / "ledger"), Overtaken(model, all_of_them))
     with pytest.raises(RefusedError, match="cap"):
-        slow.fit(*request(np.ones(D)))
+        slow.fit(*point_request(np.ones(D)))
     (session,) = read_ledger(tmp_path / "ledger").sessions
     assert session.releases == 3
 
@@ -274,7 +245,7 @@ class Linear:
 
 
 def audited(plant=lambda client: None, runs=1200):
-    """Two epochs of one private step, the canary's, and 15 public ones: the sample's worst position."""
+    """Two epochs of one private step, with the canary, and 15 public ones: the worst position a sample can have."""
     policy = ShuffledPolicy(
         clip_norm=1.0, batch_size=1, max_participations=2, mu=1.0, delta=0.05, private_steps=1, public_steps=PUBLIC
     )

@@ -29,7 +29,6 @@ CONFIGURATIONS = {
         partition="own",
         clients_per_round=2,
         num_rounds=4,
-        batch_size=3,
         public_samples=60,
         regularizer="l2",
         regularizer_strength=0.1,

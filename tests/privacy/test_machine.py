@@ -102,3 +102,13 @@ def test_what_is_left_of_a_session_is_stated():
     assert subject.statement("t").releases_left == 0
     with pytest.raises(RefusedError):
         subject.release("t", 0, contribution)
+
+
+@pytest.mark.parametrize("changes", [{"mechanism": "none"}, {"trust": "trusted-server"}])
+def test_a_machine_without_noise_of_its_own_states_no_bound_before_its_first_release_or_after(changes):
+    subject = machine(ledger=MemoryLedger(), **changes)
+    for releases in range(2):
+        stated = subject.statement("s")
+        assert stated.releases == releases
+        assert stated.mu_guaranteed == stated.mu_budget == math.inf
+        subject.release("s", 0, contribution)

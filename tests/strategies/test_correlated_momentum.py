@@ -1,44 +1,23 @@
 """Momentum of gradients under any mechanism, and DP-SGD: the rule, the noise, and its calibration."""
 
-import math
-
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
-from murmurfl.app.engines.start import run_cohort
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, row_key, standard_normals
+from murmurfl.privacy import ConfigurationError, SimulatedKeys, row_key, standard_normals
 from murmurfl.strategies import CorrelatedMomentum
 
-MACHINES, ROUNDS, EPOCH, D = 3, 70, 10, 5
+from tests.harness import momentum as harness
+
+MACHINES, ROUNDS, EPOCH, D = harness.MACHINES, 70, 10, 5
 
 
 def policy(**changes):
-    options = {
-        "clip_norm": 1.0,
-        "batch_size": 2,
-        "max_participations": ROUNDS,
-        "mu": 2.0,
-        "mechanism": "independent",
-        "sample_participations": ROUNDS // EPOCH,
-        "min_separation": EPOCH,
-        "release_rule": "paper",
-        "trust": "trusted-server",
-    }
-    return PrivacyPolicy(**{**options, **changes})
+    options = {"clip_norm": 1.0, "batch_size": 2, "max_participations": ROUNDS}
+    returning = {"sample_participations": ROUNDS // EPOCH, "min_separation": EPOCH}
+    return harness.policy(**{**options, **returning, **changes})
 
 
 def strategy(**changes):
-    options = {
-        "num_clients": MACHINES,
-        "clients_per_round": MACHINES,
-        "learning_rate": 0.05,
-        "alpha": 0.3,
-        "policy": policy(),
-        "num_rounds": ROUNDS,
-        "noise_keys": SimulatedKeys(5, "server"),
-        "session": "s",
-    }
-    return CorrelatedMomentum(**{**options, **changes})
+    return harness.strategy(CorrelatedMomentum, **{"policy": policy(), "num_rounds": ROUNDS, **changes})
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt", "optimal"])
@@ -69,7 +48,7 @@ def test_without_momentum_and_normalisation_it_is_dp_sgd():
 
 @pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt"])
 def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
-    """From C itself: the sum of a sample's columns, in units of the noise; one participation would cost less."""
+    """From C itself: the sum of a sample's columns, in units of the noise. One participation would cost less."""
     subject = strategy(mechanism=mechanism)
     encoder, change = subject.mechanism.materialize(), subject.policy.plan(D).sensitivity / MACHINES
     std = subject.noise_std(D)
@@ -82,16 +61,3 @@ def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
 def test_mechanisms_that_are_not_for_it_are_refused(mechanism):
     with pytest.raises(ConfigurationError, match="TreeMomentum"):
         strategy(mechanism=mechanism)
-
-
-def test_the_app_runs_it_and_dp_sgd():
-    base = {"passes": 5, "checkpoint": False}
-    for settings in ({"strategy": "correlated-momentum"}, {"strategy": "trusted-sgd"}):
-        result = run_cohort(RunConfig(**base, **settings))
-        assert result.accuracy > 0.8
-        assert result.mu == 4.0
-        assert math.isinf(result.experiment.plans()[0].mu), "the machines add no noise"
-    with pytest.raises(ConfigurationError, match="mechanism"):
-        RunConfig(strategy="correlated-momentum", mechanism="tree")
-    with pytest.raises(ConfigurationError, match="mechanism"):
-        RunConfig(strategy="trusted-sgd", mechanism="blt")

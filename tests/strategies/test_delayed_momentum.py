@@ -6,48 +6,26 @@ from functools import cache
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.network import LossyGrid, reply_is_lost
-from murmurfl.clients import ContextLedger, DelayedMomentumClient, Mu2Client, numpy_client_app
+from murmurfl.clients import DelayedMomentumClient, Mu2Client
 from murmurfl.clients.base import Request
-from murmurfl.privacy import PrivacyPolicy, SimulatedKeys, SQLiteLedger, row_key, standard_normals
-from murmurfl.strategies import DelayedMomentum, Mu2, base, sample_machines
+from murmurfl.privacy import PrivacyPolicy, SQLiteLedger
+from murmurfl.strategies import DelayedMomentum, Mu2, sample_machines
+from murmurfl.strategies import rounds as training_rounds
+
+from tests.harness.grid import NodesGrid, reply_is_lost
+from tests.harness.machines import noise_of, normal_samples, simulated_app
+from tests.harness.models import Quadratic
 
 D = 10
 
 
-class Quadratic:
-    """Loss |x - z|^2 / 2 times a curvature that differs from sample to sample."""
-
-    def __init__(self, size=D, curved=True):
-        self.shapes = [(size,)]
-        self.curved = curved
-
-    def __call__(self, parameters, samples):
-        rows = np.asarray(parameters[0], dtype=np.float64) - samples
-        return rows * (1 + samples[:, :1] ** 2) if self.curved else rows
-
-
 def app(data, *, kind=DelayedMomentumClient, gradients=None, **changes):
-    def client_fn(context):
-        name = str(context.node_config["partition-id"])
-        samples = data(name)
-        policy = {"clip_norm": 1.0, "batch_size": 1, "max_participations": len(samples), "mu": 2.0, **changes}
-        return kind(
-            gradients or Quadratic(),
-            samples,
-            PrivacyPolicy(**policy),
-            ContextLedger(context.state, name),
-            SimulatedKeys(3, name),
-            name=name,
-        )
-
-    return numpy_client_app(client_fn)
+    return simulated_app(kind, gradients or Quadratic(D, curved=True), data, **changes)
 
 
 @cache
 def normal(name, samples=40, size=D):
-    return np.random.Generator(np.random.Philox(key=int(name))).normal(size=(samples, size))
+    return normal_samples(name, samples, size)
 
 
 def options(**changes):
@@ -64,10 +42,10 @@ def options(**changes):
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_without_noise_it_is_equation_12_written_out(lost):
-    """Also when replies are lost: a machine's momentum is its own and goes on, and the next reply carries all of it."""
-    rounds, gradients, start = 20, Quadratic(), np.ones(D)
+    """Lost replies change nothing in a machine's momentum, which is its own: the next reply carries all of it."""
+    rounds, gradients, start = 20, Quadratic(D, curved=True), np.ones(D)
     strategy = DelayedMomentum(**options())
-    grid = LossyGrid(InProcessGrid(app(normal, trust="trusted-server", clip_norm=1e3), 6, {}), lost, seed=2)
+    grid = NodesGrid(app(normal, trust="trusted-server", clip_norm=1e3), 6, lost=lost)
     strategy.start(grid, ArrayRecord([start]), num_rounds=rounds)
 
     w = x = start
@@ -91,37 +69,30 @@ def test_without_noise_it_is_equation_12_written_out(lost):
     assert strategy.state.x == pytest.approx(x, abs=1e-5)
 
 
-def noise(name, k, policy):
-    """y_k of a machine, from its key alone."""
-    plan, keys = policy.plan(D), SimulatedKeys(3, name)
-    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, "exact")
-    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
-
-
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_noise_on_q_is_the_last_noise_of_the_machines_that_answered_over_m(lost):
     policy = PrivacyPolicy(1.0, 1, 40, 2.0)
     strategy, releases = DelayedMomentum(**options()), dict.fromkeys("012345", 0)
     zeros = app(lambda _: np.zeros((40, D)))
-    strategy.start(LossyGrid(InProcessGrid(zeros, 6, {}), lost, seed=2), ArrayRecord([np.zeros(D)]), num_rounds=0)
+    strategy.start(NodesGrid(zeros, 6, lost=lost), ArrayRecord([np.zeros(D)]), num_rounds=0)
     for t in range(1, 13):
         expected = np.zeros(D)
         for name in sample_machines(list(releases), 2, 1, t):
             releases[name] += 1
-            expected += 0.0 if reply_is_lost(lost, 2, t, name) else noise(name, releases[name], policy)
+            expected += 0.0 if reply_is_lost(lost, 2, t, name) else noise_of(name, releases[name], policy, D)
         until = DelayedMomentum(**options(learning_rate=1e-9))
-        until.start(LossyGrid(InProcessGrid(zeros, 6, {}), lost, seed=2), ArrayRecord([np.zeros(D)]), num_rounds=t)
+        until.start(NodesGrid(zeros, 6, lost=lost), ArrayRecord([np.zeros(D)]), num_rounds=t)
         # The iterates hardly move, so what the gradients add is a billionth of the noise.
         assert until.state.q * 2 == pytest.approx(expected, abs=1e-4 * policy.plan(D).noise_std)
 
 
 def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, asked=3, rounds=240, size=1000):
     """The mean over later rounds of |q_t - t grad f(x_t)|^2 / t, without noise; grad f(x) = x: samples have mean 0."""
-    monkeypatch.setattr(base, "sample_machines", sampler)
+    monkeypatch.setattr(training_rounds, "sample_machines", sampler)
     samples = app(
         lambda name: normal(name, rounds, size),
         kind=kind,
-        gradients=Quadratic(size, curved=False),
+        gradients=Quadratic(size),
         trust="trusted-server",
         clip_norm=1e4,
     )
@@ -137,7 +108,7 @@ def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, ask
     strategy = strategy_kind(
         **options(num_clients=machines, clients_per_round=asked, learning_rate=1e-4, on_round=on_round)
     )
-    strategy.start(InProcessGrid(samples, machines, {}), ArrayRecord([np.ones(size)]), num_rounds=rounds)
+    strategy.start(NodesGrid(samples, machines), ArrayRecord([np.ones(size)]), num_rounds=rounds)
     return float(np.mean(errors))
 
 
@@ -149,7 +120,7 @@ def in_turn(names, m, seed, server_round, sampling):
     ("sampler", "expected"), [(in_turn, 4.0), (sample_machines, 2 * 4.0 - 1)], ids=["in turn", "uniform"]
 )
 def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(sampler, expected, monkeypatch):
-    """Appendix G: M / m = 4 for a delay of always M / m; uniform draws have E tau^2 / E tau = 2 M / m - 1 = 7.
+    """Appendix G: M / m = 4 if the delay is always M / m; for uniform draws E tau^2 / E tau = 2 M / m - 1 = 7.
 
     Over other seeds the ratio's standard deviation is 3 %; 15 % leaves room for the first, unfinished delays.
     """
@@ -161,7 +132,7 @@ def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(samp
 
 
 def test_a_machine_that_is_overtaken_corrects_against_its_last_point_and_not_an_earlier_one(tmp_path):
-    """Between its reading of the last query point and its release another request is answered."""
+    """The machine answers another request after it read the last query point and before it releases."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=3e6, delta=1e-5)
     policy = PrivacyPolicy(1e3, 1, 3, 1.0, budget_mu=3e6, trust="trusted-server")
     evaluated = []
@@ -176,9 +147,9 @@ def test_a_machine_that_is_overtaken_corrects_against_its_last_point_and_not_an_
                 then()
             return super().__call__(parameters, samples)
 
-    watching = Watching()
+    watching = Watching(D, curved=True)
     keys = ledger.keys()
-    fast = DelayedMomentumClient(Quadratic(), normal("1"), policy, ledger, keys, name="1")
+    fast = DelayedMomentumClient(Quadratic(D, curved=True), normal("1"), policy, ledger, keys, name="1")
     slow = DelayedMomentumClient(watching, normal("1"), policy, SQLiteLedger(tmp_path / "ledger"), keys, name="1")
 
     def asked(subject, t):
@@ -188,7 +159,7 @@ def test_a_machine_that_is_overtaken_corrects_against_its_last_point_and_not_an_
     watching.meanwhile = lambda: asked(fast, 2)
     release = asked(slow, 3)
     assert evaluated == [3.0, 1.0, 3.0, 2.0], "made again, and against round 2"
-    data, gradient = normal("1"), Quadratic()
+    data, gradient = normal("1"), Quadratic(D, curved=True)
 
     def at(t, i):
         return gradient([np.full(D, float(t))], data[i : i + 1])[0]

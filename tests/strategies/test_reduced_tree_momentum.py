@@ -6,75 +6,21 @@ import tracemalloc
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.app.config import RunConfig
-from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.experiment import prepare
-from murmurfl.app.network import LossyGrid
-from murmurfl.clients import ContextLedger, NoisySGDClient, numpy_client_app
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, SystemKeys
+from murmurfl.privacy import ConfigurationError, SimulatedKeys, SystemKeys
 from murmurfl.strategies import IncompleteRoundError, ReducedTreeMomentum, ReducedTreeMomentumState, TreeMomentum
 
-MACHINES, BATCHES, PASSES, D = 3, 5, 4, 6
-ROUNDS = BATCHES * PASSES
-
-
-class Quadratic:
-    """1-smooth."""
-
-    shapes = [(D,)]  # noqa: RUF012
-
-    def __call__(self, parameters, samples):
-        return np.asarray(parameters[0], dtype=np.float64) - samples
-
-
-def data(name):
-    return np.random.Generator(np.random.Philox(key=int(name))).normal(size=(BATCHES, D))
-
-
-def policy(**changes):
-    options = {
-        "clip_norm": 100.0,
-        "batch_size": 1,
-        "max_participations": ROUNDS,
-        "mu": 2.0,
-        "mechanism": "independent",
-        "sample_participations": PASSES,
-        "min_separation": BATCHES,
-        "release_rule": "paper",
-        "trust": "trusted-server",
-    }
-    return PrivacyPolicy(**{**options, **changes})
-
-
-def app():
-    def client_fn(context):
-        name = str(context.node_config["partition-id"])
-        ledger, keys = ContextLedger(context.state, name), SimulatedKeys(3, name)
-        return NoisySGDClient(Quadratic(), data(name), policy(), ledger, keys, name=name)
-
-    return numpy_client_app(client_fn)
+from tests.harness import momentum as harness
+from tests.harness.momentum import BATCHES, IMPOSSIBLE, MACHINES, ROUNDS, START, D, data, grid, policy
 
 
 def strategy(kind=ReducedTreeMomentum, **changes):
-    options = {
-        "num_clients": MACHINES,
-        "clients_per_round": MACHINES,
-        "learning_rate": 0.05,
-        "alpha": 0.3,
-        "policy": policy(),
-        "num_rounds": ROUNDS,
-        "noise_keys": SimulatedKeys(5, "server"),
-        "session": "s",
-        "node_deadline_s": 1.0,
-    }
-    return kind(**{**options, "smoothness": 1.0, **changes} if kind is ReducedTreeMomentum else {**options, **changes})
+    return harness.strategy(kind, **{**({"smoothness": 1.0} if kind is ReducedTreeMomentum else {}), **changes})
 
 
 def test_a_run_is_lemma_17_on_the_noisy_nodes_of_three_trees():
     """Algorithm 2 written out: A and D at the epochs' first iterates, nodes with noise, and the noisy combination."""
     subject = strategy(gamma=0.3)
-    subject.start(InProcessGrid(app(), MACHINES, {}), ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
+    subject.start(grid(), START, num_rounds=ROUNDS)
     trees, stds = subject.trees(D)
     nonces = subject.state.nonces
     rows = subject._rows(trees, nonces, list(range(trees.num_nodes)), D)
@@ -98,7 +44,7 @@ def test_a_run_is_lemma_17_on_the_noisy_nodes_of_three_trees():
     assert subject.state.w == pytest.approx(w, abs=1e-5)
     assert np.linalg.norm(w - 1) > 0.1
     noiseless = strategy(policy=policy(mu=1e6))
-    noiseless.start(InProcessGrid(app(), MACHINES, {}), ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
+    noiseless.start(grid(), START, num_rounds=ROUNDS)
     assert np.abs(noiseless.state.w - w).max() > 0.01, "the noise was seen"
 
 
@@ -106,7 +52,7 @@ def test_with_next_to_no_noise_it_is_algorithm_1():
     ends = []
     for kind in (ReducedTreeMomentum, TreeMomentum):
         subject = strategy(kind, policy=policy(mu=1e6))
-        subject.start(InProcessGrid(app(), MACHINES, {}), ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
+        subject.start(grid(), START, num_rounds=ROUNDS)
         ends.append(subject.state.w)
     assert ends[0] == pytest.approx(ends[1], abs=1e-3)
 
@@ -131,7 +77,7 @@ def test_the_noise_on_every_momentum_has_the_covariance_of_the_trees():
 
 
 def test_what_a_server_keeps_does_not_grow_with_the_trees():
-    """Two vectors of d floats and 16 bytes a round; while it steps, fewer than the nodes of one path to the root."""
+    """It keeps two vectors of d floats and 16 bytes a round; a step needs memory for a few times log2 T vectors."""
     size, rounds = 100_000, 256
     options = {"max_participations": rounds, "sample_participations": 16, "min_separation": 16}
     subject = strategy(
@@ -175,9 +121,7 @@ def test_a_missing_reply_ends_the_run_before_anything_of_the_round_is_published(
     seen = []
     subject = strategy(checkpoint=tmp_path / "c.npz", on_round=lambda report, metrics: seen.append(report.server_round))
     with pytest.raises(IncompleteRoundError, match="all 3 machines"):
-        subject.start(
-            LossyGrid(InProcessGrid(app(), MACHINES, {}), 0.1, seed=2), ArrayRecord([np.ones(D)]), num_rounds=ROUNDS
-        )
+        subject.start(grid(lost=0.1), START, num_rounds=ROUNDS)
     assert 0 < len(subject.history) < ROUNDS
     assert seen == list(range(1, len(subject.history) + 1))
 
@@ -185,8 +129,8 @@ def test_a_missing_reply_ends_the_run_before_anything_of_the_round_is_published(
 def test_a_float32_model_is_refused_where_smoothness_is_used():
     start = ArrayRecord([np.ones(D, np.float32)])
     with pytest.raises(ConfigurationError, match="float64"):
-        strategy().start(InProcessGrid(app(), MACHINES, {}), start, num_rounds=ROUNDS)
-    strategy(smoothness=math.inf).start(InProcessGrid(app(), MACHINES, {}), start, num_rounds=ROUNDS)
+        strategy().start(grid(), start, num_rounds=ROUNDS)
+    strategy(smoothness=math.inf).start(grid(), start, num_rounds=ROUNDS)
 
 
 def test_steps_that_float64_would_make_longer_are_refused():
@@ -211,45 +155,14 @@ def test_bounds_are_those_of_steps_of_one_length_and_never_beyond_twice_the_clip
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_clients": 4},
-        {"alpha": 0.0},
-        {"learning_rate": 0.0},
+        *IMPOSSIBLE,
         {"smoothness": -1.0},
         {"smoothness": math.nan},
         {"gamma": 1.5},
-        {"policy": policy(release_rule="acknowledged")},
-        {"policy": policy(trust="untrusted-server")},
         {"policy": policy(max_participations=3)},
         {"policy": policy(noise_quality="fast"), "noise_keys": SystemKeys.generate()},
-        {"num_rounds": 0},
     ],
 )
 def test_impossible_servers_are_refused(changes):
     with pytest.raises(ConfigurationError, match="Expected"):
         strategy(**changes)
-
-
-def test_the_app_takes_the_smoothness_from_the_model():
-    config = RunConfig(
-        strategy="reduced-tree-momentum",
-        task="synthetic-logistic",
-        partition="iid",
-        model="nonconvex-logistic",
-        feature_bound=1.0,
-        synthetic_samples=400,
-        synthetic_features=8,
-        num_clients=2,
-        clients_per_round=2,
-        batch_size=20,
-        passes=5,
-        clip_norm=1.1,
-        learning_rate=0.1,
-        checkpoint=False,
-    )
-    result = run_cohort(config)
-    assert result.strategy.smoothness == result.experiment.model.smoothness
-    assert result.mu == config.mu
-    unknown = prepare(RunConfig(strategy="reduced-tree-momentum", passes=2)).strategy()
-    assert math.isinf(unknown.smoothness), "softmax regression does not declare any"
-    with pytest.raises(ConfigurationError, match="lost-replies"):
-        RunConfig(strategy="reduced-tree-momentum", lost_replies=0.1)

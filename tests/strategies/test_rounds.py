@@ -6,19 +6,10 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
-from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.network import LossyGrid
-from murmurfl.clients import (
-    ContextLedger,
-    DelayedMomentumClient,
-    IsrlDpClient,
-    Mu2Client,
-    NoisySGDClient,
-    numpy_client_app,
-)
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol, row_key, standard_normals
+from murmurfl.clients import DelayedMomentumClient, IsrlDpClient, Mu2Client, NoisySGDClient, numpy_client_app
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol
 from murmurfl.strategies import (
     CheckpointError,
     CorrelatedMomentum,
@@ -32,33 +23,18 @@ from murmurfl.strategies import (
     TrustedMu2,
 )
 
+from tests.harness.grid import NodesGrid, Reliable, context_of
+from tests.harness.machines import noise_of, normal_samples, simulated_app
+from tests.harness.models import Data
+
 SHAPES = [(2, 3), (4,)]
 D = 10
 START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
 
 
-class Linear:
-    """Gradient of sample z is z at every point: contributions are the data, so sums can be written down."""
-
-    shapes = SHAPES
-
-    def __call__(self, parameters, samples):
-        return samples
-
-
 def app(data, *, kind=Mu2Client, **changes):
-    """``data(name)`` gives a machine's samples."""
-
-    def client_fn(context):
-        name = str(context.node_config["partition-id"])
-        samples = data(name)
-        policy = {"clip_norm": 1.0, "batch_size": 1, "max_participations": len(samples), "mu": 2.0, **changes}
-        return kind(
-            Linear(), samples, PrivacyPolicy(**policy), ContextLedger(context.state, name), SimulatedKeys(3, name),
-            name=name,
-        )  # fmt: skip
-
-    return numpy_client_app(client_fn)
+    """Contributions are the data, whatever the query point, so sums can be written down."""
+    return simulated_app(kind, Data(SHAPES), data, **changes)
 
 
 def zeros(name, samples=30):
@@ -66,7 +42,7 @@ def zeros(name, samples=30):
 
 
 def some(name, samples=30):
-    return np.random.Generator(np.random.Philox(key=int(name))).normal(size=(samples, D)) / 4
+    return normal_samples(name, samples, D) / 4
 
 
 def mu2(num_clients=6, clients_per_round=3, **options):
@@ -74,23 +50,17 @@ def mu2(num_clients=6, clients_per_round=3, **options):
     return Mu2(num_clients=num_clients, clients_per_round=clients_per_round, **options)
 
 
-def last_noise(name, strategy, num_releases=30):
+def last_noise(name, strategy):
     """y_k of a machine's last aggregated release, from its key alone."""
-    k = strategy.acks.get(name, 0)
-    if k == 0:
-        return np.zeros(D)
-    policy = PrivacyPolicy(1.0, 1, num_releases, 2.0)
-    plan, keys = policy.plan(D), SimulatedKeys(3, name)
-    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), D, "exact")
-    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
+    return noise_of(name, strategy.acks.get(name, 0), PrivacyPolicy(1.0, 1, 30, 2.0), D)
 
 
 @pytest.mark.parametrize("m", [2, 3, 6])
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_noise_on_q_is_the_sum_of_the_machines_last_noises_over_m(m, lost):
-    """Lemma 4.1 of reshef-levy-2025, on a real run with constant-zero data; with losses, of what was acknowledged."""
+    """Lemma 4.1 of reshef-levy-2025, on a real run whose data are zero; with losses, for what was acknowledged."""
     strategy = mu2(clients_per_round=m)
-    strategy.start(LossyGrid(InProcessGrid(app(zeros), 6, {}), lost, seed=2), START, num_rounds=12)
+    strategy.start(NodesGrid(app(zeros), 6, lost=lost), START, num_rounds=12)
     expected = sum(last_noise(str(i), strategy) for i in range(6))
     assert (strategy.state.release_sum == expected).all(), "to the last bit"
     assert np.linalg.norm(expected) > 0
@@ -100,27 +70,23 @@ def test_noise_on_q_is_the_sum_of_the_machines_last_noises_over_m(m, lost):
 
 def test_with_the_papers_release_rule_a_loss_leaves_noise_for_ever():
     strategy = mu2(clients_per_round=6)
-    grid = LossyGrid(InProcessGrid(app(zeros, release_rule="paper"), 6, {}), 0.3, seed=2)
+    grid = NodesGrid(app(zeros, release_rule="paper"), 6, lost=0.3)
     strategy.start(grid, START, num_rounds=12)
     residue = strategy.state.release_sum - sum(last_noise(str(i), strategy) for i in range(6))
     assert np.linalg.norm(residue) > PrivacyPolicy(1.0, 1, 30, 2.0).plan(D).noise_std
 
 
 def test_carried_over_contributions_make_q_what_it_would_have_been():
-    """Losses cost delay: once every machine is heard again, the sum of releases is exactly the lossless one."""
+    """A loss is only a delay: once every machine is heard again, the sum of releases is exactly the lossless one."""
 
-    class LoseUntil(LossyGrid):
-        def send_and_receive(self, messages, *, timeout=None):
-            messages = list(messages)
-            last = max((message.content["config"].get("server-round", 0) for message in messages), default=0)
-            self._lost_replies = 0.4 if last <= 10 else 0.0
-            return super().send_and_receive(messages, timeout=timeout)
+    class LoseUntil(Reliable, NodesGrid):
+        reliable_from = 11
 
     runs = []
-    for wrap in (lambda grid: grid, lambda grid: LoseUntil(grid, 0.4, 5)):
+    for grid in (NodesGrid(app(some), 6), LoseUntil(app(some), 6, lost=0.4, seed=5)):
         # Contributions must not depend on the query points for the two runs to be comparable: `Linear` sees to it.
         strategy = mu2(clients_per_round=6)
-        strategy.start(wrap(InProcessGrid(app(some), 6, {})), START, num_rounds=12)
+        strategy.start(grid, START, num_rounds=12)
         runs.append(strategy)
     assert (runs[0].state.release_sum == runs[1].state.release_sum).all()
     assert sum(report.lost for report in runs[1].history) > 5
@@ -128,7 +94,7 @@ def test_carried_over_contributions_make_q_what_it_would_have_been():
 
 def test_mu_computed_from_a_runs_releases_is_the_configured_mu():
     strategy = mu2(num_clients=4, clients_per_round=4)
-    grid = InProcessGrid(app(lambda name: some(name, 10)), 4, {})
+    grid = NodesGrid(app(lambda name: some(name, 10)), 4)
     strategy.start(grid, START, num_rounds=10)
     statements = strategy.ask_privacy(grid)
     assert list(statements) == ["0", "1", "2", "3"]
@@ -143,7 +109,7 @@ def test_mu_computed_from_a_runs_releases_is_the_configured_mu():
 
 
 def test_refusals_are_counted_and_harmless():
-    grid = InProcessGrid(app(lambda name: some(name, 3 + int(name))), 4, {})
+    grid = NodesGrid(app(lambda name: some(name, 3 + int(name))), 4)
     with pytest.raises(ConfigurationError, match="at most 3 rounds, got 8: machine 0 says that it can make 3 releases"):
         mu2(num_clients=4, clients_per_round=4).start(grid, START, num_rounds=8)
     strategy = mu2(num_clients=4, clients_per_round=4, run_dry=True)
@@ -153,16 +119,11 @@ def test_refusals_are_counted_and_harmless():
     assert strategy.history[-1].refused == {"cap-reached": 4}
 
 
-class Tampering(InProcessGrid):
-    """A grid that lets a test change or add replies."""
-
-    def __init__(self, *arguments, tamper):
-        super().__init__(*arguments)
-        self.tamper = tamper
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = list(super().send_and_receive(messages, timeout=timeout))
-        return self.tamper(replies) if replies and replies[0].metadata.message_type == "train" else replies
+def tampered(tamper):
+    """A grid whose replies a test changes, or adds to."""
+    grid = NodesGrid(app(zeros), 6)
+    grid.tamper = tamper
+    return grid
 
 
 def replace_first(change):
@@ -219,7 +180,7 @@ def entry(record, key, value):
 )
 def test_a_malformed_reply_is_dropped_and_the_round_goes_on(change):
     strategy = mu2(clients_per_round=6)
-    grid = Tampering(app(zeros), 6, {}, tamper=replace_first(change))
+    grid = tampered(replace_first(change))
     strategy.start(grid, START, num_rounds=3)
     assert [report.malformed for report in strategy.history] == [1, 1, 1]
     assert [report.aggregated for report in strategy.history] == [5, 5, 5]
@@ -228,7 +189,7 @@ def test_a_malformed_reply_is_dropped_and_the_round_goes_on(change):
 
 
 def test_a_late_original_beside_its_carry_over_counts_once():
-    """Round t's reply comes in round t + 1 beside the carry-over that contains it; the trusted server needs this."""
+    """A reply comes a round late, beside the next one, which contains it; a trusted server's noise rests on this."""
     held = []
 
     def delay(replies):
@@ -241,7 +202,7 @@ def test_a_late_original_beside_its_carry_over_counts_once():
     for tamper in (delay, duplicate):
         held.clear()
         strategy = mu2(clients_per_round=6)
-        strategy.start(Tampering(app(zeros), 6, {}, tamper=tamper), START, num_rounds=5)
+        strategy.start(tampered(tamper), START, num_rounds=5)
         assert sum(report.late for report in strategy.history) > 0 or tamper is delay
         total = sum(last_noise(str(i), strategy) for i in range(6))
         assert (strategy.state.release_sum == total).all()
@@ -254,14 +215,14 @@ def test_error_replies_of_strangers_are_counted():
         return [*replies[1:], Message(Error(5, "node unavailable"), reply_to=message)]
 
     strategy = mu2(clients_per_round=6)
-    strategy.start(Tampering(app(zeros), 6, {}, tamper=fail), START, num_rounds=2)
+    strategy.start(tampered(fail), START, num_rounds=2)
     assert strategy.history[0].refused == {"error-5": 1}
     assert strategy.history[0].lost == 0
 
 
 def test_too_few_nodes_end_in_a_clear_error_and_not_in_waiting():
     with pytest.raises(NodesUnavailableError, match=r"Expected 6 machines within 0\.3 s, got 4"):
-        mu2(node_deadline_s=0.3).start(InProcessGrid(app(zeros), 4, {}), START, num_rounds=2)
+        mu2(node_deadline_s=0.3).start(NodesGrid(app(zeros), 4), START, num_rounds=2)
 
 
 def test_nodes_that_refuse_to_say_hello_are_named_in_the_error():
@@ -269,21 +230,21 @@ def test_nodes_that_refuse_to_say_hello_are_named_in_the_error():
         raise ValueError("secret")
 
     with pytest.raises(NodesUnavailableError, match="6 answered with internal-error"):
-        mu2(node_deadline_s=0.3).start(InProcessGrid(numpy_client_app(not_configured), 6, {}), START, num_rounds=2)
+        mu2(node_deadline_s=0.3).start(NodesGrid(numpy_client_app(not_configured), 6), START, num_rounds=2)
 
 
 def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
-    grid = InProcessGrid(app(zeros), 6, {})
+    grid = NodesGrid(app(zeros), 6)
     strategy = mu2(clients_per_round=4, num_clients=6)
 
     def leave_and_return(report, metrics):
         if report.server_round == 2:
-            gone.update({k: grid._contexts.pop(k) for k in list(grid._contexts)[:2]})
+            gone.update({k: grid.contexts.pop(k) for k in list(grid.contexts)[:2]})
         if report.server_round == 6:
             # As after a restart: the same machines on other node ids.
             for k, context in gone.items():
                 context.node_id = k + 500
-                grid._contexts[k + 500] = context
+                grid.contexts[k + 500] = context
 
     gone = {}
     strategy._on_round = leave_and_return
@@ -294,7 +255,7 @@ def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
     assert (strategy.state.release_sum == sum(last_noise(str(i), strategy) for i in range(6))).all()
 
 
-class Silent(InProcessGrid):
+class Silent(NodesGrid):
     """A grid on which some nodes never answer."""
 
     silent: frozenset[int] = frozenset()
@@ -307,7 +268,7 @@ class Silent(InProcessGrid):
 
 
 def test_a_node_that_never_answers_holds_up_nobody():
-    grid = Silent(app(zeros), 7, {})
+    grid = Silent(app(zeros), 7)
     grid.silent = frozenset(list(grid.get_node_ids())[-1:])
     strategy = mu2(clients_per_round=6, num_clients=6, node_deadline_s=30.0)
     started = time.monotonic()
@@ -317,14 +278,12 @@ def test_a_node_that_never_answers_holds_up_nobody():
 
 
 def test_a_second_node_with_a_known_name_does_not_end_the_training():
-    grid = InProcessGrid(app(zeros), 6, {})
+    grid = NodesGrid(app(zeros), 6)
     strategy = mu2(clients_per_round=6, num_clients=6)
 
     def impostor(report, metrics):
         if report.server_round == 2:
-            first = next(iter(grid._contexts.values()))
-            grid._contexts[99] = Context(run_id=first.run_id, node_id=99, node_config=dict(first.node_config),
-                                         state=RecordDict(), run_config={})  # fmt: skip
+            grid.contexts[99] = context_of(99)
 
     strategy._on_round = impostor
     strategy.start(grid, START, num_rounds=5)
@@ -333,8 +292,8 @@ def test_a_second_node_with_a_known_name_does_not_end_the_training():
 
 def with_a_double(nodes):
     """Nodes of which the first two have one name."""
-    grid = InProcessGrid(app(zeros), nodes, {})
-    first, second = list(grid._contexts.values())[:2]
+    grid = NodesGrid(app(zeros), nodes)
+    first, second = list(grid.contexts.values())[:2]
     second.node_config["partition-id"] = first.node_config["partition-id"]
     return grid
 
@@ -351,7 +310,7 @@ def test_of_two_nodes_with_one_name_the_one_met_first_has_it_and_the_run_goes_on
 def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
     strategy, grid = mu2(clients_per_round=6), with_a_double(7)
     first, second = sorted(grid.get_node_ids())[:2]
-    strategy._on_round = lambda *_: grid._contexts.pop(first, None)
+    strategy._on_round = lambda *_: grid.contexts.pop(first, None)
     strategy.start(grid, START, num_rounds=2)
     assert strategy.machines.node_of("0") == second
 
@@ -361,47 +320,47 @@ def test_names_that_are_missing_for_a_double_are_reported_as_such():
         mu2(node_deadline_s=0.05).start(with_a_double(6), START, num_rounds=1)
 
 
-class Greedy(InProcessGrid):
+class Greedy(NodesGrid):
     """The last node says that it is all machines."""
 
-    def _handle(self, message, identifier):
-        reply = super()._handle(message, identifier)
-        if message.metadata.dst_node_id == max(self._contexts) and message.metadata.message_type == "query":
+    def handle(self, message, identifier):
+        reply = super().handle(message, identifier)
+        if message.metadata.dst_node_id == max(self.contexts) and message.metadata.message_type == "query":
             reply.content["config"][protocol.MACHINES] = [str(i) for i in range(6)]
         return reply
 
 
 def test_a_node_with_every_machines_name_is_dropped_and_the_run_goes_on(caplog):
     strategy = mu2(clients_per_round=6)
-    grid = Greedy(app(zeros), 7, {})
-    grid._contexts = dict(reversed(grid._contexts.items()))  # and it is met first
+    grid = Greedy(app(zeros), 7)
+    grid.contexts = dict(reversed(grid.contexts.items()))  # and it is met first
     strategy.start(grid, START, num_rounds=2)
     assert [report.aggregated for report in strategy.history] == [6, 6]
-    assert max(grid._contexts) not in strategy.machines.node_map().values()
+    assert max(grid.contexts) not in strategy.machines.node_map().values()
     assert "says that it is 6 machines and is not asked" in caplog.text
     with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
-        mu2(node_deadline_s=0.05).start(Greedy(app(zeros), 6, {}), START, num_rounds=1)
+        mu2(node_deadline_s=0.05).start(Greedy(app(zeros), 6), START, num_rounds=1)
 
 
 def test_in_a_simulation_a_node_may_be_several_machines():
     strategy = mu2(clients_per_round=6)
     strategy.machines.several_on_a_node = True
-    strategy.machines.meet(Greedy(app(zeros), 1, {}), 6)
+    strategy.machines.meet(Greedy(app(zeros), 1), 6)
     assert set(strategy.machines.node_map()) == {str(i) for i in range(6)}
 
 
 @pytest.mark.parametrize("names", [[], [""], ["x" * 1000], [7], "", 1.5])
 def test_a_node_without_a_sensible_name_is_not_met(names):
-    class Nameless(InProcessGrid):
-        def _handle(self, message, identifier):
-            reply = super()._handle(message, identifier)
+    class Nameless(NodesGrid):
+        def handle(self, message, identifier):
+            reply = super().handle(message, identifier)
             entries = dict(reply.content["config"])
             del reply.content["config"]
             reply.content["config"] = ConfigRecord({**entries, protocol.MACHINES: names})
             return reply
 
     with pytest.raises(NodesUnavailableError, match="does not understand"):
-        mu2(1, 1, node_deadline_s=0.05).start(Nameless(app(zeros), 1, {}), START, num_rounds=1)
+        mu2(1, 1, node_deadline_s=0.05).start(Nameless(app(zeros), 1), START, num_rounds=1)
 
 
 def test_bytes_that_are_an_archive_are_malformed_and_nothing_worse():
@@ -412,13 +371,13 @@ def test_bytes_that_are_an_archive_are_malformed_and_nothing_worse():
         next(iter(content["arrays"].values())).data = archive.getvalue()
 
     strategy = mu2(clients_per_round=6)
-    strategy.start(Tampering(app(zeros), 6, {}, tamper=replace_first(change)), START, num_rounds=2)
+    strategy.start(tampered(replace_first(change)), START, num_rounds=2)
     assert [report.malformed for report in strategy.history] == [1, 1]
 
 
 def test_a_reply_larger_than_any_release_is_malformed():
     plan = PrivacyPolicy(1.0, 1, 30, 2.0).plan(D)
-    grid = Tampering(app(zeros), 6, {}, tamper=replace_first(first_array(np.full((2, 3), 2 * plan.largest_value))))
+    grid = tampered(replace_first(first_array(np.full((2, 3), 2 * plan.largest_value))))
     strategy = mu2(clients_per_round=6, largest_value=plan.largest_value)
     strategy.start(grid, START, num_rounds=2)
     assert [report.malformed for report in strategy.history] == [1, 1]
@@ -427,9 +386,9 @@ def test_a_reply_larger_than_any_release_is_malformed():
 
 def test_a_strategy_trains_once():
     strategy = mu2()
-    strategy.start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    strategy.start(NodesGrid(app(zeros), 6), START, num_rounds=2)
     with pytest.raises(ConfigurationError, match="new strategy"):
-        strategy.start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+        strategy.start(NodesGrid(app(zeros), 6), START, num_rounds=2)
     with pytest.raises(ConfigurationError, match="Expected round 3"):
         strategy.aggregate_train(1, [])
 
@@ -437,7 +396,7 @@ def test_a_strategy_trains_once():
 @pytest.mark.parametrize("other", ["smaller", "permuted", "another start"])
 def test_a_checkpoint_of_another_model_is_refused(other, tmp_path):
     path = tmp_path / "checkpoint.npz"
-    mu2(checkpoint=path).start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    mu2(checkpoint=path).start(NodesGrid(app(zeros), 6), START, num_rounds=2)
     values = START.to_numpy_ndarrays()
     arrays = {
         "smaller": values[:1],
@@ -445,12 +404,12 @@ def test_a_checkpoint_of_another_model_is_refused(other, tmp_path):
         "another start": [value + 1 for value in values],
     }[other]
     with pytest.raises(CheckpointError, match=r"layout|start"):
-        mu2(checkpoint=path).start(InProcessGrid(app(zeros), 6, {}), ArrayRecord(arrays), num_rounds=3)
+        mu2(checkpoint=path).start(NodesGrid(app(zeros), 6), ArrayRecord(arrays), num_rounds=3)
 
 
 def test_every_damaged_checkpoint_is_a_typed_error(tmp_path):
     path = tmp_path / "checkpoint.npz"
-    mu2(checkpoint=path).start(InProcessGrid(app(zeros), 6, {}), START, num_rounds=2)
+    mu2(checkpoint=path).start(NodesGrid(app(zeros), 6), START, num_rounds=2)
     whole = path.read_bytes()
     for position in range(0, len(whole), 37):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 64]) + whole[position + 1 :])
@@ -521,9 +480,9 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
             raise Interrupted
 
     whole = build(None)
-    expected = whole.start(InProcessGrid(client_app, 6, {}), START, num_rounds=12)
+    expected = whole.start(NodesGrid(client_app, 6), START, num_rounds=12)
 
-    grid, checkpoint = InProcessGrid(client_app, 6, {}), tmp_path / "state" / "checkpoint.npz"
+    grid, checkpoint = NodesGrid(client_app, 6), tmp_path / "state" / "checkpoint.npz"
     for _ in range(2):
         with pytest.raises(Interrupted):
             build(checkpoint, interrupt).start(grid, START, num_rounds=12)
@@ -540,13 +499,13 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
 
 def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint.npz"
-    mu2(checkpoint=checkpoint).start(InProcessGrid(app(some), 6, {}), START, num_rounds=2)
+    mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=2)
     assert checkpoint.stat().st_mode & 0o077 == 0, "a trusted server's checkpoint is private data"
     with pytest.raises(CheckpointError, match="learning_rate"):
-        mu2(checkpoint=checkpoint, learning_rate=0.1).start(InProcessGrid(app(some), 6, {}), START, num_rounds=4)
+        mu2(checkpoint=checkpoint, learning_rate=0.1).start(NodesGrid(app(some), 6), START, num_rounds=4)
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="readable"):
-        mu2(checkpoint=checkpoint).start(InProcessGrid(app(some), 6, {}), START, num_rounds=4)
+        mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=4)
 
 
 def test_the_result_behaves_as_flowers_does():
@@ -556,7 +515,7 @@ def test_the_result_behaves_as_flowers_does():
         seen.append(server_round)
         return MetricRecord({"norm": float(np.linalg.norm(arrays["0"].numpy()))})
 
-    result = mu2().start(InProcessGrid(app(some), 6, {}), START, num_rounds=4, evaluate_fn=evaluate)
+    result = mu2().start(NodesGrid(app(some), 6), START, num_rounds=4, evaluate_fn=evaluate)
     assert seen == [0, 1, 2, 3, 4]
     assert list(result.evaluate_metrics_serverapp) == seen
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
@@ -569,6 +528,6 @@ def test_a_trusted_server_drops_machines_that_state_another_sensitivity():
     strategy = TrustedMu2(
         num_clients=6, clients_per_round=6, learning_rate=0.05, policy=policy, num_rounds=5, seed=1, node_deadline_s=1.0
     )
-    strategy.start(InProcessGrid(app(some, trust="trusted-server", clip_norm=2.0), 6, {}), START, num_rounds=2)
+    strategy.start(NodesGrid(app(some, trust="trusted-server", clip_norm=2.0), 6), START, num_rounds=2)
     assert strategy.history[0].malformed == 6
     assert strategy.history[0].aggregated == 0

@@ -12,7 +12,9 @@ from murmurfl.strategies import (
     IsrlDpState,
     Mu2,
     NoisySGD,
+    NoisySGDState,
     OnlineFedSGD,
+    OnlineState,
     TrustedMu2,
     delayed_momentum_step,
     isrl_dp_step,
@@ -22,9 +24,7 @@ from murmurfl.strategies import (
     online_step,
     sample_machines,
 )
-from murmurfl.strategies.mu2 import project_to_ball
-from murmurfl.strategies.noisy_sgd import NoisySGDState
-from murmurfl.strategies.online import OnlineState
+from murmurfl.strategies.projected import project_to_ball
 
 rng = np.random.Generator(np.random.Philox(key=21))
 

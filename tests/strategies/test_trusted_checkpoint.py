@@ -13,7 +13,7 @@ from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, S
 from murmurfl.strategies import CheckpointError, Mu2
 from murmurfl.strategies.trusted_checkpoint import CheckpointMark, TrustedCheckpoint
 
-from tests.strategies.trusted_runs import Deaths, Killed, Machines, policy, strategy
+from tests.harness.trusted_runs import Deaths, Killed, Machines, policy, strategy
 
 SIZE = 3
 START = ArrayRecord([np.zeros(SIZE)])
@@ -216,7 +216,7 @@ def test_seeded_keys_have_neither_key_file_nor_mark_and_are_not_taken_for_real_o
 
 
 def test_an_untrusted_servers_checkpoint_needs_neither(tmp_path):
-    """It holds only what the machines released: gone back to, it tells nothing new."""
+    """It holds only what the machines released, so going back to it tells nothing new."""
     options = {"num_clients": 2, "clients_per_round": 2, "learning_rate": 0.1, "seed": 1}
     Mu2(**options, checkpoint=tmp_path / "checkpoint").start(Machines(policy(), SIZE), START, num_rounds=2)
     assert sorted(files(tmp_path)) == ["checkpoint"]
@@ -234,7 +234,7 @@ def test_samples_that_return_are_refused_by_a_server_that_counts_them_once():
 
 
 def test_noise_of_another_version_is_not_mixed_with_what_was_published(folder, monkeypatch):
-    """The plan's fingerprint names the noise; old rows would be drawn again as others."""
+    """The plan's fingerprint names the version of the noise: with another one, old rows would not be the same again."""
     plan = PrivacyPolicy.plan
     monkeypatch.setattr(PrivacyPolicy, "plan", lambda policy, size: replace(plan(policy, size), fingerprint="other"))
     refused(folder, "other noise")

@@ -12,7 +12,7 @@ from murmurfl.privacy import SystemKeys
 from murmurfl.strategies import CheckpointError
 from murmurfl.strategies.trusted_checkpoint import TrustedCheckpoint
 
-from tests.strategies.trusted_runs import (
+from tests.harness.trusted_runs import (
     CLAIM,
     KINDS,
     POINTS,
@@ -37,7 +37,7 @@ def no_waiting_for_the_disk(monkeypatch):
 
 
 def key_of_every_start_its_own(monkeypatch):
-    """What 0.1 did, planted: a resumed server draws under another key."""
+    """The bug of 0.1, planted: a resumed server draws under another key."""
     monkeypatch.setattr(TrustedCheckpoint, "key", lambda files: secrets.token_bytes(32))
     monkeypatch.setattr(TrustedCheckpoint, "check_key", lambda files, fits: None)
 
@@ -61,7 +61,7 @@ def test_exact_mu_of_what_was_published_is_at_most_the_claim(kind, interruptions
 
 
 def test_nodes_drawn_again_under_another_key_cost_more_than_the_claim(monkeypatch, tmp_path):
-    """The planted bug of 0.1, and that this test sees it: the same deaths, a key of its own for every start."""
+    """With the bug of 0.1, a new key for every start, the same deaths cost more: the test above can fail."""
     key_of_every_start_its_own(monkeypatch)
     found = []
     for interruptions in (1, 7):
@@ -74,7 +74,7 @@ def test_nodes_drawn_again_under_another_key_cost_more_than_the_claim(monkeypatc
 
 @pytest.mark.parametrize("kind", ["sqrt_toeplitz", "optimal"])
 def test_rows_drawn_again_under_another_key_are_not_the_mechanisms(kind, monkeypatch, tmp_path):
-    """Planted: these mechanisms make their state again from old rows; with others the noise is not what was claimed."""
+    """Some mechanisms make their state again from old rows. From other rows the noise is not what was claimed."""
     key_of_every_start_its_own(monkeypatch)
     mu, _ = mu_of_a_run(kind, tmp_path, monkeypatch, deaths_in(7))
     assert abs(mu - CLAIM) > 0.05
@@ -116,7 +116,7 @@ def test_a_checkpoint_copied_back_would_publish_the_same_sums_under_other_noise(
 
 @pytest.fixture
 def scripted_keys(monkeypatch):
-    """Real keys whose first is known and whose nonces are the round's: what randomness would hide can be compared."""
+    """Real keys that are known, with nonces that are the number of the round, so that two runs can be compared."""
     made = []
 
     def generate():
@@ -157,7 +157,7 @@ def test_wherever_a_server_dies_a_round_has_one_model_and_the_training_one_sessi
 ):
     """Round 0 is the checkpoint before the first request."""
     deaths, machines = Deaths(monkeypatch, [(point, server_round)]), Machines(policy(kind), 7, empty=False)
-    _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), machines, deaths, rounds=6)
+    _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), machines, deaths, num_rounds=6)
     assert restarts == 1
     assert len(set(machines.sessions)) == 1
     models = defaultdict(set)
@@ -168,7 +168,7 @@ def test_wherever_a_server_dies_a_round_has_one_model_and_the_training_one_sessi
 
 
 def test_a_round_that_is_asked_again_gets_other_noise_and_only_that_is_published(monkeypatch, tmp_path):
-    """Cut off between noise and checkpoint: the noise of the first try is seen by nobody."""
+    """The server dies between noise and checkpoint: nobody sees the noise of the first try."""
     columns, machines = Columns(monkeypatch), Machines(policy("tree"))
     deaths = Deaths(monkeypatch, [("noise drawn", 5)])
     run(lambda: strategy("tree", tmp_path / "checkpoint"), machines, deaths)
@@ -179,7 +179,7 @@ def test_a_round_that_is_asked_again_gets_other_noise_and_only_that_is_published
 
 
 def test_exact_mu_knows_noise_that_is_missing(monkeypatch, tmp_path):
-    """The tool itself: without noise mu is infinite, with half of it twice the claim."""
+    """The tool itself is tested: without noise mu is infinite, and with half the noise it is twice the claim."""
     columns = Columns(monkeypatch)
     numbers, weights, subject = published_noise("tree", tmp_path / "c", columns, Deaths(monkeypatch))
     assert exact_mu("tree", subject, numbers, weights / 2) == pytest.approx(2 * CLAIM, rel=1e-3)

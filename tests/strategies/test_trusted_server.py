@@ -10,7 +10,7 @@ from murmurfl.privacy.normals import FINEST_GRID
 from murmurfl.strategies import Reply
 from murmurfl.strategies.trusted_server import could_be_honest
 
-from tests.strategies.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
+from tests.harness.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
 
 SIZE, CAP = 4, 20
 POLICY = policy("trusted-mu2")
@@ -98,7 +98,7 @@ def test_what_was_carried_over_many_lost_replies_is_believed():
 
 
 def test_the_round_that_a_crash_cut_off_may_have_been_answered(tmp_path):
-    """The machine made a release in it that this server never counted: its next reply is of two."""
+    """The machine made a release in that round, which the server never counted; its next reply has two."""
     start = ArrayRecord([np.zeros(SIZE)])
     strategy("trusted-mu2", tmp_path / "c").start(Scripted({1: [reply(1, 0, 1.0)]}), start, num_rounds=1)
     for release, believed in ((4, False), (3, True)):  # each resume allows one more
@@ -129,7 +129,7 @@ def test_impossible_trusted_servers_are_refused(changes):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind, tmp_path):
-    """At mu = 0.001 the machines' grid is 2^-35 of the noise or finer, where 0.1 let its normals show."""
+    """At mu = 0.001 the machines' grid is at most 2^-35 of the noise: so fine that the normals of 0.1 showed."""
     size = 1000
     terms = policy("tree" if kind != "trusted-mu2" else kind, mu=1e-3, delta=1e-6)
     subject = strategy(kind, tmp_path / "checkpoint", policy=terms)

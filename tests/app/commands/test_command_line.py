@@ -2,7 +2,7 @@
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.papers.cells import REPRODUCTIONS
+from murmurfl.app.papers import PAPERS
 from typer.testing import CliRunner
 
 
@@ -14,7 +14,7 @@ def said(*arguments):
 def test_the_help_of_reproduce_names_every_paper():
     text = said("reproduce", "--help")
     assert "One of reshef-levy-2025" in text
-    for name in REPRODUCTIONS:
+    for name in PAPERS:
         assert name in text, name
 
 

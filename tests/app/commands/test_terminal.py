@@ -13,8 +13,8 @@ from murmurfl.app.analysis.plan import PlanRequest, make_plan
 from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.terminal import say_table, wrapped
-from murmurfl.app.papers.cells import REPRODUCTIONS
-from murmurfl.app.papers.reproduce import table_rows
+from murmurfl.app.papers import PAPERS
+from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.progress import RoundLine
 from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PLAN = ["plan", "--machines=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"]
 QUICK = ["--engine", "cohort", "--set", "num-rounds=2", "--set", "noise-quality=fast"]
 COMMANDS = ["", "run", "reproduce", "plan", "audit", "report", "node", "deploy-demo", "ledger", "ledger create"]
-COMMANDS += ["ledger show", "ledger accept-rollback", "ledger new-mark"]
+COMMANDS += ["ledger show", "ledger accept-rollback", "ledger new-mark", "keys", "list"]
 
 
 def shown(*arguments, columns="80"):
@@ -68,13 +68,15 @@ def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):
     assert "The claim stands" in fits(shown("audit", "--set", "num-rounds=2", "--runs", "20"))
 
 
-@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_every_reproduction_fits_with_all_its_algorithms(name, monkeypatch):
     document = {"guarantee": "words", **json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())}
     monkeypatch.setattr("murmurfl.app.papers.reproduce.run_cells", lambda *_, **__: document)
     monkeypatch.setattr("murmurfl.app.papers.reproduce.write_reproduction", lambda *_: None)
     text = fits(shown("reproduce", name))
-    for row in table_rows(document):
+    first, *_ = tables_of(document, name, PAPERS[name].table)
+    assert len(first.document()["rows"]) == sum(len(cell["algorithms"]) for cell in document["cells"])
+    for row in first.document()["rows"]:
         for word in f"{row['algorithm']} {rounded_up(row['epsilon'])}".split() if row["epsilon"] is not None else ():
             assert word in text, word
 

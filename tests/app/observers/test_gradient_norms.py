@@ -26,7 +26,7 @@ SMALL = {
 def test_a_run_tells_the_gradient_norm_of_its_training_loss_where_it_was_asked_for():
     config = RunConfig.from_mapping({**SMALL, "strategy": "reduced-tree-momentum"})
     result = run_cohort(config)
-    task, model = result.experiment.task, result.experiment.model
+    task, model = result.experiment.data, result.experiment.model
     last = np.linalg.norm(model.mean_gradient(result.parameters, (task.train_features, task.train_labels)))
     assert result.gradient_norms["rounds"][-1] == result.experiment.num_rounds == 60
     assert result.gradient_norms["values"][-1] == pytest.approx(last)

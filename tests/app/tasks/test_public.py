@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.presets import regularization
+from murmurfl.app.methods.shuffled import regularization
 from murmurfl.app.tasks import TASKS
 from murmurfl.app.tasks.loading import load_dataset
 from murmurfl.app.tasks.public import PAPER_SIZES

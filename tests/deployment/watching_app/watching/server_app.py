@@ -18,7 +18,7 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.record import CHECKPOINT_NAME, write_record
 from murmurfl.app.run import run_experiment
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies import base, checkpoint
+from murmurfl.strategies import checkpoint, rounds
 
 app = ServerApp()
 
@@ -112,7 +112,7 @@ def _copy(message):
 
 
 def _rig_the_checkpoint(here):
-    save, replace = base.save_checkpoint, Path.replace
+    save, replace = rounds.save_checkpoint, Path.replace
 
     def saving(path, settings, state):
         number = state["server_round"]
@@ -129,7 +129,7 @@ def _rig_the_checkpoint(here):
             Path.replace = replace
         here("saved", number)
 
-    checkpoint.save_checkpoint = base.save_checkpoint = saving
+    checkpoint.save_checkpoint = rounds.save_checkpoint = saving
 
 
 @app.main()

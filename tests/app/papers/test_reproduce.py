@@ -5,8 +5,10 @@ import json
 import math
 
 import pytest
-from murmurfl.app.papers.cells import REPRODUCTIONS, Cell
-from murmurfl.app.papers.reproduce import cells_of, plan_runs, run_cells, table_rows, write_reproduction
+from murmurfl.app.papers import PAPERS, Cell
+from murmurfl.app.papers.accuracy import AccuracyTable
+from murmurfl.app.papers.reproduce import run_cells, write_reproduction
+from murmurfl.app.papers.runs import RunKey, plan_runs
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
@@ -20,7 +22,7 @@ def cell(**settings):
 
 
 def test_the_cells_are_those_of_the_papers_tables():
-    of_2025 = [c for c in REPRODUCTIONS["reshef-levy-2025"]() if c.settings["preset"] == "paper"]
+    of_2025 = [c for c in PAPERS["reshef-levy-2025"].cells() if c.settings["preset"] == "paper"]
     assert {(c.settings["mu"], c.settings["clients-per-round"]): c.paper["mu2"]["accuracy"] for c in of_2025} == {
         (4.0, 50): 53.8,
         (8.0, 50): 63.7,
@@ -34,10 +36,10 @@ def test_the_cells_are_those_of_the_papers_tables():
         if c.settings["clients-per-round"] == 50:
             assert c.paper["isrl-dp"]["accuracy"] == other[c.settings["mu"]]
         # One sample in P of R rounds, charged for all of them: mu sqrt(P / R) is what is true of that noise.
-        rounds = plan_runs([c], 1, "cohort")[0, "isrl-dp, every round charged", 1]
+        rounds = plan_runs([c], 1, "cohort")[RunKey(0, "isrl-dp, every round charged", 1)]
         made = rounds.passes * (60_000 // (rounds.clients_per_round * rounds.batch_size))
         assert charged["mu"] == pytest.approx(c.settings["mu"] * math.sqrt(rounds.passes / made))
-    of_2024 = REPRODUCTIONS["reshef-levy-2024"]()
+    of_2024 = PAPERS["reshef-levy-2024"].cells()
     assert len(of_2024) == 9
     assert all(c.settings["num-clients"] == c.settings["clients-per-round"] for c in of_2024)
     assert next(c for c in of_2024 if c.settings["mu"] == 8.0 and c.settings["num-clients"] == 100).paper == {
@@ -47,28 +49,30 @@ def test_the_cells_are_those_of_the_papers_tables():
 
 
 def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
-    (other,) = cells_of("reshef-levy-2025", {"mu": 6.0, "clients-per-round": 30})
+    (other,) = PAPERS["reshef-levy-2025"].cells_with({"mu": 6.0, "clients-per-round": 30})
     assert (other.settings["mu"], other.settings["clients-per-round"]) == (6.0, 30)
     assert other.settings["preset"] == "paper"
     assert not other.paper
     assert list(other.algorithms) == ["mu2", "noisy-sgd"], "none with a batch or a mu that belongs to another cell"
-    (asked_for,) = cells_of("reshef-levy-2025", {"mu": 6.0, "strategy": "isrl-dp", "batch-size": 10})
+    (asked_for,) = PAPERS["reshef-levy-2025"].cells_with({"mu": 6.0, "strategy": "isrl-dp", "batch-size": 10})
     assert asked_for.algorithms == {"isrl-dp": {"strategy": "isrl-dp"}}
-    (known,) = cells_of("reshef-levy-2025", {"mu": 12.0})
+    (known,) = PAPERS["reshef-levy-2025"].cells_with({"mu": 12.0})
     assert known.paper["mu2"]["accuracy"] == 66.5
     assert "isrl-dp, every round charged" in known.algorithms
-    (practical,) = cells_of("reshef-levy-2025", {"preset": "practical", "strategy": "mu2", "mu": 1.0})
+    (practical,) = PAPERS["reshef-levy-2025"].cells_with({"preset": "practical", "strategy": "mu2", "mu": 1.0})
     assert list(practical.algorithms) == ["mu2"]
-    (machines,) = cells_of("reshef-levy-2024", {"num-clients": 20})
+    (machines,) = PAPERS["reshef-levy-2024"].cells_with({"num-clients": 20})
     assert machines.settings["clients-per-round"] == 20
     with pytest.raises(ConfigurationError, match="reshef-levy-2025"):
-        cells_of("reshef", {})
+        PAPERS["reshef-levy"]
 
 
 @pytest.mark.long
 def test_finished_runs_are_not_run_again(tmp_path):
     seen = []
-    first = run_cells([cell()], seeds=2, out=tmp_path, jobs=2, on_run=lambda done, total: seen.append((done, total)))
+    first = run_cells(
+        [cell()], AccuracyTable(), seeds=2, out=tmp_path, jobs=2, on_run=lambda done, total: seen.append((done, total))
+    )
     assert seen[0] == (0, 4)
     assert seen[-1] == (4, 4)
     paths = sorted((tmp_path / "runs").glob("*.json"))
@@ -76,18 +80,20 @@ def test_finished_runs_are_not_run_again(tmp_path):
     marked = json.loads(paths[0].read_text())
     paths[0].write_text(json.dumps({**marked, "seconds": 12345.0}))
     seen.clear()
-    again = run_cells([cell()], seeds=2, out=tmp_path, on_run=lambda done, total: seen.append((done, total)))
+    again = run_cells(
+        [cell()], AccuracyTable(), seeds=2, out=tmp_path, on_run=lambda done, total: seen.append((done, total))
+    )
     assert seen == [(4, 4)]
     assert 12345.0 in [s for a in again["cells"][0]["algorithms"].values() for s in a["seconds"]["runs"]]
     assert again["cells"][0]["algorithms"]["mu2"]["accuracy"] == first["cells"][0]["algorithms"]["mu2"]["accuracy"]
 
     document = {"reproduction": "small", **again}
-    write_reproduction(document, "small", tmp_path / "out")
+    (table,) = write_reproduction(document, "small", AccuracyTable(), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "small.json").read_text()) == document
     rows = list(csv.DictReader((tmp_path / "out" / "small.csv").open()))
     assert [row["algorithm"] for row in rows] == ["mu2", "noisy-sgd"]
     assert (tmp_path / "out" / "small.png").read_bytes().startswith(b"\x89PNG")
-    for row in table_rows(document):
+    for row in table.rows:
         assert row["runs"] == 2
         assert row["epsilon"] > 0
 

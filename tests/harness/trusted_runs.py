@@ -21,12 +21,13 @@ from murmurfl.strategies import (
     Reply,
     TreeMomentum,
     TrustedMu2,
-    base,
     correlated_momentum,
     mu2,
     reduced_tree_momentum,
+    rounds,
     tree_momentum,
     trusted_mu2,
+    trusted_server,
 )
 from murmurfl.strategies.trusted_checkpoint import TrustedCheckpoint
 
@@ -44,7 +45,7 @@ class Killed(Exception):
 
 
 def policy(kind="tree", **changes):
-    """Of the machines; momentum's samples return every epoch."""
+    """The machines' policy; for momentum, samples return every epoch."""
     options = {"clip_norm": 1.0, "batch_size": 1, "max_participations": ROUNDS, "mu": CLAIM, "trust": "trusted-server"}
     if kind != "trusted-mu2":
         options |= {"mechanism": "independent", "release_rule": "paper"}
@@ -123,8 +124,7 @@ class Columns:
             return row
 
         monkeypatch.setattr(history, "_BLOCK", 8)  # so that mechanisms make their state again within these rounds
-        for module in (tree_momentum, correlated_momentum, trusted_mu2):
-            monkeypatch.setattr(module, "standard_normals", one)
+        monkeypatch.setattr(trusted_server, "standard_normals", one)
         monkeypatch.setattr(
             reduced_tree_momentum, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys])
         )
@@ -154,7 +154,7 @@ class Deaths:
     def __init__(self, monkeypatch, plan=()):
         self.plan = list(plan)
         self.saved_round = 0
-        save, saved = base.save_checkpoint, TrustedCheckpoint.saved
+        save, saved = rounds.save_checkpoint, TrustedCheckpoint.saved
 
         def dying_save(path, identity, state):
             self.saved_round = state["server_round"]
@@ -166,7 +166,7 @@ class Deaths:
             saved(files, mark)
             self.at("mark moved", mark.server_round)
 
-        monkeypatch.setattr(base, "save_checkpoint", dying_save)
+        monkeypatch.setattr(rounds, "save_checkpoint", dying_save)
         monkeypatch.setattr(TrustedCheckpoint, "saved", dying_mark)
 
     def at(self, point, server_round):
@@ -176,13 +176,13 @@ class Deaths:
 
 
 def deaths_in(interruptions):
-    """So many, at every point in turn, spread over the rounds."""
-    rounds = np.linspace(0, ROUNDS, interruptions + 2)[1:-1].astype(int).tolist()
-    return [(POINTS[-1 - i % len(POINTS)], server_round) for i, server_round in enumerate(rounds)]
+    """So many deaths, spread over the rounds, at each of the points in turn."""
+    dying = np.linspace(0, ROUNDS, interruptions + 2)[1:-1].astype(int).tolist()
+    return [(POINTS[-1 - i % len(POINTS)], server_round) for i, server_round in enumerate(dying)]
 
 
-def run(build, machines, deaths, rounds=ROUNDS):
-    """A training, started again after every death, to its end: its last server and the number of its restarts."""
+def run(build, machines, deaths, num_rounds=ROUNDS):
+    """Run a training to its end, starting it again after every death: its last server and the number of restarts."""
 
     def look(server_round, arrays):
         machines.seen.append((server_round, arrays["0"].numpy().tobytes()))
@@ -192,7 +192,7 @@ def run(build, machines, deaths, rounds=ROUNDS):
     while True:
         subject = build()
         try:
-            subject.start(machines, ArrayRecord([np.zeros(machines.size)]), num_rounds=rounds, evaluate_fn=look)
+            subject.start(machines, ArrayRecord([np.zeros(machines.size)]), num_rounds=num_rounds, evaluate_fn=look)
         except Killed:
             restarts += 1
             continue
@@ -209,7 +209,7 @@ def published_noise(kind, checkpoint, columns, deaths):
 
 
 def exact_mu(kind, subject, numbers, weights):
-    """The largest |W^+ v| over one sample's changes v of what was published: its place, and signs or sizes."""
+    """The largest |W^+ v| over all changes v that one sample can make in what was published."""
     lower = np.array([[0.3 * 0.7 ** (t - s) if s <= t else 0.0 for s in range(ROUNDS)] for t in range(ROUNDS)])
     change = subject.policy.plan(D).sensitivity / MACHINES
     shifts = []
@@ -229,7 +229,7 @@ def exact_mu(kind, subject, numbers, weights):
 
 
 def _reduced_gradients(changes):
-    """The corners of what a sample may do: A_t, D_t and R_t as long as they may be, along one line, either way."""
+    """The extreme changes by a sample: A_t, D_t and R_t as long as they may be, along one line, in either direction."""
     for place in range(BATCHES):
         for signs in itertools.product((1, -1), repeat=2 * PASSES - 1):
             moved, residual = signs[: PASSES - 1], signs[PASSES - 1 :]

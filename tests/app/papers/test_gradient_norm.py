@@ -2,14 +2,19 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 from murmurfl.app.models import make_model
-from murmurfl.app.papers.cells import REPRODUCTIONS, VALIDATION_SEEDS, Cell
-from murmurfl.app.papers.reproduce import markdown_table, plan_runs, run_cells, table_rows, write_reproduction
-from murmurfl.app.papers.stationary import fitted_slope, slope_table
+from murmurfl.app.papers import PAPERS, Cell
+from murmurfl.app.papers.cell import VALIDATION_SEEDS
+from murmurfl.app.papers.gradient_norm import GradientNormTable, fitted_slope
+from murmurfl.app.papers.reproduce import run_cells, write_reproduction
+from murmurfl.app.papers.runs import plan_runs
 from murmurfl.privacy import gdp_mu
+
+needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 
 SMALL = {
     "task": "synthetic-logistic",
@@ -29,6 +34,8 @@ SMALL = {
     "noise-quality": "fast",
     "checkpoint": False,
 }
+
+KIND = GradientNormTable(rates={"algorithm 1": -0.5})
 
 
 def test_a_slope_is_that_of_the_line_and_its_error_that_of_the_noise():
@@ -62,7 +69,9 @@ def cells():
 @pytest.mark.long
 def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
     seen = []
-    made = run_cells(cells(), seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total)))
+    made = run_cells(
+        cells(), KIND, seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total))
+    )
     assert (seen[0], seen[-1]) == ((0, 21), (21, 21)), "9 validation runs, 12 of the table"
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert not set(VALIDATION_SEEDS) & {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
@@ -79,22 +88,26 @@ def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
         ("DP-SGD", "epsilon"),
     }
     seen.clear()
-    again = run_cells(cells(), seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total)))
+    again = run_cells(
+        cells(), KIND, seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total))
+    )
     assert seen == [(9, 21), (21, 21)]
     assert again == made
 
     document = {"reproduction": "small", "seeds": 2, **made}
-    write_reproduction(document, "small", tmp_path / "out")
+    table, powers = write_reproduction(document, "small", KIND, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "small.json").read_text()) == document
     assert (tmp_path / "out" / "small.png").read_bytes().startswith(b"\x89PNG")
-    rows = table_rows(document)
-    assert len(markdown_table(rows).splitlines()) == 2 + len(rows) == 8
-    assert all(row["epsilon"] > 0 for row in rows)
-    assert len(slope_table(document).splitlines()) == 4
+    assert len(table.markdown().splitlines()) == 2 + len(table.rows) == 8
+    assert all(row["epsilon"] > 0 for row in table.rows)
+    assert len(powers.markdown().splitlines()) == 4
+    written = (tmp_path / "out" / "small.md").read_text()
+    assert table.markdown() in written
+    assert powers.markdown() in written
 
 
 def test_the_reproduction_has_the_algorithms_of_the_paper_at_equal_terms():
-    made = REPRODUCTIONS["tran-cutkosky-2022"]()
+    made = PAPERS["tran-cutkosky-2022"].cells()
     for cell in made:
         if not cell.grids:
             assert list(cell.algorithms) == ["algorithm 1, theorem 6"]
@@ -112,7 +125,7 @@ def test_the_reproduction_has_the_algorithms_of_the_paper_at_equal_terms():
 
 def test_theorem_6_has_its_own_numbers():
     """T = eps N^2 / (log2 T sqrt(d ln 1/delta)), alpha = eps N / (T log2 T sqrt(...)) = 1 / N, eta = 1 / sqrt(N T)."""
-    (cell,) = (c for c in REPRODUCTIONS["tran-cutkosky-2022"]() if "theorem 6" in c.table and "N = 500" in c.table)
+    (cell,) = (c for c in PAPERS["tran-cutkosky-2022"].cells() if "theorem 6" in c.table and "N = 500" in c.table)
     n, t = 500, cell.settings["num-rounds"]
     spread = math.sqrt(49 * math.log(1e5))
     assert t == pytest.approx(2 * n**2 / (math.log2(t) * spread), rel=1e-3)

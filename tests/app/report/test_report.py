@@ -13,9 +13,10 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.record import write_record
-from murmurfl.app.report import recorded as report
+from murmurfl.app.report import making
+from murmurfl.app.report.making import make_report
 from murmurfl.app.report.plots import run_plots
-from murmurfl.app.report.recorded import RecordedRun, ReportError, make_report
+from murmurfl.app.report.recorded import RecordedRun, ReportError
 from murmurfl.app.run import run_experiment
 from murmurfl.privacy import gdp_epsilon
 from typer.testing import CliRunner
@@ -153,8 +154,8 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     write_record(run_cohort(RunConfig(strategy="online", mechanism="none", num_rounds=3)), tmp_path / "none")
     run = RecordedRun.read(tmp_path / "none")
-    assert dict(report._tiles(run))["ε at δ = 1e-05"] == "infinite"
-    assert {row["ε guaranteed"] for row in report._machines(run)} == {"infinite"}
+    assert dict(making._tiles(run))["ε at δ = 1e-05"] == "infinite"
+    assert {row["ε guaranteed"] for row in making._machines(run).texts()} == {"infinite"}
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
 
 

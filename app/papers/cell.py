@@ -1,0 +1,51 @@
+"""A cell of a paper's table: what is run, and what the paper prints of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Overrides = Mapping[str, bool | int | float | str]
+Settings = dict[str, bool | int | float | str]
+
+VALIDATION_SEEDS = (101,)
+"""Of the runs that choose a step; no result is made with them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Parameters
+    ----------
+    table : str
+        The table it belongs to.
+    settings : mapping
+        Run-config overrides, beside those of the algorithm. All of its algorithms read them; what only some read is
+        among the algorithms' own.
+    algorithms : mapping of str to mapping
+        Overrides of each algorithm in the cell.
+    paper : mapping of str to mapping
+        What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
+    steps : tuple of float
+        Learning rates each algorithm is run with, all of them with every seed; the kind of table says which of them is
+        its result (:meth:`~murmurfl.app.papers.kind.TableKind.best`).
+    grids : mapping of str to tuple of float
+        Learning rates to choose from, by algorithm, on runs of their own with the seeds of ``VALIDATION_SEEDS``: the
+        one that these runs are best with by the measure of the kind of table is used.
+    validation : mapping
+        Overrides of the runs that choose a step, ``validation-samples`` say: how many samples are held out for it.
+    """
+
+    table: str
+    settings: Overrides
+    algorithms: Mapping[str, Overrides]
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    steps: tuple[float, ...] = ()
+    grids: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    validation: Overrides = field(default_factory=dict)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether the runs that choose a step are judged on samples that are held out for it."""
+        return bool(self.validation.get("validation-samples"))

@@ -1,0 +1,52 @@
+"""What the pictures of reproductions share: a figure without a screen, colours of algorithms, legend and heading."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure in inches, which needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def colours(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A colour for each algorithm of a document, the same in all its panels."""
+    from matplotlib import colormaps
+
+    labels = list(dict.fromkeys(label for cell in document["cells"] for label in cell["algorithms"]))
+    palette = colormaps["tab10"].colors  # type: ignore[attr-defined]
+    return {label: palette[i % len(palette)] for i, label in enumerate(labels)}
+
+
+def draw_band(
+    axes: Axes, rounds: list[int], line: list[float], band: tuple[list[float], list[float]], **style: Any
+) -> None:
+    """A curve and the band around it."""
+    axes.plot(rounds, line, linewidth=1.4, **style)
+    axes.fill_between(rounds, *band, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def add_legend(figure: Figure, axes: list[Axes], columns: int = 8) -> None:
+    """One legend below all panels, each algorithm once."""
+    known = {text: handle for one in axes for handle, text in zip(*one.get_legend_handles_labels(), strict=True)}
+    ncols = min(len(known), columns)
+    figure.legend(list(known.values()), list(known), loc="outside lower center", ncols=ncols, fontsize=8)
+
+
+def save(figure: Figure, path: Path, heading: str, caption: str, columns: int) -> None:
+    """Put the heading and the caption, wrapped to so many columns, above a figure, and write it."""
+    figure.suptitle(f"{heading}\n{textwrap.fill(caption, columns)}", fontsize=9)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,138 @@
+"""The kind of a paper's table: what it needs of a run, what it says of an algorithm, and how it is shown.
+
+A paper names its kind; nothing about a table is guessed from what happens to be in a document.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from ...privacy import ConfigurationError
+from ..config import RunConfig
+from ..report.table import Table
+
+Run = Mapping[str, Any]
+"""What a table needs of a run: the :data:`FIGURES` and its ``curves``."""
+
+FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
+"""What every table needs of a run's result."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The runs of an algorithm with one step, one a seed.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Of the first of them.
+    covered : bool
+        Whether the guarantee holds for this step. One for which it does not is no result.
+    runs : sequence of mapping
+    """
+
+    config: RunConfig
+    covered: bool
+    runs: Sequence[Run]
+
+
+class Measure(NamedTuple):
+    """What a run that chooses a step is judged by; less is better."""
+
+    name: str
+    of: Callable[[Run], float]
+
+
+class TableKind(ABC):
+    """One kind of table. An instance must be picklable: worker processes ask it for the curves of a run."""
+
+    name: str
+    """Such as ``accuracy``."""
+    sentence: str
+    """What it shows, in words."""
+    curves_needed: frozenset[str] = frozenset()
+    """The curves it cannot do without; a finished run that was kept without them is made again."""
+    digits: int | None = None
+    """To how many digits a document keeps the figures of single runs; None is all."""
+    indent: int | None = 2
+    """Of the JSON; None is all on one line, for documents with thousands of figures."""
+
+    def check(self, config: RunConfig) -> None:  # noqa: B027 - most kinds can show any run
+        """Refuse a run that such a table cannot show.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+
+    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What it keeps of a run's result document, by name: ``rounds`` and ``values`` of each curve."""
+        return {}
+
+    def measure(self, *, held_out: bool) -> Measure:
+        """What runs that choose a step are judged by.
+
+        Parameters
+        ----------
+        held_out : bool
+            Whether their loss is that of samples held out for it, and not the test set's.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is nothing they could be judged by.
+        """
+        if not held_out:
+            raise ConfigurationError(
+                f"Expected validation-samples among the validation settings of a cell with grids in a table of kind "
+                f"{self.name!r}, got none: a step chosen on the test set would make its figures too good."
+            )
+        return Measure("held_out_loss", lambda run: float(run["loss"]))
+
+    def best(self, trials: Sequence[Trial]) -> Trial:
+        """Of an algorithm's steps the one that is its result: least mean loss at the end, covered if any is."""
+        covered = [trial for trial in trials if trial.covered]
+        return min(covered or trials, key=lambda trial: fmean(float(run["loss"]) for run in trial.runs))
+
+    def entry(
+        self,
+        best: Trial,
+        trials: Sequence[Trial],
+        choice: Sequence[Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """What a reproduction's document says of one algorithm beside its figures.
+
+        Parameters
+        ----------
+        best : Trial
+            The step that is its result.
+        trials : sequence of Trial
+            All steps that were run with every seed.
+        choice : sequence of mapping
+            Steps of runs that chose one, and what they were judged by, the one that was used first.
+        """
+        return {}
+
+    def summary(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What the document says of all cells together, given its ``cells``."""
+        return {}
+
+    @abstractmethod
+    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
+        """The table of a reproduction's document.
+
+        Parameters
+        ----------
+        document : mapping
+            With its ``cells``, the number of ``seeds``, and in ``guarantee`` what its epsilons are true of.
+        title : str
+            The paper's name.
+        """
+
+    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+        """Tables that stand below the first."""
+        return []

@@ -1,0 +1,118 @@
+"""reshef-levy-2025: DP-mu^2-FL with partial participation on MNIST, untrusted server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .accuracy import AccuracyTable
+from .cell import Cell, Overrides, Settings
+from .paper import Paper
+
+PAPER_MNIST: Settings = {
+    "task": "mnist",
+    "batch-size": 1,
+    "noise-quality": "fast",
+    "evaluate-every": 1_000_000,
+    "checkpoint": False,
+    "node-deadline-s": 600.0,
+}
+"""What both papers of these authors train on: MNIST, a sample a release, judged at the end."""
+
+
+def _mu2_and_baseline(**extra: Any) -> dict[str, Overrides]:
+    return {"mu2": {"strategy": "mu2", **extra}, "noisy-sgd": {"strategy": "noisy-sgd", **extra}}
+
+
+_OTHER_BATCHES, _OTHER_PASSES = 8, 5
+"""Minibatches a machine deals its 600 samples into, and how often it goes through them, for the "other work"."""
+
+
+def _other_work(mu: float, machines: int, asked: int) -> dict[str, Overrides]:
+    """The paper's "other work", of which it prints accuracy and time but no batch, rounds or noise (docs/results.md).
+
+    With samples dealt, one of them is in P of R = 8 P M / m rounds. The noise that charges it with every round is
+    sqrt(R / P) times as large: that of a smaller mu, and the epsilon beside it is the one that is true of it.
+    """
+    batch = 60_000 // machines // _OTHER_BATCHES
+    dealt: Settings = {"batch-size": batch, "passes": _OTHER_PASSES}
+    charged = mu * (asked / (_OTHER_BATCHES * machines)) ** 0.5
+    return {
+        "isrl-dp": {"strategy": "isrl-dp", **dealt},
+        "isrl-dp-accelerated": {"strategy": "isrl-dp-accelerated", **dealt},
+        "isrl-dp, every round charged": {"strategy": "isrl-dp", **dealt, "mu": charged},
+    }
+
+
+_PRINTED = {
+    (4, 50): (53.8, 45.1, 47.6),
+    (8, 50): (63.7, 58.9, 63.3),
+    (12, 50): (66.5, 63.7, 66.7),
+    (8, 20): (60.8, 54.9, 59.7),
+    (8, 80): (63.8, 57.0, 65.8),
+}
+"""By mu and m the paper's accuracies: its algorithm, noisy SGD, other work."""
+
+
+def _papers_constants() -> list[Cell]:
+    return [
+        Cell(
+            "paper's constants",
+            {**PAPER_MNIST, "preset": "paper", "mu": float(mu), "num-clients": 100, "clients-per-round": m},
+            {
+                **_mu2_and_baseline(),
+                **_other_work(mu, 100, m),
+                **({"delayed-momentum": {"strategy": "delayed-momentum"}} if mu == 8 else {}),
+            },
+            {
+                "mu2": {"accuracy": ours},
+                "noisy-sgd": {"accuracy": sgd},
+                "isrl-dp": {"accuracy": other},
+                "isrl-dp, every round charged": {"accuracy": other},
+            },
+        )
+        for (mu, m), (ours, sgd, other) in _PRINTED.items()
+    ]
+
+
+_PRACTICAL: Settings = {**PAPER_MNIST, "preset": "practical", "num-clients": 100}
+_EVERYBODY: Settings = {**_PRACTICAL, "clients-per-round": 100, "batch-size": 12}
+
+
+def _practical() -> list[Cell]:
+    # Samples that return: whole shards and a step chosen on held-out images, or small batches and the preset's step.
+    returning: dict[float, dict[str, Overrides]] = {
+        1.0: {
+            "isrl-dp, 20 passes": {"strategy": "isrl-dp", "batch-size": 600, "passes": 20, "learning-rate": 1.7},
+        },
+        4.0: {"isrl-dp, 5 passes": {"strategy": "isrl-dp", "batch-size": 75, "passes": 5}},
+    }
+    features = {"features": "oriented-gradients"}
+    return [
+        *(
+            Cell("practical", {**_PRACTICAL, "mu": mu, "clients-per-round": 50}, {**_mu2_and_baseline(), **more})
+            for mu, more in returning.items()
+        ),
+        Cell("practical, all machines", {**_EVERYBODY, "mu": 1.0}, _mu2_and_baseline()),
+        *(
+            Cell("practical, oriented gradients", {**_EVERYBODY, **features, "mu": mu}, _mu2_and_baseline())
+            for mu in (0.25, 1.0)
+        ),
+    ]
+
+
+def _lossy() -> Cell:
+    rules = {"mu2": {"strategy": "mu2"}, "mu2, papers' release rule": {"strategy": "mu2", "release-rule": "paper"}}
+    return Cell("20 % of replies lost", {**_EVERYBODY, "mu": 1.0, "lost-replies": 0.2}, rules)
+
+
+class ReshefLevy2025(Paper):
+    """The table of section 5, the same at our constants and features, and with replies lost."""
+
+    name = "reshef-levy-2025"
+    sentence = "DP-mu^2-FL, some machines in a round, against noisy SGD and the paper's other work: accuracy on MNIST"
+    seeds = 5
+    table = AccuracyTable()
+
+    def cells(self) -> list[Cell]:
+        """The paper's five, and ours."""
+        return [*_papers_constants(), *_practical(), _lossy()]

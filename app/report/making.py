@@ -1,0 +1,201 @@
+"""``murmurfl report``: what runs did and what they cost, as one HTML page that needs nothing but itself.
+
+Everything comes from the files a run leaves (:mod:`.recorded`). Nothing in them is more than the server knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...privacy import gdp_epsilon, rounded_up
+from ..summary import loss_text, shown_accuracy
+from .page import page
+from .plots import compared_plots, run_plots
+from .recorded import RecordedRun, ReportError, setting_text
+from .table import Column, Row, Table
+
+PAGE_NAME = "index.html"
+_MOST_MACHINES = 1000
+"""Machines that a page lists; the first of them."""
+
+
+def make_report(folders: Sequence[Path], out: Path) -> Path:
+    """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it.
+
+    Parameters
+    ----------
+    folders : sequence of Path
+        The runs' folders, each as ``murmurfl run`` left it.
+    out : Path
+        Made if need be.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    ReportError
+        If a folder is no finished run, or none is given.
+    """
+    if not folders:
+        raise ReportError("Expected the folder of at least one run, got none.")
+    runs = _named([RecordedRun.read(folder) for folder in folders])
+    out.mkdir(parents=True, exist_ok=True)
+    compared = compared_plots(runs) if len(runs) > 1 else []
+    plots = [run_plots(run) for run in runs]
+    text = page(
+        compared=[plot.inline("runs") for plot in compared],
+        summary=_summary(runs),
+        differing=_differing(runs),
+        runs=[
+            {
+                "name": run.name,
+                "guarantee": run.document["guarantee"],
+                "tiles": _tiles(run),
+                "plots": [plot.inline(f"run{i}") for plot in made],
+                "refusals": _refusals(run),
+                "training": run.document.get("training"),
+                "machines": _machines(run),
+                "left_out": max(len(run.names) - _MOST_MACHINES, 0),
+                "settings": run.settings,
+                "recorded": run.participation is not None,
+            }
+            for i, (run, made) in enumerate(zip(runs, plots, strict=True))
+        ],
+    )
+    for plot in compared:
+        plot.write(out, "runs")
+    for run, made in zip(runs, plots, strict=True):
+        for plot in made:
+            plot.write(out, run.name)
+    path = out / PAGE_NAME
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
+    """Names that are one of a kind: they name the plots' files."""
+    seen: dict[str, int] = {}
+    named = []
+    for run in runs:
+        seen[run.name] = seen.get(run.name, 0) + 1
+        name = run.name if seen[run.name] == 1 else f"{run.name}-{seen[run.name]}"
+        named.append(RecordedRun(name, run.document, run.machines))
+    return named
+
+
+def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
+    document, totals = run.document, run.totals
+    accuracy = document["accuracy"]
+    return [
+        *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
+        ("test loss", loss_text(document["loss"])),
+        (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
+        ("μ", rounded_up(_known(document["mu"]))),
+        ("rounds", f"{document['rounds']:,}"),
+        ("machines", f"{document['num_clients']:,}"),
+        ("releases made", f"{document.get('releases', 0):,}"),
+        ("aggregated", f"{totals['aggregated']:,} of {totals['asked']:,}"),
+        *((name, f"{totals[name]:,}") for name in ("lost", "refused", "late", "malformed")),
+    ]
+
+
+_SUMMARY = (
+    Column("run", "its folder's name", label=True),
+    Column("strategy", "of its configuration"),
+    Column("accuracy", "on the test set, in the end"),
+    Column("loss", "on the test set, in the end"),
+    Column("μ", "what the run guarantees, in its own words below", form=rounded_up),
+    Column("ε", "the same at the run's δ", form=rounded_up),
+    Column("rounds", "that were run", form=","),
+    Column("machines", "that could be asked", form=","),
+    Column("lost", "requests without any reply", form=","),
+    Column("refused", "requests that a machine refused", form=","),
+)
+
+
+def _summary(runs: Sequence[RecordedRun]) -> Table:
+    """A line for each run."""
+    rows = []
+    for run in runs:
+        document, totals = run.document, run.totals
+        rows.append(
+            {
+                "run": run.name,
+                "strategy": document["config"]["strategy"],
+                "accuracy": shown_accuracy(document) if document["accuracy"] is not None else "none",
+                "loss": loss_text(document["loss"]),
+                "μ": _known(document["mu"]),
+                "ε": _known(document["epsilon"]),
+                "rounds": document["rounds"],
+                "machines": document["num_clients"],
+                "lost": totals["lost"],
+                "refused": totals["refused"],
+            }
+        )
+    return Table("Compared", _SUMMARY, rows)
+
+
+def _differing(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
+    """The settings in which the runs differ."""
+    if len(runs) < 2:
+        return {}
+    keys = dict.fromkeys(key for run in runs for key in run.document["config"])
+    rows = {
+        key: [setting_text(run.document["config"].get(key, "")) for run in runs] for key in keys if key != "run-name"
+    }
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def _refusals(run: RecordedRun) -> dict[str, int]:
+    reasons: dict[str, int] = {}
+    for entry in run.document["per_round"]:
+        for reason, count in entry["refused"].items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return dict(sorted(reasons.items()))
+
+
+_MACHINES = (
+    Column("machine", "its name", label=True),
+    Column("releases", "made, of those its cap allows"),
+    Column("samples used", "in any release", form=","),
+    Column("noise std", "in front of the mechanism's rows", form=".4g"),
+    Column("mechanism", "of its noise"),
+    Column("μ of its releases", "bookkeeping: had their number been fixed in advance", form=rounded_up),
+    Column("ε of its releases", "the same at the run's δ", form=rounded_up),
+    Column("μ guaranteed", "of all releases its cap allows", form=rounded_up),
+    Column("ε guaranteed", "the same at the run's δ", form=rounded_up),
+)
+
+
+def _machines(run: RecordedRun) -> Table:
+    """A line for each machine, with what it says of itself."""
+    statements = run.document.get("machines", {})
+    rows = [_machine(name, statements.get(name), run.document["delta"]) for name in run.names[:_MOST_MACHINES]]
+    return Table("Machines", _MACHINES, rows)
+
+
+def _machine(name: str, statement: Row | None, delta: float) -> Row:
+    if statement is None:
+        return {"machine": name, "releases": "did not say"}
+    spent, guaranteed, std = statement["mu-spent"], statement["mu-guaranteed"], statement.get("noise-std")
+    return {
+        "machine": name,
+        "releases": f"{statement['releases']} of {statement['max-participations']}",
+        "samples used": statement["samples-used"],
+        "noise std": std if isinstance(std, int | float) else None,
+        "mechanism": str(statement.get("mechanism", "")),
+        "μ of its releases": _known(spent),
+        "ε of its releases": math.inf if spent is None else gdp_epsilon(spent, delta),
+        "μ guaranteed": _known(guaranteed),
+        "ε guaranteed": math.inf if guaranteed is None else gdp_epsilon(guaranteed, delta),
+    }
+
+
+def _known(value: float | None) -> float:
+    """A mu or an epsilon of a record, where JSON has no word for infinity but null."""
+    return math.inf if value is None else value

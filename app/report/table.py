@@ -1,0 +1,176 @@
+"""A table: its rows, its columns with what they mean, and every form it is shown in.
+
+The terminal, the Markdown and the page of a report take their texts from the same columns, so that a figure is rounded
+and named in one place.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...privacy import ConfigurationError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text whose beginning stands out: bold in Markdown, plain in a terminal.
+
+    Parameters
+    ----------
+    bold, rest : str
+    """
+
+    bold: str
+    rest: str = ""
+
+    def __str__(self) -> str:
+        """Without any mark."""
+        return self.bold + self.rest
+
+    @property
+    def markdown(self) -> str:
+        """With the mark."""
+        return f"**{self.bold}**{self.rest}"
+
+
+def spread(mean: float, std: float | None, form: str) -> str:
+    """A mean and its standard deviation for people; of a single run (None) the figure alone.
+
+    Parameters
+    ----------
+    mean : float
+    std : float or None
+    form : str
+        How both are formatted, such as ``.1f``.
+    """
+    return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form}}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Parameters
+    ----------
+    name : str
+        Its heading, which no other column of the table has.
+    meaning : str
+        What stands in it, in words.
+    value : str or callable, optional
+        The key of its value in a row, or what makes the value of a row; default the name.
+    form : str or callable
+        How a value becomes a text: a format such as ``.1f``, or a function.
+    spread : str
+        The key of a standard deviation that is shown behind the value in the same format; a row without one (None) is
+        of a single run.
+    missing : str
+        What stands for None.
+    label : bool
+        Whether it says whose a row is. Such columns stand on the left wherever a table is cut.
+    """
+
+    name: str
+    meaning: str
+    value: str | Callable[[Row], Any] = ""
+    form: str | Callable[[Any], str | Marked] = ""
+    spread: str = ""
+    missing: str = ""
+    label: bool = False
+
+    def shown(self, row: Row) -> str | Marked:
+        """The text of a row in this column."""
+        value = self.value(row) if callable(self.value) else row.get(self.value or self.name)
+        if value is None:
+            return self.missing
+        if callable(self.form):
+            return self.form(value)
+        return spread(value, row[self.spread], self.form) if self.spread else format(value, self.form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and columns.
+
+    Parameters
+    ----------
+    title : str
+    columns : sequence of Column
+    rows : sequence of mapping
+        What the lines show, alike in their keys.
+    caption : str
+        What the table's epsilons are true of; empty for a table without any.
+    figures : sequence of mapping, optional
+        The flat rows of the CSV and the JSON, where they are others than the lines'; default ``rows``.
+    draw : callable, optional
+        Draws the table's picture into a file.
+
+    Raises
+    ------
+    ConfigurationError
+        If two columns have one name.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    caption: str = ""
+    figures: Sequence[Row] | None = None
+    draw: Callable[[Path], None] | None = None
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(f"Expected columns with names of their own, got two called {twice[0]!r}.")
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the columns that say whose a row is."""
+        return [column.name for column in self.columns if column.label]
+
+    def texts(self) -> list[dict[str, str]]:
+        """Every line as texts by the names of the columns, for a terminal or a page."""
+        return [{column.name: str(column.shown(row)) for column in self.columns} for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table in Markdown, without its caption; it ends with a newline."""
+        lines = [[column.name for column in self.columns]]
+        lines += [[_markdown(column.shown(row)) for column in self.columns] for row in self.rows]
+        written = ["| " + " | ".join(line) + " |" for line in lines]
+        written.insert(1, f"|{'---|' * len(self.columns)}")
+        return "\n".join(written) + "\n"
+
+    def csv(self) -> str:
+        """The figures unrounded, a line each; the caption is beside each of them, in the column ``guarantee``."""
+        figures = self._figures
+        buffer = io.StringIO(newline="")
+        names = list(dict.fromkeys(name for row in figures for name in row))
+        writer = csv.DictWriter(buffer, fieldnames=[*names, *(["guarantee"] if self.caption else [])])
+        writer.writeheader()
+        writer.writerows({**row, "guarantee": self.caption} if self.caption else dict(row) for row in figures)
+        return buffer.getvalue()
+
+    def document(self) -> dict[str, Any]:
+        """Everything as plain values: title, guarantee, the columns and what they mean, and the figures unrounded."""
+        return {
+            "title": self.title,
+            "guarantee": self.caption,
+            "columns": [{"name": column.name, "meaning": column.meaning} for column in self.columns],
+            "rows": [dict(row) for row in self._figures],
+        }
+
+    @property
+    def _figures(self) -> Sequence[Row]:
+        return self.rows if self.figures is None else self.figures
+
+
+def _markdown(shown: str | Marked) -> str:
+    # A label is anybody's text; a bar in it would be one column more.
+    return (shown.markdown if isinstance(shown, Marked) else shown).replace("|", "\\|")

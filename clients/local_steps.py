@@ -1,0 +1,72 @@
+"""What machines share that take several steps of their own before they release: the step, and how far they reach."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Required, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy
+from .base import ClientOptions, PrivateClient, Request
+from .convex import LARGEST_POINT
+from .gradients import PerSampleGradients, Samples, flat_point
+from .requests import malformed
+
+
+class LocalStepsOptions(ClientOptions, total=False):
+    """Keyword options of :class:`LocalStepsClient`, where they are described."""
+
+    learning_rate: Required[float]
+
+
+class LocalStepsClient(PrivateClient):
+    """A machine that takes steps of its own; a base class.
+
+    Parameters
+    ----------
+    gradients, samples, policy, ledger, keys
+        See :class:`~murmurfl.clients.PrivateClient`.
+    learning_rate : float
+        eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
+    **options
+        ``name`` and ``rows``, see :class:`~murmurfl.clients.PrivateClient`.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`. Steps are computed in float64, whose
+    rounding grows with the distance from the origin; a subclass says from how far away it still answers.
+    """
+
+    query_points: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        learning_rate: float,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if not (math.isfinite(learning_rate) and learning_rate > 0):
+            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
+        # Before the rest, for a subclass's check of its model needs the step and may set how far the machine reaches.
+        self.learning_rate = float(learning_rate)
+        self._farthest = LARGEST_POINT
+        super().__init__(gradients, samples, policy, ledger, keys, **options)
+
+    def _start_of(self, request: Request, called: str) -> NDArray[np.float64]:
+        """The query point as one vector, or a refusal if it is too far away."""
+        start = flat_point(request.query_points[0])
+        if not self._reaches(start):
+            raise malformed(f"the {called} is too far away")
+        return start
+
+    def _reaches(self, start: NDArray[np.float64]) -> bool:
+        """Whether a point is near enough for rounding to stay within what is charged."""
+        with np.errstate(over="ignore"):
+            return bool(np.linalg.norm(start) <= self._farthest)

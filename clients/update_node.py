@@ -1,0 +1,171 @@
+"""The operator's file of a real machine with somebody's own ClientApp: what it releases, and which data it uses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..privacy import ConfigurationError, SQLiteLedger, protocol
+from .operators_file import covering_budget, read_operators_file, values_by_field
+from .update_policy import UpdatePolicy
+
+_OF_THE_LEDGER = ("budget_mu", "delta")
+"""What a real machine's ledger decides: no keys of the file."""
+_OF_THE_POLICY = [f for f in fields(UpdatePolicy) if f.name not in _OF_THE_LEDGER]
+
+
+def _as_it_is(file: str) -> tuple[int, int, int]:
+    """Inode, size and time: at least one of them changes when a file is written to."""
+    status = Path(file).stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=256)
+def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - a file that was not written to is not read again
+    with Path(file).open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class UpdateNode:
+    """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
+
+    Parameters
+    ----------
+    machine : str
+        Its name: public, and its own among the machines of a training.
+    ledger : str
+        Path of its ledger, made once with ``murmurfl ledger create``; budget and delta are in it.
+    updates : UpdatePolicy
+        What it decides about the updates it releases; in the file its fields are keys like the others. Budget and delta
+        are the ledger's.
+    app : str
+        ``MODULE:NAME`` of the ClientApp, as it is installed on this machine, that ``murmurfl node`` answers with. Empty
+        under a plain ``flower-supernode``, which runs what the server sends.
+    data_files : tuple of str
+        Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part depends
+        on their contents, so the ledger knows them, and the machine refuses once they have changed. It compares them
+        before and after every training.
+    run_config, node_config : mapping
+        What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
+        the server says in a run configuration does not reach it.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is impossible.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`, as long as the node runs client code its
+    operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the
+    run, and that may leave the mod out.
+    """
+
+    machine: str
+    ledger: str
+    updates: UpdatePolicy
+    app: str = ""
+    data_files: tuple[str, ...] = ()
+    run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        longest = protocol.LONGEST_MACHINE_NAME
+        if not (isinstance(self.machine, str) and 0 < len(self.machine) <= longest):
+            raise ConfigurationError(
+                f"Expected machine to be a name of 1 to {longest} characters, got {self.machine!r}."
+            )
+        if not (isinstance(self.ledger, str) and self.ledger):
+            raise ConfigurationError(f"Expected ledger to be the path of a ledger, got {self.ledger!r}.")
+        if not isinstance(self.app, str) or (self.app and not all(self.app.partition(":"))):
+            raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {self.app!r}.")
+        self._check_data_files()
+        self._check_table("run-config", self.run_config)
+        self._check_table("node-config", self.node_config)
+
+    def _check_data_files(self) -> None:
+        files = self.data_files
+        if isinstance(files, str) or not all(isinstance(file, str) and file for file in files):
+            raise ConfigurationError(f"Expected data-files to be a list of paths, got {files!r}.")
+        if files and self.updates.releases_per_pass == 1:
+            raise ConfigurationError(
+                "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
+                "whatever data the machine has."
+            )
+
+    def _check_table(self, key: str, values: Any) -> None:
+        if not isinstance(values, Mapping) or not all(isinstance(v, bool | int | float | str) for v in values.values()):
+            raise ConfigurationError(f"Expected {key} to be a table of numbers, texts and booleans, got {values!r}.")
+        if values and not self.app:
+            raise ConfigurationError(
+                f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
+            )
+
+    @classmethod
+    def read(cls, path: Path) -> UpdateNode:
+        """The operator's file; a relative ledger is taken from its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
+        """
+        node = read_operators_file(path, cls._from_document, ["ledger"])
+        folder = path.expanduser().resolve().parent
+        return replace(node, data_files=tuple(str(folder / Path(file).expanduser()) for file in node.data_files))
+
+    @classmethod
+    def _from_document(cls, document: Mapping[str, Any]) -> UpdateNode:
+        own = fields(cls)
+        place = [f.name for f in own].index("updates")
+        # In the order in which the fields are declared, which is that of the keys that an error names.
+        values = values_by_field([*own[:place], *_OF_THE_POLICY, *own[place + 1 :]], document)
+        updates = {f.name: values.pop(f.name) for f in _OF_THE_POLICY if f.name in values}
+        return cls(updates=UpdatePolicy(**updates), **values)
+
+    def known_by(self, node_config: Mapping[str, Any]) -> bytes:
+        """By what the ledger knows the ClientApp's data: nothing for a client-level guarantee, which needs nothing.
+
+        Otherwise the app, its configuration (so a partition's number or seed) and the contents of ``data_files``.
+
+        Parameters
+        ----------
+        node_config : mapping
+            The SuperNode's own, from the operator's command line; a ClientApp other than ``app`` sees it.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of the files cannot be read.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases nothing; stays on the machine. Of data that are in no named file the ledger
+        knows the configuration only: the rest is the operator's word.
+        """
+        if self.updates.releases_per_pass == 1:
+            return b""
+        seen = dict(self.node_config) if self.app else dict(node_config)
+        settled = [self.app, self.updates.releases_per_pass, sorted(self.run_config.items()), sorted(seen.items())]
+        try:
+            digests = [_digest_of(file, *_as_it_is(file)) for file in self.data_files]
+        except OSError as error:
+            raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
+        return json.dumps([settled, digests]).encode()
+
+    def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
+        """What this file and its ledger say together.
+
+        Raises
+        ------
+        ConfigurationError
+            If the ledger's budget does not cover one session.
+        """
+        budget = covering_budget(self.updates.mu, ledger)
+        return replace(self.updates, budget_mu=budget, delta=float(ledger.delta or 0.0))

@@ -1,0 +1,58 @@
+"""The model as users know it, named arrays, and as update rules know it: one vector of float64 values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError
+
+Vector = NDArray[np.float64]
+Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
+"""Name, shape and dtype of each of the model's arrays, in order."""
+
+
+def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
+    """The layout of a model and its values as one vector, shape (d,).
+
+    Parameters
+    ----------
+    arrays : ArrayRecord
+        Floating-point arrays.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no array, or one that is not floating-point or not finite.
+    """
+    values = {name: array.numpy() for name, array in arrays.items()}
+    for name, value in values.items():
+        if value.dtype.kind != "f" or not np.isfinite(value).all():
+            raise ConfigurationError(
+                f"Expected finite floating-point initial arrays, got {value.dtype} in {name!r}"
+                f"{'' if value.dtype.kind != 'f' else ' with values that are not finite'}."
+            )
+    if not values:
+        raise ConfigurationError("Expected initial arrays, got an empty ArrayRecord.")
+    layout = [(name, value.shape, value.dtype) for name, value in values.items()]
+    return layout, np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values.values()])
+
+
+def array_record(vector: Vector, layout: Layout) -> ArrayRecord:
+    """The arrays of a model from its vector, each cast to its own dtype."""
+    arrays, start = {}, 0
+    for name, shape, dtype in layout:
+        size = math.prod(shape)
+        arrays[name] = Array(np.asarray(vector[start : start + size].reshape(shape), dtype=dtype))
+        start += size
+    return ArrayRecord(arrays)
+
+
+def vector_size(layout: Layout) -> int:
+    """d: how many values the model's arrays have in all."""
+    return sum(math.prod(shape) for _, shape, _ in layout)

@@ -1,0 +1,62 @@
+"""The options that every strategy takes, typed once; a strategy's own file adds what only that strategy takes.
+
+A strategy hands options on to its base class as ``**options``. With ``Unpack`` (PEP 692) a type checker knows what they
+are, so that a misspelt option is found before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Required, TypedDict
+
+from flwr.app import MetricRecord
+
+from ..privacy import ConfigurationError, protocol
+from .machines import SAMPLINGS, Sampling
+from .replies import RoundReport
+
+OnRound = Callable[[RoundReport, MetricRecord | None], None]
+"""What is called after every round, with its report and the metrics of the central evaluation."""
+
+
+class RoundOptions(TypedDict, total=False):
+    """Options of :class:`~murmurfl.strategies.ReleaseStrategy`, where they are described, that have a default."""
+
+    seed: int | None
+    sampling: Sampling
+    session: str | None
+    node_deadline_s: float
+    checkpoint: Path | str | None
+    largest_value: float
+    evaluate_every: int
+    run_dry: bool
+    on_round: OnRound | None
+
+
+class ReleaseOptions(RoundOptions, total=False):
+    """All options of :class:`~murmurfl.strategies.ReleaseStrategy`."""
+
+    num_clients: Required[int]
+    clients_per_round: Required[int]
+
+
+def check_rounds_options(
+    num_clients: int, clients_per_round: int, sampling: str, session: str | None, evaluate_every: int
+) -> None:
+    """Refuse numbers of machines and rounds, a way of sampling or a session's name that cannot be.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
+        raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
+    if not 1 <= clients_per_round <= num_clients:
+        raise ConfigurationError(
+            f"Expected 1 <= clients_per_round <= num_clients, got {clients_per_round} of {num_clients}."
+        )
+    if sampling not in SAMPLINGS:
+        raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
+    if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
+        raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")

@@ -1,0 +1,284 @@
+"""The rounds of a training, whatever carries the messages: what a round asks, which replies count, and one step.
+
+A subclass is an update rule: a frozen state of arrays, the query points it asks for, and a pure step from the sum of a
+round's releases to the next state. :mod:`.base` adds Flower's grid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from flwr.app import ArrayRecord, MessageType
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Result
+
+from ..privacy import ConfigurationError, protocol
+from ..privacy.training import TrainingFigures
+from .checkpoint import load_checkpoint, save_checkpoint
+from .clipping_watch import ALL_MACHINES, ClippingWatch
+from .layout import Layout, Vector, array_record, model_vector, vector_size
+from .machines import MachineDirectory, Sampling, sample_machines
+from .options import OnRound, check_rounds_options
+from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest
+
+StateT = TypeVar("StateT")
+
+
+class Rounds(ABC, Generic[StateT]):
+    """State, rounds and checkpoint of a training; the base of :class:`~murmurfl.strategies.ReleaseStrategy`.
+
+    Parameters are described there.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.strategies.ReleaseStrategy`.
+    """
+
+    state_type: ClassVar[type[Any]]
+    acknowledges: ClassVar[bool] = True
+    """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
+    message_type_of_queries: ClassVar[str] = MessageType.QUERY
+    """The type of the messages in which machines are asked who they are and what they have spent."""
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        clients_per_round: int,
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        run_dry: bool = False,
+        on_round: OnRound | None = None,
+    ) -> None:
+        check_rounds_options(num_clients, clients_per_round, sampling, session, evaluate_every)
+        if not largest_value > 0:
+            raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
+        self.num_clients = num_clients
+        self.clients_per_round = clients_per_round
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.sampling: Sampling = sampling
+        self.session = secrets.token_hex(16) if session is None else session
+        self.machines = MachineDirectory(num_clients, node_deadline_s, message_type=self.message_type_of_queries)
+        self.state: StateT | None = None
+        self.acks: dict[str, int] = {}
+        """The last release aggregated of each machine."""
+        self.participation: dict[str, int | None] = {}
+        """The machines asked in the last round, and the number of the release aggregated of each, or None."""
+        self.history: list[RoundReport] = []
+        self._clipping = ClippingWatch()
+        self.training: dict[int, TrainingFigures] = self._clipping.rounds
+        """What clipping did in each round; of simulated machines only, and not private."""
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.largest_value = float(largest_value)
+        self.evaluate_every = evaluate_every
+        self.run_dry = run_dry
+        self._fresh_seed = seed is None
+        self._fresh_session = session is None
+        self._on_round = on_round
+        self._layout: Layout = []
+        self._asked: dict[str, int] = {}
+        self._nodes: dict[str, int] = {}
+        self._sampled = 0
+        self._observed: Mapping[str, TrainingFigures] = {}
+        self._start = ""
+
+    # The update rule.
+
+    @abstractmethod
+    def initial_state(self, start: Vector) -> StateT:
+        """The state before the first round, from the initial model as one vector."""
+
+    @abstractmethod
+    def query_points(self, state: StateT) -> tuple[Vector, ...]:
+        """The points machines are asked to compute gradients at."""
+
+    @abstractmethod
+    def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
+        """The next state from the sum of a round's releases: pure."""
+
+    @abstractmethod
+    def model(self, state: StateT) -> Vector:
+        """The model to publish."""
+
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint must agree on; plain values."""
+        return {
+            "strategy": type(self).__name__,
+            "num_clients": self.num_clients,
+            "clients_per_round": self.clients_per_round,
+            "seed": None if self._fresh_seed else self.seed,
+            "sampling": self.sampling,
+            "session": None if self._fresh_session else self.session,
+        }
+
+    def check_reply(self, reply: Reply) -> bool:
+        """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines."""
+        return True
+
+    # A round: its plan, what came back, and the step.
+
+    def _sample(self, server_round: int) -> list[str]:
+        """The machines to ask in a round."""
+        return sample_machines(self.machines.names, self.clients_per_round, self.seed, server_round, self.sampling)
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        """Sample the machines of a round; what to ask those of them that can be reached (None: all can)."""
+        if self.state is None:
+            raise ConfigurationError("Expected a state before a round is planned.")
+        names = self._sample(server_round)
+        self._sampled = len(names)
+        self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
+        aggregated = self.acks if self.acknowledges else {}
+        return RoundRequest(server_round, self.session, self._asked, aggregated, self.query_points(self.state))
+
+    def _ack(self, name: str) -> int:
+        """What a machine is told was aggregated of it."""
+        return self.acks.get(name, 0) if self.acknowledges else 0
+
+    def _take_round(self, server_round: int, outcomes: Iterable[Outcome]) -> RoundReport:
+        """Believe what can be believed and take one step of the update rule."""
+        if self.state is None:
+            raise ConfigurationError("Expected configure_train before aggregate_train.")
+        done = self.history[-1].server_round if self.history else 0
+        if server_round != done + 1:
+            raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
+        release_sum = ReleaseSum(vector_size(self._layout))
+        report = self._believe(server_round, outcomes, release_sum)
+        self.state = self.step(self.state, release_sum.total(), server_round)
+        self.history.append(report)
+        return report
+
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
+        """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
+        aggregated: set[str] = set()
+        refused: Counter[str] = Counter()
+        late = malformed = 0
+        figures: dict[str, TrainingFigures] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, TrainingFigures):
+                figures[ALL_MACHINES] = outcome
+            elif isinstance(outcome, Refusal):
+                refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
+            elif outcome is None or not self.check_reply(outcome):
+                malformed += 1
+            elif outcome.machine in aggregated or self._is_late(outcome):
+                late += 1
+            else:
+                release_sum.add(outcome)
+                self.acks[outcome.machine] = outcome.release
+                aggregated.add(outcome.machine)
+                found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
+                if found is not None:
+                    figures[outcome.machine] = found
+        self._clipping.take(server_round, figures)
+        self.participation = {name: self.acks[name] if name in aggregated else None for name in self._asked}
+        answered = len(aggregated) + late + malformed + sum(refused.values())
+        report = RoundReport(
+            server_round=server_round,
+            asked=self._sampled,
+            aggregated=len(aggregated),
+            lost=max(self._sampled - answered, 0),
+            late=late,
+            malformed=malformed,
+            refused=dict(sorted(refused.items())),
+        )
+        _log_losses(report)
+        return report
+
+    def _is_late(self, reply: Reply) -> bool:
+        """Whether another release of the machine was aggregated since this one was asked for.
+
+        A reply contains everything after the acknowledgement it was built on. Beside a reply that was aggregated since,
+        it would count a part of that twice.
+        """
+        return reply.ack != self._ack(reply.machine) or reply.release <= self.acks.get(reply.machine, 0)
+
+    # The model.
+
+    def _ensure_state(self, arrays: ArrayRecord) -> StateT:
+        """The state; made from the initial arrays if there is none yet."""
+        if self.state is None:
+            self._layout, start = model_vector(arrays)
+            self._start = hashlib.sha256(start.tobytes()).hexdigest()
+            self.state = self.initial_state(start)
+        return self.state
+
+    def _published(self) -> Vector:
+        return self.model(self.state)  # type: ignore[arg-type]
+
+    def _record(self, vector: Vector) -> ArrayRecord:
+        return array_record(vector, self._layout)
+
+    # The checkpoint.
+
+    def _save(self) -> None:
+        if self.checkpoint is None or self.state is None:
+            return
+        state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
+        save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
+
+    def _kept(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the update rule's state, plain values; :meth:`_restore` takes it back."""
+        return {
+            "server_round": self.history[-1].server_round if self.history else 0,
+            "acks": self.acks,
+            "machines": self.machines.names,
+            "seed": self.seed,
+            "session": self.session,
+            "history": [asdict(report) for report in self.history],
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on: the settings, the model's layout and where it started."""
+        layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
+        return {**self.settings(), "layout": layout, "start": self._start}
+
+    def _resume(self, result: Result) -> int:
+        """Load the checkpoint if there is one; the number of rounds done."""
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return 0
+        names = [f.name for f in fields(self.state_type)]
+        expected = {f"state.{name}" for name in names} | set(self._kept())
+        saved = load_checkpoint(self.checkpoint, self._identity(), expected)
+        self._check_saved(saved)
+        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
+        self._restore(saved)
+        for report in self.history:
+            result.train_metrics_clientapp[report.server_round] = report.metrics
+        result.arrays = self._record(self._published())
+        log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
+        return int(saved["server_round"])
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that can be read but must not be resumed from; for subclasses."""
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        """Take back what :meth:`_kept` gave."""
+        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
+        self.machines.restore(list(saved["machines"]))
+        self.seed, self.session = int(saved["seed"]), str(saved["session"])
+        self.history = [RoundReport(**report) for report in saved["history"]]
+
+
+def _log_losses(report: RoundReport) -> None:
+    """One line where replies are missing; a warning where one of them was malformed."""
+    if report.aggregated < report.asked:
+        log(
+            WARNING if report.malformed else INFO,
+            "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d).",
+            *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
+            *(report.late, report.malformed),
+        )

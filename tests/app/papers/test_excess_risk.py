@@ -1,0 +1,86 @@
+"""The excess risk of shuffled gradients at the best step of a grid: cells, choice and table (jiang-2026)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.papers import PAPERS, Cell
+from murmurfl.app.papers.excess_risk import ExcessRiskTable
+from murmurfl.app.papers.reproduce import run_cells, write_reproduction
+from murmurfl.app.tasks import TASKS
+from murmurfl.privacy import gdp_epsilon, gdp_mu
+
+rng = np.random.Generator(np.random.Philox(key=81))
+
+BASE = RunConfig(
+    strategy="shuffled",
+    task="synthetic-logistic",
+    model="logistic",
+    num_clients=1,
+    clients_per_round=1,
+    num_rounds=4,
+    synthetic_samples=60,
+    synthetic_features=5,
+    public_samples=30,
+    regularizer="l1",
+    regularizer_strength=0.02,
+    learning_rate=0.005,
+    checkpoint=False,
+    mu=2.0,
+)
+
+
+def test_the_reproductions_are_the_papers_settings():
+    cells = {name: PAPERS[f"jiang-2026-{name}"].cells() for name in ("mean", "ridge", "lasso")}
+    tasks = {cell.settings["task"] for group in cells.values() for cell in group}
+    assert tasks == {name for name, task in TASKS.items() if task.public}
+    for name, group in cells.items():
+        assert PAPERS[f"jiang-2026-{name}"].seeds == 10
+        for cell in group:
+            config = RunConfig.from_mapping({**cell.settings, **cell.algorithms["Interleaved"]})
+            epsilons = (1.0, 5.0) if name == "ridge" else (5.0, 10.0)
+            assert any(gdp_mu(epsilon, 1e-6) == config.mu for epsilon in epsilons)
+            assert (config.num_rounds, config.clip_norm, config.delta) == (50, 10.0, 1e-6)
+            assert (len(cell.steps), max(cell.steps), min(cell.steps)) == (18, 0.5, 1e-9)
+    assert {(c.settings["order"], c.settings["private-share"]) for c in cells["mean"]} == {
+        ("RR", 0.5), ("IG", 0.5), ("SO", 0.5), ("RR", 0.25), ("RR", 0.75),
+    }  # fmt: skip
+    (one,) = PAPERS["jiang-2026-ridge"].cells_with({"task": "crime", "learning-rate": 1e-5})
+    assert one.steps == ()
+
+
+@pytest.mark.long
+def test_a_table_has_the_best_covered_step_and_says_which_was_better_beyond(tmp_path):
+    settings = {k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "variant", "learning-rate", "seed")}
+    algorithms = {name: {"strategy": "shuffled", "variant": name} for name in ("interleaved", "public-only")}
+    # Without regulariser and with little noise the larger steps are better; 1 / L* is 1 / 36.
+    settings |= {"mu": 1000.0, "noise-quality": "fast", "regularizer": "none", "regularizer-strength": 0.0}
+    cells = [Cell("small", settings, algorithms, steps=(0.5, 0.02, 1e-6))]
+    document = {"seeds": 2, **run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, jobs=1)}
+    entry = document["cells"][0]["algorithms"]["interleaved"]
+    assert entry["learning-rate"] == 0.02
+    assert entry["covered"] is True
+    assert [point["covered"] for point in entry["grid"]] == [False, True, True]
+    means = [point["mean"] for point in entry["grid"]]
+    assert entry["excess"]["mean"] == pytest.approx(means[1], rel=1e-3)
+    assert (entry["beyond"] is None) == (means[0] > means[1])
+    assert len(entry["curves"]["excess"]["mean"]) == 4
+    assert entry["epsilon"]["mean"] == pytest.approx(gdp_epsilon(1000.0, 1e-5))
+    (made,) = write_reproduction(document, "small", ExcessRiskTable(), tmp_path)
+    assert [row["algorithm"] for row in made.document()["rows"]] == ["interleaved", "public-only"]
+    assert "**" in (tmp_path / "small.md").read_text()
+    assert (tmp_path / "small.png").stat().st_size > 5000
+    again = run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, jobs=1)
+    assert again["cells"] == document["cells"], "finished runs are not run again"
+    other = run_cells(
+        [replace(cells[0], steps=(0.5, 0.02))],
+        ExcessRiskTable(),
+        seeds=1,
+        out=tmp_path / "other",
+        engine="inprocess",
+        jobs=1,
+    )
+    alone = other["cells"][0]["algorithms"]["interleaved"]
+    assert [point["step"] for point in alone["grid"]] == [0.02], "silos refuse the other one"
+    assert alone["excess"]["runs"][0] == pytest.approx(entry["excess"]["runs"][0], rel=1e-3, abs=1e-4)

@@ -1,0 +1,138 @@
+"""A grid for tests: nodes of a ClientApp in this process, whose replies may be lost, changed or never come.
+
+It is Flower's ``Grid`` as strategies see it and no more; the application's own engine has tests of its own.
+"""
+
+import uuid
+
+import numpy as np
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from murmurfl.clients.simulation import simulated_in_process
+from murmurfl.privacy import derived_seed, protocol
+
+
+def reply_is_lost(share, seed, server_round, machine):
+    """A coin for every round and machine: the same seed loses the same replies."""
+    coin = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
+    return bool(coin.random() < share)
+
+
+class NodesGrid(Grid):
+    """Nodes 0 .. num_nodes - 1 of an app; ``lost`` is the share of replies to training requests that never come.
+
+    Tests override :meth:`handle`, what a node answers, and :meth:`tamper`, what becomes of a round's replies.
+    """
+
+    first_node = 1000
+
+    def __init__(self, app, num_nodes, *, lost=0.0, seed=2):
+        self.app, self.lost, self.seed = app, lost, seed
+        self.contexts = {self.first_node + i: context_of(self.first_node + i, i) for i in range(num_nodes)}
+        self._replies = {}
+        claim_identity()
+
+    def handle(self, message, identifier):
+        # A message of its own: a strategy may hand the same records to every node, and a node may change its copy.
+        delivered = Message(
+            RecordDict(dict(message.content)), message.metadata.dst_node_id, message.metadata.message_type
+        )
+        delivered.metadata.__dict__["_message_id"] = identifier
+        context = self.contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return Message(Error(0, "no such node"), reply_to=delivered)
+        with simulated_in_process():
+            try:
+                reply = self.app(delivered, context)
+            except Exception as error:  # as a SuperNode does: the node lives on, the server gets an error reply
+                reply = Message(Error(0, str(error)), reply_to=delivered)
+        reply.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+        return reply
+
+    def tamper(self, replies):
+        return replies
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, messages):
+        claim_identity()
+        identifiers = []
+        for message in messages:
+            identifiers.append(uuid.uuid4().hex)
+            self._replies[identifiers[-1]] = self.handle(message, identifiers[-1])
+        return identifiers
+
+    def pull_messages(self, message_ids):
+        return [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        deaf = {message.metadata.dst_node_id for message in messages if self._loses(message)}
+        replies = list(self.pull_messages(self.push_messages(messages)))
+        if not replies or replies[0].metadata.message_type != MessageType.TRAIN:
+            return replies
+        return self.tamper([reply for reply in replies if reply.metadata.src_node_id not in deaf])
+
+    def _loses(self, message):
+        config = message.content.get(protocol.CONFIG, None)
+        # A noise mod is queried in messages of this type as well; answers to queries are not lost.
+        if message.metadata.message_type != MessageType.TRAIN or config is None or protocol.ASK in config:
+            return False
+        return self.lost > 0 and reply_is_lost(
+            self.lost, self.seed, config[protocol.SERVER_ROUND], config[protocol.MACHINE]
+        )
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+
+class Reliable:
+    """Loses replies until a round, and none from then on; for a :class:`NodesGrid`."""
+
+    reliable_from = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        asked = max((message.content[protocol.CONFIG].get(protocol.SERVER_ROUND, 0) for message in messages), default=0)
+        share, self.lost = self.lost, self.lost if asked < self.reliable_from else 0.0
+        try:
+            return super().send_and_receive(messages, timeout=timeout)
+        finally:
+            self.lost = share
+
+
+def claim_identity():
+    """`Message(...)` takes its sender from here; a SuperLink would have set it when it started the ServerApp."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
+def context_of(node_id, partition=0, **node_config):
+    """What Flower hands to a ClientApp beside a message, with no state yet."""
+    node_config = {"partition-id": partition, **node_config}
+    return Context(run_id=1, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def ask(app, kind="train", content=None, *, grid=None):
+    """The reply of the only node of an app, or the first of a grid, to one message."""
+    grid = NodesGrid(app, 1) if grid is None else grid
+    message = Message(content or RecordDict(), dst_node_id=grid.get_node_ids()[0], message_type=kind)
+    (reply,) = grid.send_and_receive([message])
+    return reply
+
+
+def ask_real_node(app, content, kind="train", **node_config):
+    """The reply of a real node: no simulation is around it, as under a SuperNode."""
+    claim_identity()
+    message = Message(content, dst_node_id=5, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "m"
+    context = Context(run_id=1, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
+    return app(message, context)

@@ -1,0 +1,91 @@
+"""Machines for tests: requests as a server makes them, data, ledgers and keys, and the noise that must have come."""
+
+import numpy as np
+from murmurfl.clients import ContextLedger, numpy_client_app
+from murmurfl.privacy import (
+    MemoryLedger,
+    PrivacyPolicy,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+    row_key,
+    standard_normals,
+)
+
+
+class DurableLedger(MemoryLedger):
+    """Stands in for a ledger on disk: the tests keep it as long as it must last."""
+
+    durable = True
+
+
+class FixedNonces(SystemKeys):
+    """Real keys with nonces that repeat, for tests that compare two runs."""
+
+    def __init__(self):
+        super().__init__(bytes(32))
+
+    def nonce(self, session, release):
+        return release.to_bytes(16, "little")
+
+
+class Labelled:
+    """Features and labels."""
+
+    def __init__(self, features, labels):
+        self.features, self.labels = features, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, chosen):
+        return self.features[chosen], self.labels[chosen]
+
+
+def normal_samples(name, count, size):
+    """Samples that depend on a machine's name alone."""
+    return np.random.Generator(np.random.Philox(key=int(name))).normal(size=(count, size))
+
+
+def training_config(server_round=1, ack=0, session="s", **entries):
+    """The config of a training request; an entry that is None is left out."""
+    config = {
+        protocol.VERSION: protocol.PROTOCOL_VERSION,
+        protocol.SERVER_ROUND: server_round,
+        protocol.SESSION: session,
+        protocol.ACK: ack,
+        **entries,
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def point_request(point, release=1, session="s"):
+    """What asks for a machine's next release at one query point, if all before it were aggregated."""
+    return [np.asarray(point, dtype=np.float64)], training_config(release, release - 1, session)
+
+
+def simulated_app(kind, gradients, data, **changes):
+    """Simulated machines of a kind of client as an app; ``data(name)`` gives a machine's samples."""
+
+    def client_fn(context):
+        name = str(context.node_config["partition-id"])
+        samples = data(name)
+        policy = {"clip_norm": 1.0, "batch_size": 1, "max_participations": len(samples), "mu": 2.0, **changes}
+        ledger, keys = ContextLedger(context.state, name), SimulatedKeys(3, name)
+        return kind(gradients, samples, PrivacyPolicy(**policy), ledger, keys, name=name)
+
+    return numpy_client_app(client_fn)
+
+
+def noise_of(name, k, policy, size, seed=3):
+    """y_k of a machine with cancelling noise in session "s", from its key alone; 0 before the first release."""
+    if not k:
+        return np.zeros(size)
+    plan, keys = policy.plan(size), SimulatedKeys(seed, name)
+    normals = standard_normals(row_key(keys.secret_key, keys.nonce("s", k)), size, "exact")
+    return plan.grid.values(plan.grid.counts(normals * plan.mechanism.sigmas[k - 1] * plan.noise_std))
+
+
+def concatenated(arrays):
+    """Arrays as one vector."""
+    return np.concatenate([np.asarray(values).ravel() for values in arrays])
