@@ -1,7 +1,7 @@
 """Private federated learning whose noise cancels itself: a Flower app and library.
 
-This file is the import root of a checkout and of the bundle that Flower ships: the folder it lies in, as the package
-``murmurfl``. A wheel has it as the package's ``__init__.py``, beside the same folders (setup.py).
+The import root of a checkout and of the bundle that Flower ships: the folder this file lies in, as the package
+``murmurfl``. In a wheel and an editable install app/wheel stands in its place.
 """
 
 from importlib import import_module

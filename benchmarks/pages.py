@@ -19,6 +19,7 @@ from murmurfl.app.key_reference import key_table
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
+from murmurfl.app.report.table import spread
 from murmurfl.privacy import rounded_up
 
 from . import engines, footprint, mechanisms, momentum, noise, profile, scale, streams
@@ -35,7 +36,7 @@ def document(name: str) -> dict[str, Any]:
 
 def accuracy(entry: Mapping[str, Any]) -> str:
     """Mean and standard deviation over seeds, in percent."""
-    return f"{100 * entry['accuracy']['mean']:.1f} ± {100 * entry['accuracy']['std']:.1f}"
+    return spread(100 * entry["accuracy"]["mean"], 100 * entry["accuracy"]["std"], ".1f")
 
 
 def shown(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...privacy import gdp_mu
-from ..config import RunConfig
+from ..config import RunConfig, without_unread
 from .cell import Cell, Overrides, Settings
 from .kind import TableKind
 
@@ -44,7 +44,7 @@ class Paper(ABC):
             return cells
         preset = overrides.get("preset", _preset(cells[0]))
         base = next((cell for cell in cells if _preset(cell) == preset), cells[0])
-        settings = _with_mu({**base.settings, **overrides})
+        settings = _with_mu({**_still_read(base, overrides), **overrides})
         if self.everybody_is_asked and "clients-per-round" not in overrides:
             settings["clients-per-round"] = settings["num-clients"]
         strategy = settings.pop("strategy", None)
@@ -71,6 +71,17 @@ def _with_mu(settings: Settings) -> Settings:
     if epsilon:
         settings["mu"] = gdp_mu(float(epsilon), float(settings.get("delta", RunConfig().delta)))
     return settings
+
+
+def _still_read(cell: Cell, overrides: Overrides) -> Settings:
+    """A cell's settings that still mean something under others: not those of a task, a model or a mu that is gone."""
+    method = next(iter(cell.algorithms.values()))  # a cell's settings are read by all its algorithms
+    read = without_unread({**cell.settings, "strategy": method["strategy"], **overrides})
+    return {
+        key: value
+        for key, value in cell.settings.items()
+        if key in read and not (key == "mu" and overrides.get("epsilon"))
+    }
 
 
 def _preset(cell: Cell) -> object:

@@ -32,6 +32,14 @@ BASE = RunConfig(
     checkpoint=False,
     mu=2.0,
 )
+CRIME = {
+    "task": "crime",
+    "model": "ridge",
+    "synthetic_samples": 6000,  # the defaults: this task reads none
+    "synthetic_features": 784,
+    "public_samples": 0,
+    "data_root": "/nowhere",
+}
 VARIANTS = ("interleaved", "dp-shuffleg", "priv-pub", "pub-priv", "public-only")
 
 
@@ -88,9 +96,10 @@ def test_what_does_not_fit_is_refused():
         ({"public_samples": 600}, "public-samples"),
         ({"mechanism": "blt"}, "mechanism"),
         ({"strategy": "mu2"}, "public-samples"),
-        ({"task": "crime"}, "'ridge'"),
-        ({"task": "crime", "model": "ridge"}, "public-samples"),
-        ({"task": "crime", "model": "ridge", "public_samples": 0, "data_root": "/nowhere"}, "communities"),
+        ({"task": "crime"}, "synthetic-samples"),
+        ({**CRIME, "model": "logistic"}, "'ridge'"),
+        ({**CRIME, "public_samples": 30}, "public-samples"),
+        (CRIME, "communities"),
     ):
         with pytest.raises(ConfigurationError, match=match):
             run_cohort(replace(BASE, **changes))
