@@ -31,7 +31,7 @@ _LATE = {
     "UpdatePolicy": "update_policy",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
-    __getattr__ = late_names(__name__, _LATE)
+    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "Cohort",

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package with such names.
+def late_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and the ``__dir__`` of a package with such names.
 
     Parameters
     ----------
@@ -31,4 +31,7 @@ def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
         setattr(sys.modules[package], name, found)
         return found
 
-    return attribute
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return attribute, names

@@ -43,7 +43,7 @@ _LATE = {
     "average_step": "correlated_fedavg",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
-    __getattr__ = late_names(__name__, _LATE)
+    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "MOMENTUM_MECHANISMS",

@@ -6,13 +6,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from murmurfl.app import registry
-
 ROOT = Path(__file__).parent.parent.parent
 BESIDE = {"LICENSE", "README.md", "murmurfl.py", "pyproject.toml", ".info/CONTENT"}
 """What is no module of the four packages."""
-
-ENTRIES = ("app/server_app.py", "app/client_app.py")
 
 
 def built(folder: Path, flwr: Path | None = None) -> Path:
@@ -33,9 +29,3 @@ def unpacked(bundle: Path, folder: Path) -> Path:
     """The bundle alone in a folder."""
     zipfile.ZipFile(bundle).extractall(folder)
     return folder
-
-
-def found_late(imports) -> list[str]:
-    """What the apps import by a name: the registries of what a run configuration names."""
-    rooms = [("app", *room.split(".")) for room, _ in registry._REGISTRIES.values()]
-    return [imports.file_of(room) for room in rooms]
