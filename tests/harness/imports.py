@@ -73,6 +73,13 @@ class Imports:
                 waiting += self.ours[name]
         return found
 
+    def at_the_top(self, name: str) -> set[str]:
+        """The packages outside that are imported as soon as a file is."""
+        outside: set[str] = set()
+        for node in _statements(ast.parse((self.root / name).read_text()), functions=False):
+            outside |= _outside(node)
+        return outside
+
     def _holding(self, package: tuple[str, ...], name: str) -> str | None:
         """Where ``from package import name`` finds the name: a module, a late name's, or the package itself."""
         own = self.file_of(package)
@@ -86,11 +93,8 @@ class Imports:
         outside: set[str] = set()
         package = tuple(name.split("/")[:-1])
         for node in _statements(ast.parse((self.root / name).read_text())):
-            if isinstance(node, ast.Import):
-                outside |= {alias.name.split(".")[0] for alias in node.names}
-            elif node.level == 0:
-                outside.add((node.module or "").split(".")[0])
-            else:
+            outside |= _outside(node)
+            if isinstance(node, ast.ImportFrom) and node.level:
                 base = package[: len(package) - node.level + 1] + tuple(
                     (node.module or "").split(".") if node.module else ()
                 )
@@ -102,6 +106,13 @@ class Imports:
         return ours, outside
 
 
+def _outside(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The top-level packages of an absolute import."""
+    if isinstance(node, ast.Import):
+        return {alias.name.split(".")[0] for alias in node.names}
+    return set() if node.level else {(node.module or "").split(".")[0]}
+
+
 def _late_names(package: Path) -> dict[str, str]:
     """The table of a package's names that are imported when they are first asked for."""
     for node in ast.parse(package.read_text()).body:
@@ -110,13 +121,12 @@ def _late_names(package: Path) -> dict[str, str]:
     return {}
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Import statements, but those for a type checker."""
+def _statements(tree: ast.AST, *, functions: bool = True) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements, but those for a type checker; those in functions only if they are asked for."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
         elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in node.orelse:
-                yield from _statements(ast.Module([other], []))
-        else:
-            yield from _statements(node)
+            yield from _statements(ast.Module(node.orelse, []), functions=functions)
+        elif functions or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _statements(node, functions=functions)
