@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from murmurfl.app import registry
 
-from tests.harness import bundle
+from tests.harness import packages
 from tests.harness.imports import Imports
 
 APPS = ("app/server_app.py", "app/client_app.py")
@@ -20,12 +20,12 @@ trust it. What the methods, tasks and models of a run need takes 864 kB; this is
 
 @pytest.fixture(scope="module")
 def imports():
-    return Imports(bundle.ROOT)
+    return Imports(packages.ROOT)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    return bundle.built(tmp_path_factory.mktemp("bundle"))
+    return packages.bundle(tmp_path_factory.mktemp("bundle"))
 
 
 def found_late(imports) -> list[str]:
@@ -36,22 +36,22 @@ def found_late(imports) -> list[str]:
 
 def test_the_bundle_is_the_import_closure_of_the_two_apps(imports, built):
     names = set(zipfile.ZipFile(built).namelist())
-    modules = {name for name in names if name.endswith(".py")} - bundle.BESIDE
-    assert names - modules == bundle.BESIDE
+    modules = {name for name in names if name.endswith(".py")} - packages.BESIDE
+    assert names - modules == packages.BESIDE
     needed = imports.closure([*APPS, *found_late(imports)])
-    assert not needed - modules, "the apps import what fab-exclude in pyproject.toml leaves at home"
-    assert not modules - needed, "neither app imports this: add it to fab-exclude in pyproject.toml"
+    assert not needed - modules, "the apps import this: add it to fab-include in pyproject.toml"
+    assert not modules - needed, "neither app imports this: take it out of fab-include in pyproject.toml"
 
 
 def test_the_bundle_is_small(built):
     sizes = {entry.filename: entry.file_size for entry in zipfile.ZipFile(built).infolist()}
-    modules = sum(size for name, size in sizes.items() if name not in bundle.BESIDE)
+    modules = sum(size for name, size in sizes.items() if name not in packages.BESIDE)
     assert modules <= MOST_BYTES
 
 
 def test_every_module_of_the_bundle_imports_in_an_empty_folder(built, tmp_path):
     """Beside the dependencies, with no checkout of this environment: nothing of what stayed at home is missed."""
-    bundle.unpacked(built, tmp_path)
+    packages.unpacked(built, tmp_path)
     code = """
 import importlib, json, sys
 from pathlib import Path

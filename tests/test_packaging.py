@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,29 +18,16 @@ from pathlib import Path
 import pytest
 from murmurfl.privacy import MurmurflError, UnsupportedFlowerError, flower
 
-from tests.harness.imports import Imports
+from tests.harness import packages
+from tests.harness.imports import FOLDERS, Imports
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("app", "clients", "privacy", "strategies")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built by the project's own build backend, from a copy."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in (*FOLDERS, "murmurfl.py", "pyproject.toml", "README.md", "LICENSE"):
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source / name)
-    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
-    (path,) = folder.glob("*.whl")
-    return path
+    return packages.wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_module_and_its_types(wheel):
@@ -57,7 +43,7 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
 
 def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
     """Unpacked, as pip would, beside the dependencies; no .pth file of this environment is read."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+    packages.unpacked(wheel, tmp_path)
     code = """
 import json, murmurfl
 from murmurfl import app, clients, privacy, strategies
@@ -180,9 +166,9 @@ def test_what_says_what_to_install_names_an_extra_that_brings_it():
     said = {}
     for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text()
-        for packages, extra in re.findall(r'check_installed\(("\w+"|package), "(\w+)"', text):
-            asked = re.search(r"for package in (\(.*\)):", text) if packages == "package" else None
-            for package in ast.literal_eval(asked[1]) if asked else [packages.strip('"')]:
+        for names, extra in re.findall(r'check_installed\(("\w+"|package), "(\w+)"', text):
+            asked = re.search(r"for package in (\(.*\)):", text) if names == "package" else None
+            for package in ast.literal_eval(asked[1]) if asked else [names.strip('"')]:
                 said.setdefault(extra, set()).add(brought_by(package))
     assert said == EXTRAS
 
