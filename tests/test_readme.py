@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.engines import surroundings
+from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.processes import Processes
 from typer.testing import CliRunner
 
@@ -55,10 +55,10 @@ def test_make_run_with_settings(tmp_path):
 
 def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     """With Flower's own daemon and its two virtual nodes; stopped by its marker afterwards."""
-    environment = surroundings.launch_environment(tmp_path / "home", {})
-    marker = environment[surroundings.MARKER]
+    environment = launch._environment(tmp_path / "home", {})
+    marker = environment[launch._MARKER]
     environment |= {
-        f"FLWR_LOCAL_{name}_PORT": str(surroundings.free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")
+        f"FLWR_LOCAL_{name}_PORT": str(launch.free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")
     }
     # Sockets in Ray's folder want a short path; the daemon is Flower's own and knows nothing of ours.
     environment["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="murmurfl-", dir="/tmp")
@@ -77,7 +77,7 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
         assert result.exists(), log.stdout[-3000:]
         document = json.loads(result.read_text())
     finally:
-        for process in Processes(f"{surroundings.MARKER}={marker}").living(set()):
+        for process in Processes(f"{launch._MARKER}={marker}").living(set()):
             os.kill(process, signal.SIGKILL)
         shutil.rmtree(environment["RAY_TMPDIR"], ignore_errors=True)
     assert (document["mu"], document["num_clients"]) == (2.0, 20)

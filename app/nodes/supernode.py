@@ -25,7 +25,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from ...clients import UpdateNode, numpy_client_app
 from ...privacy import ConfigurationError
 from ..engines.processes import interrupts_as_keyboard_interrupt
-from ..engines.surroundings import free_port, without_proxy
+from ..engines.superlink import free_port, without_proxy
 from .config import NodeConfig, describe
 from .executor import LocalExecutor
 from .own_app import Answers, describe_own, own_app

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from murmurfl.app.engines import launch, processes
-from murmurfl.app.engines.superlink import run_flower_app
-from murmurfl.app.engines.surroundings import LaunchError, listening
-from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.engines import processes
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.superlink import LaunchError, run_flower_app
 from murmurfl.privacy import ConfigurationError
 
 MARKER = "MURMURFL_TEST_LAUNCH"
@@ -130,7 +129,7 @@ def assert_nothing_left(marker, log):
     assert not marked(marker)
     assert not Path(seen["home"]).exists()
     (connection,) = [c for c in tomllib.loads(seen["superlink"])["superlink"].values() if isinstance(c, dict)]
-    assert not listening(int(connection["address"].rpartition(":")[2]))
+    assert not launch._listening(int(connection["address"].rpartition(":")[2]))
 
 
 TEXT = 'two  words, "quotes", it\'s a \\ and a café = [x]'
@@ -446,7 +445,7 @@ def test_the_run_config_file_says_what_it_was_given():
         "zero": -0.0,
         "inf": -math.inf,
     }
-    read = tomllib.loads(toml_document(config))
+    read = tomllib.loads(launch.toml_document(config))
     assert read == config
     assert [type(value) for value in read.values()] == [type(value) for value in config.values()]
-    assert math.isnan(tomllib.loads(toml_document({"x": math.nan}))["x"])
+    assert math.isnan(tomllib.loads(launch.toml_document({"x": math.nan}))["x"])

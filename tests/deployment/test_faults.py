@@ -8,12 +8,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import surroundings
-from murmurfl.app.engines.surroundings import LaunchError
+from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.superlink import LaunchError
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY
 from murmurfl.app.nodes.demo import deployment, node_settings
@@ -138,7 +137,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
     with nodes_of(config, folder, **SPARE) as running:
 
         def kill_server_app():
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
+            for path in launch.Path("/proc").glob("[0-9]*/cmdline"):
                 try:
                     words = path.read_bytes().split(b"\0")
                     ours = os.fsencode(str(running.home)) in path.with_name("environ").read_bytes()
@@ -188,8 +187,8 @@ def test_the_same_bundle_is_executed_by_a_plain_supernode(tmp_path, make_stealin
     with deployment(tmp_path / "run", timeout_s=120) as running:
         running.add_nodes({"node-0": node_settings(prepare(config), 0)})
         files = running.nodes["node-0"]
-        command = [surroundings.executable("flower-supernode"), "--superlink", f"127.0.0.1:{running.port}"]
-        command += ["--root-certificates", str(running.certificates.authority), "--port", str(surroundings.free_port())]
+        command = [launch.executable("flower-supernode"), "--superlink", f"127.0.0.1:{running.port}"]
+        command += ["--root-certificates", str(running.certificates.authority), "--port", str(launch.free_port())]
         command += ["--auth-supernode-private-key", str(files.private_key)]
         command += ["--node-config", f'{NODE_CONFIG_KEY}="{files.config}"']
         with files.log.open("wb") as log:
@@ -217,7 +216,7 @@ def test_nodes_outlive_a_restart_of_the_superlink(tmp_path):
         time.sleep(5.0)  # the nodes notice
         with (running.home / "superlink-again.log").open("wb") as log:
             running.superlink = running.start_process(superlink.args, stdout=log)
-        while not surroundings.healthy(running.port, running.tls()):
+        while not launch._healthy(running.port, running.tls()):
             time.sleep(0.2)
         running.submit(second.to_mapping())
         spent = [ledger(running, name).reserved_mu for name in running.nodes]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines import surroundings
+from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.experiment import prepare
 from murmurfl.privacy import MemoryLedger, read_ledger
@@ -42,9 +42,9 @@ class Machines:
     """The folders and processes of everybody who reads the page."""
 
     def __init__(self, folder):
-        self.folder, self.port, self.logs = folder, surroundings.free_port(), []
+        self.folder, self.port, self.logs = folder, launch.free_port(), []
         # A wide terminal: Flower's tables break words.
-        self.environment = {**surroundings.launch_environment(folder / "home", {}), "COLUMNS": "200"}
+        self.environment = {**launch._environment(folder / "home", {}), "COLUMNS": "200"}
         (folder / "home").mkdir()
 
     def text(self, text, who, number=0):
@@ -81,7 +81,7 @@ class Machines:
             subprocess.Popen(["bash", "-euc", line], cwd=folder, env=self.environment, stdout=log, stderr=log)
 
     def stop(self):
-        for process in Processes(f"{surroundings.MARKER}={self.environment[surroundings.MARKER]}").living(set()):
+        for process in Processes(f"{launch._MARKER}={self.environment[launch._MARKER]}").living(set()):
             os.kill(process, signal.SIGKILL)
 
 
@@ -173,7 +173,7 @@ def test_then_nothing_is_left(machines):
 def test_the_demonstration(tmp_path):
     """The command line `make deploy-demo` would run."""
     assert "$(BIN)/murmurfl deploy-demo $(ARGS)" in (ROOT / "Makefile").read_text()
-    command = [surroundings.executable("murmurfl"), "deploy-demo", "--out", str(tmp_path), "--name", "demo"]
+    command = [launch.executable("murmurfl"), "deploy-demo", "--out", str(tmp_path), "--name", "demo"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "44 made, 44 aggregated" in ended.stdout
