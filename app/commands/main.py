@@ -69,8 +69,8 @@ def run(
 
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+    from ..engines.flower_run import run_flower_app
     from ..engines.start import RAY_ENVIRONMENT, app_folder, ray_overrides
-    from ..engines.superlink import run_flower_app
     from ..guarantees import expected_guarantee
     from ..progress import RunDisplay
     from ..record import RESULT_NAME
