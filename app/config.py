@@ -223,7 +223,7 @@ class RunConfig:
         if not self.epsilon:
             return
         if self.mu != run_keys()["mu"].default:
-            raise _both(self.mu, self.epsilon)
+            raise mu_and_epsilon(self.mu, self.epsilon)
         object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         object.__setattr__(self, "epsilon", 0.0)
 
@@ -282,7 +282,7 @@ class RunConfig:
         known = run_keys()
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise _unknown(unknown[0], known)
+            raise unknown_key(unknown[0], known)
         return cls(**{known[name].attribute: known[name].read(value) for name, value in values.items()})  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
@@ -346,7 +346,8 @@ def check_run_name(name: str) -> None:
         )
 
 
-def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
+def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
+    """The refusal of a run-config key that there is not: with the nearest one, or all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
@@ -368,12 +369,13 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
         if not equals:
             raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
         if name not in run_keys():
-            raise _unknown(name, run_keys())
+            raise unknown_key(name, run_keys())
         values[name] = run_keys()[name].parsed(text)
     if "mu" in values and values.get("epsilon"):
-        raise _both(values["mu"], values["epsilon"])
+        raise mu_and_epsilon(values["mu"], values["epsilon"])
     return values
 
 
-def _both(mu: Any, epsilon: Any) -> ConfigurationError:
+def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
+    """The refusal of both: each says how private a run is to be."""
     return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")

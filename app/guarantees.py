@@ -18,7 +18,6 @@ from .config import RunConfig, without_unread
 from .experiment import Experiment, prepare
 from .methods import METHODS, Problem
 from .models.softmax import SoftmaxRegression
-from .run import RunResult
 from .tasks.base import Dataset, Shard
 
 _NOMINAL = 10
@@ -52,11 +51,6 @@ def run_guarantee(
     words = stated_words(str(one.get("mechanism", "")) for one in (statements or {}).values()) if deployed else ""
     notes = (_basis(experiment, deployed, statements),)
     return experiment.method.guarantee(experiment, mu, notes=notes, words=words, stated=deployed)
-
-
-def result_guarantee(result: RunResult) -> Guarantee:
-    """What a finished run guarantees: of real machines, by what they say of themselves."""
-    return run_guarantee(result.experiment, result.mu, deployed=result.deployed, statements=result.statements)
 
 
 def caption_guarantee(config: RunConfig) -> Guarantee:

@@ -21,7 +21,6 @@ from typing import Any
 
 from ...privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
 from ...privacy.files import write_private
-from ..commands.ledger import ledger_guarantee
 from ..config import RunConfig
 from ..engines.loopback import LaunchError, executable
 from ..engines.processes import interrupts_as_keyboard_interrupt
@@ -32,6 +31,7 @@ from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
 from .config import NodeConfig, node_strategies
+from .ledgers import ledger_guarantee
 
 DEMO_SETTINGS: dict[str, Scalar] = {
     # Few, heavy rounds: one over a network costs seconds whatever is computed in it.

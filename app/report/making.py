@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..record import loss_text, shown_accuracy
+from ..summary import loss_text, shown_accuracy
 from .page import page
 from .plots import compared_plots, run_plots
 from .recorded import RecordedRun, ReportError, setting_text

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.record import result_document, write_record
+from murmurfl.app.summary import summary_lines
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty
@@ -78,13 +78,13 @@ def test_only_epochs_that_touch_private_samples_are_asked_for_and_recorded(varia
     json.dumps(document, allow_nan=False)
     if variant == "public-only":
         assert (result.mu, result.epsilon) == (0.0, 0.0)
-        assert "nothing is spent" in result_guarantee(result).sentence
+        assert "nothing is spent" in result.guarantee.sentence
     else:
         assert result.mu == pytest.approx(2.0)
         assert statement["mu-spent"] == pytest.approx(2.0)
-        assert f"{expected} epochs" in result_guarantee(result).sentence
+        assert f"{expected} epochs" in result.guarantee.sentence
         named = "amplification by iteration" if variant == "interleaved" else "plain composition"
-        assert named in result_guarantee(result).sentence
+        assert named in result.guarantee.sentence
     assert statement["public-steps"] == (15 if variant == "interleaved" else 0)
 
 
