@@ -22,9 +22,11 @@ from typing import Any
 from ...privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
 from ...privacy.files import write_private
 from ..config import RunConfig
+from ..engines.loopback import LaunchError, executable
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from ..engines.start import app_folder
-from ..engines.superlink import CONNECTION_NAME, Launch, LaunchError, Scalar, executable, toml_document
+from ..engines.superlink import CONNECTION_NAME, Launch
+from ..engines.toml import Scalar, toml_document
 from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
 from .certificates import ServerCertificates, make_node_key, make_server_certificates

@@ -13,9 +13,10 @@ from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.engines.start import run_in_process
-from murmurfl.app.engines.superlink import LaunchError, run_flower_app
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent.parent
