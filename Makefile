@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test test-long mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench clean
+.PHONY: help install run test test-long test-base mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -14,6 +14,7 @@ help:
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make mutants  small bugs put into privacy/ one by one, each of which a test must notice"
 	@echo "make test-long  what is slow and rarely wrong: audits of every strategy, whole reproductions in small"
+	@echo "make test-base  what runs without the extras, in a clean environment of its own that goes with it"
 	@echo "make test-deployment  the long tests with real nodes"
 	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
 	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
@@ -47,6 +48,10 @@ mutants: $(STAMP)
 # Slow and rarely wrong: minutes.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist load -m long $(ARGS)
+
+# A second virtual environment, without PyTorch, made from the wheel and removed again: two minutes, pip and 1 GB of disk.
+test-base: $(STAMP)
+	$(BIN)/python -m pytest -m base tests/test_base_environment.py $(ARGS)
 
 # Real SuperLinks and SuperNodes, killed, cut off and lied to: one after the other, half an hour on two cores.
 test-deployment: $(STAMP)

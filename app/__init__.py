@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RunConfig", "RunResult", "simulate"]
 
-_ROOMS = {"RunConfig": "config", "RunResult": "run", "simulate": "simulation"}
+_LATE = {"RunConfig": "config", "RunResult": "run", "simulate": "simulation"}
 """The module each public name stands in."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,22 +1,37 @@
 """What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
+from typing import TYPE_CHECKING
+
 from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
+from ..privacy.late import late_names
 from .base import PrivateClient, Request
-from .cohort import Cohort
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
-from .noise_mod import CorrelatedNoiseMod
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .online import OnlineClient, local_updates
 from .shuffled import ShuffledClient
 from .simulation import simulated_machine
-from .update_node import UpdateNode
-from .update_policy import UpdatePolicy
+
+if TYPE_CHECKING:
+    from .cohort import Cohort
+    from .noise_mod import CorrelatedNoiseMod
+    from .update_node import UpdateNode
+    from .update_policy import UpdatePolicy
+
+# For other people's projects and for many machines at a time: murmurfl's own app uses none of them on a machine.
+_LATE = {
+    "Cohort": "cohort",
+    "CorrelatedNoiseMod": "noise_mod",
+    "UpdateNode": "update_node",
+    "UpdatePolicy": "update_policy",
+}
+if not TYPE_CHECKING:  # else the type checker would believe in any name
+    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "Cohort",

@@ -1,5 +1,7 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
+from typing import TYPE_CHECKING
+
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
@@ -21,21 +23,8 @@ from .guarantee import (
     server_guarantee,
 )
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
-from .ledger import (
-    Account,
-    Ledger,
-    LedgerPage,
-    LedgerSummary,
-    MemoryLedger,
-    SessionSummary,
-    SQLiteLedger,
-    StreamRecord,
-    accept_rollback,
-    needs_upgrade,
-    new_mark,
-    read_ledger,
-    upgrade_ledger,
-)
+from .late import late_names
+from .ledger import Account, Ledger, LedgerPage, MemoryLedger, SQLiteLedger, StreamRecord
 from .machine import LedgeredMachine
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
@@ -46,6 +35,23 @@ from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit,
 from .release import PrivateMachine
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
+
+if TYPE_CHECKING:
+    from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .ledger.summary import LedgerSummary, SessionSummary, read_ledger
+
+# For a ledger's operator: no machine needs them to release.
+_LATE = {
+    "LedgerSummary": "ledger.summary",
+    "SessionSummary": "ledger.summary",
+    "accept_rollback": "ledger.repair",
+    "needs_upgrade": "ledger.repair",
+    "new_mark": "ledger.repair",
+    "read_ledger": "ledger.summary",
+    "upgrade_ledger": "ledger.repair",
+}
+if not TYPE_CHECKING:  # else the type checker would believe in any name
+    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "ACCOUNTINGS",

@@ -1,9 +1,11 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
+from typing import TYPE_CHECKING
+
 from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
+from ..privacy.late import late_names
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
@@ -30,6 +32,18 @@ from .shuffled import (
 )
 from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
 from .trusted_mu2 import TrustedMu2
+
+if TYPE_CHECKING:
+    from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step
+
+# For other people's projects, whose clients stay as they are: no method of murmurfl's own app uses it.
+_LATE = {
+    "AverageState": "correlated_fedavg",
+    "CorrelatedFedAvg": "correlated_fedavg",
+    "average_step": "correlated_fedavg",
+}
+if not TYPE_CHECKING:  # else the type checker would believe in any name
+    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "MOMENTUM_MECHANISMS",

@@ -1,41 +1,33 @@
-"""The wheel, installed by itself, is the whole library; Flower's version is checked; the public names are listed."""
+"""The wheel, installed by itself, is the whole library; what is imported is declared; Flower's version is checked; the
+public names are listed.
+"""
 
+import ast
 import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from murmurfl.privacy import MurmurflError, UnsupportedFlowerError, flower
 
+from tests.harness import packages
+from tests.harness.imports import FOLDERS, Imports
+
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("app", "clients", "privacy", "strategies")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built by the project's own build backend, from a copy."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in (*FOLDERS, "murmurfl.py", "pyproject.toml", "README.md", "LICENSE"):
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source / name)
-    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
-    (path,) = folder.glob("*.whl")
-    return path
+    return packages.wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_module_and_its_types(wheel):
@@ -51,7 +43,7 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
 
 def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
     """Unpacked, as pip would, beside the dependencies; no .pth file of this environment is read."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+    packages.unpacked(wheel, tmp_path)
     code = """
 import json, murmurfl
 from murmurfl import app, clients, privacy, strategies
@@ -137,3 +129,50 @@ def test_the_version_is_the_projects():
     assert murmurfl.__version__ == app.__version__ == PROJECT["version"]
     with pytest.raises(AttributeError, match="nothing"):
         murmurfl.nothing  # noqa: B018
+
+
+def distribution(requirement):
+    """Its name, without extras, limits and case."""
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+BASE = {distribution(line) for line in PROJECT["dependencies"]}
+EXTRAS = {
+    extra: {distribution(line) for line in PROJECT["optional-dependencies"][extra]} for extra in ("torch", "partitions")
+}
+
+
+def brought_by(package):
+    """The distribution of an import name, in the environment of these tests."""
+    (found,) = {name.lower().replace("_", "-") for name in metadata.packages_distributions()[package]}
+    return found
+
+
+def test_what_is_imported_is_declared():
+    """In the base, or, within a function, in one of its extras: a base without extras imports every module."""
+    imports = Imports(ROOT)
+    needed = set()
+    for name in imports.files:
+        at_the_top = {brought_by(package) for package in imports.at_the_top(name) - sys.stdlib_module_names}
+        assert at_the_top <= BASE, f"{name} imports {at_the_top - BASE} at its top, which the base does not bring"
+        anywhere = {brought_by(package) for package in imports.outside[name] - sys.stdlib_module_names}
+        undeclared = anywhere - BASE.union(*EXTRAS.values())
+        assert not undeclared, f"{name} imports {undeclared}, which pyproject.toml does not declare"
+        needed |= anywhere
+    assert needed == BASE.union(*EXTRAS.values()), "what nobody imports need not be declared"
+
+
+def test_what_says_what_to_install_names_an_extra_that_brings_it():
+    said = {}
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        text = path.read_text()
+        for names, extra in re.findall(r'check_installed\(("\w+"|package), "(\w+)"', text):
+            asked = re.search(r"for package in (\(.*\)):", text) if names == "package" else None
+            for package in ast.literal_eval(asked[1]) if asked else [names.strip('"')]:
+                said.setdefault(extra, set()).add(brought_by(package))
+    assert said == EXTRAS
+
+
+def test_whoever_develops_has_what_all_tests_need():
+    (everything,) = [line for line in PROJECT["optional-dependencies"]["dev"] if line.startswith("murmurfl[")]
+    assert everything == f"murmurfl[{','.join(EXTRAS)}]"

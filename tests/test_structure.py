@@ -1,9 +1,14 @@
-"""Who may import whom, held by a test: privacy nothing of ours, strategies and clients not each other."""
+"""Who may import whom, held by a test: privacy nothing of ours, strategies and clients not each other; no circles, no
+long files.
+"""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
+
+from tests.harness.imports import Imports
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {
@@ -100,3 +105,40 @@ def test_the_packages_of_the_wheel_are_the_folders_of_the_tree():
     }
     folders = {"murmurfl" if name == "murmurfl.app.wheel" else name for name in folders}
     assert packaged == folders
+
+
+MOST_LINES = 400
+
+
+def test_no_file_is_long():
+    lines = {name: len((ROOT / name).read_text().splitlines()) for name in Imports(ROOT).files}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_files_import_one_another_in_no_circle():
+    """Nor from within a function. What is found by its name alone stands in app/registry.py and nowhere else."""
+    assert Imports(ROOT).circles() == []
+
+
+@pytest.mark.parametrize("late", ["", "    "], ids=["at the top", "in a function"])
+def test_a_circle_is_seen(late, tmp_path):
+    for name, text in {
+        "app/first.py": "from ..privacy import Second\n",
+        "privacy/__init__.py": "from .second import Second\n",
+        "privacy/second.py": f"def second():\n    pass\n{late}from ..app.first import first\n",
+        "privacy/beside.py": "from . import second\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert Imports(tmp_path).circles() == [["app/first.py", "privacy/__init__.py", "privacy/second.py"]]
+
+
+@pytest.mark.parametrize("package", ["clients", "strategies", "privacy", "privacy.ledger"])
+def test_names_that_come_late_come_and_are_public(package):
+    module = importlib.import_module(f"murmurfl.{package}")
+    for name, where in module._LATE.items():
+        assert name in module.__all__
+        assert name in dir(module)
+        assert getattr(module, name) is getattr(importlib.import_module(f"murmurfl.{package}.{where}"), name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018

@@ -9,11 +9,29 @@ high-water :mod:`.mark` beside it; :mod:`.repair` and :mod:`.summary` are for it
 the ledger on Flower's ``context.state``.
 """
 
+from typing import TYPE_CHECKING
+
+from ..late import late_names
 from .memory import MemoryLedger
 from .records import Account, Ledger, LedgerPage, StreamRecord
-from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
 from .sqlite import SQLiteLedger
-from .summary import LedgerSummary, SessionSummary, read_ledger
+
+if TYPE_CHECKING:
+    from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .summary import LedgerSummary, SessionSummary, read_ledger
+
+# For a ledger's operator: no machine needs them to release.
+_LATE = {
+    "LedgerSummary": "summary",
+    "SessionSummary": "summary",
+    "accept_rollback": "repair",
+    "needs_upgrade": "repair",
+    "new_mark": "repair",
+    "read_ledger": "summary",
+    "upgrade_ledger": "repair",
+}
+if not TYPE_CHECKING:  # else the type checker would believe in any name
+    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "Account",

@@ -1,8 +1,6 @@
 """The real thing: `flwr run` on Ray, compared with the in-process engine, and what is left behind."""
 
 import json
-import os
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -122,55 +120,3 @@ def test_a_task_and_a_model_of_the_current_folder_are_found_by_all_of_ray(tmp_pa
 def test_a_run_that_does_not_end_is_stopped(nothing_left):
     with pytest.raises(LaunchError, match="within 6 s"):
         run_flower_app(ROOT, run_config={"num-rounds": 100_000, "batch-size": 1}, num_supernodes=2, timeout_s=6)
-
-
-MODULES = [
-    path.relative_to(ROOT).as_posix()
-    for folder in ("app", "clients", "privacy", "strategies")
-    for path in (ROOT / folder).rglob("*.py")
-]
-
-
-def test_the_bundle_is_small_and_whole(tmp_path):
-    """What `flwr build` ships runs by itself: the import root and what the two apps need, and no data."""
-    import subprocess
-    import sys
-    import zipfile
-
-    copy = tmp_path / "murmurfl-app"
-    ignore = shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", ".*_cache")
-    shutil.copytree(ROOT, copy, ignore=ignore)
-    subprocess.run(
-        [Path(sys.executable).parent / "flwr", "build", "--app", str(copy)],
-        cwd=tmp_path,
-        env={**os.environ, "FLWR_HOME": str(tmp_path / "home")},
-        check=True,
-        capture_output=True,
-    )
-    (bundle,) = tmp_path.glob("*.fab")
-    assert bundle.stat().st_size < 900_000
-    names = zipfile.ZipFile(bundle).namelist()
-    for needed in (
-        "murmurfl.py",
-        "app/server_app.py",
-        "clients/mu2.py",
-        "privacy/release.py",
-        "strategies/mu2.py",
-        "README.md",
-    ):
-        assert needed in names
-    left_at_home = {name for name in MODULES if name not in names}
-    assert "app/commands/main.py" in left_at_home
-    # Alone in a folder, with the dependencies and nothing else of ours, both apps start and find what they may ask for.
-    alone = tmp_path / "alone"
-    zipfile.ZipFile(bundle).extractall(alone)
-    code = (
-        "import importlib, murmurfl; from murmurfl.app import server_app, client_app, public_tasks, trackers; "
-        "print(*murmurfl.__path__)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=alone, env={**os.environ, "PYTHONPATH": str(alone)}, capture_output=True
-    )
-    assert ran.returncode == 0, ran.stderr.decode()
-    assert ran.stdout.decode().split()[-1] == str(alone)
-    assert not [name for name in names if name.startswith(("docs/", "tests/", "benchmarks/", "examples/", "runs/"))]

@@ -1,0 +1,50 @@
+"""What is made of the checkout: the bundle that `flwr run` would send, and the wheel that pip installs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from tests.harness.imports import FOLDERS
+
+ROOT = Path(__file__).parent.parent.parent
+BESIDE = {"LICENSE", "README.md", "murmurfl.py", "pyproject.toml", ".info/CONTENT"}
+"""What of the bundle is no module of the four packages."""
+
+
+def bundle(folder: Path, flwr: Path | None = None) -> Path:
+    """The bundle, in a folder; nothing is written into the checkout."""
+    subprocess.run(
+        [flwr or Path(sys.executable).parent / "flwr", "build", "--app", str(ROOT)],
+        cwd=folder,
+        env={**os.environ, "FLWR_HOME": str(folder / "home")},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (path,) = folder.glob("*.fab")
+    return path
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    """A bundle or a wheel alone in a folder."""
+    zipfile.ZipFile(archive).extractall(folder)
+    return folder
+
+
+def wheel(folder: Path) -> Path:
+    """The wheel, by the project's own build backend, from a copy in a folder."""
+    source = folder / "source"
+    source.mkdir()
+    for name in (*FOLDERS, "murmurfl.py", "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source / name)
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True, timeout=120)
+    (path,) = folder.glob("*.whl")
+    return path
