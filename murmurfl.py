@@ -1,5 +1,16 @@
-"""The import root of a checkout and of the bundle Flower ships: this folder, as the package ``murmurfl``."""
+"""Private federated learning whose noise cancels itself: a Flower app and library.
 
+The import root of a checkout and of the bundle that Flower ships: the folder this file lies in, as the package
+``murmurfl``. In a wheel and an editable install app/wheel stands in its place.
+"""
+
+from importlib import import_module
 from pathlib import Path
 
 __path__ = [str(Path(__file__).parent)]
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.app").__version__

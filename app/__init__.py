@@ -1,1 +1,33 @@
-"""The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command."""
+"""The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command.
+
+Public, and listed in docs/api.md, are :func:`simulate`, :class:`RunConfig` and :class:`RunResult`; everything else may
+change in any release. The three come when they are first asked for, because every process of a run imports this
+package, and most of them need none of the engines behind :func:`simulate`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import RunConfig
+    from .run import RunResult
+    from .simulation import simulate
+
+__version__ = "0.1.0"
+
+__all__ = ["RunConfig", "RunResult", "simulate"]
+
+_ROOMS = {"RunConfig": "config", "RunResult": "run", "simulate": "simulation"}
+"""The module each public name stands in."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,6 @@ says itself; a key that none of the chosen ones reads must be left at its defaul
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,13 +25,12 @@ from ..privacy import (
     RELEASE_RULES,
     SCHEDULES,
     ConfigurationError,
-    Mechanism,
     gdp_mu,
-    register_mechanism,
 )
 from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
 from .keys import Key, Value, key, keys_of, refusal
-from .registry import imported, registry
+from .mechanisms import mechanism_options_of
+from .registry import registry
 
 PRESETS = ("practical", "paper")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -225,7 +223,7 @@ class RunConfig:
         if not self.epsilon:
             return
         if self.mu != run_keys()["mu"].default:
-            raise _both(self.mu, self.epsilon)
+            raise mu_and_epsilon(self.mu, self.epsilon)
         object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         object.__setattr__(self, "epsilon", 0.0)
 
@@ -236,7 +234,7 @@ class RunConfig:
             if not one.read_by or value == one.default:
                 continue
             chosen = getattr(self, one.read_by)
-            if one.name not in (_options(chosen) if one.read_by == "mechanism" else reads):
+            if one.name not in (mechanism_options_of(chosen) if one.read_by == "mechanism" else reads):
                 readers = readers_of(one)
                 by = f"; it is read by {', '.join(readers)}" if readers else ""
                 raise ConfigurationError(
@@ -284,7 +282,7 @@ class RunConfig:
         known = run_keys()
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise _unknown(unknown[0], known)
+            raise unknown_key(unknown[0], known)
         return cls(**{known[name].attribute: known[name].read(value) for name, value in values.items()})  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
@@ -298,36 +296,28 @@ def run_keys() -> Mapping[str, Key]:
     return keys_of(RunConfig)
 
 
+def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by hyphenated key, without those that nothing they name reads.
+
+    For settings that were made for another method, task, partition or model than those that are now named beside them,
+    such as a paper's when somebody changes its task.
+    """
+    chosen = {one.name: values.get(one.name, one.default) for one in run_keys().values() if one.names}
+    reads = frozenset[str]().union(*(registry(name)[str(thing)].keys for name, thing in chosen.items()))
+    options = frozenset(mechanism_options_of(str(values.get("mechanism", ""))))
+
+    def is_read(name: str) -> bool:
+        one = run_keys().get(name)
+        return one is None or not one.read_by or one.name in (options if one.read_by == "mechanism" else reads)
+
+    return {name: value for name, value in values.items() if is_read(name)}
+
+
 def readers_of(one: Key) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
     if one.read_by == "mechanism":
-        return [name for name in MECHANISMS if one.name in _options(name)]
+        return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
     return registry(one.read_by).reading(one.name) if one.read_by else []
-
-
-def known_mechanism(name: str) -> str:
-    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no mechanism, or its stream is not what its matrices say.
-    """
-    if ":" not in name:
-        return name
-    kind = imported(name, f"mechanism = {name!r}")
-    if not (inspect.isclass(kind) and issubclass(kind, Mechanism)):
-        raise ConfigurationError(f"Expected mechanism = {name!r} to be a subclass of Mechanism, got {kind!r}.")
-    if MECHANISMS.get(kind.name) is not kind:
-        register_mechanism(kind)
-    return kind.name
-
-
-def _options(name: str) -> Iterable[str]:
-    """The options a mechanism takes."""
-    if not name or name == NO_NOISE:
-        return ()
-    return inspect.signature(MECHANISMS[known_mechanism(name)].__init__).parameters
 
 
 @lru_cache(maxsize=16)
@@ -356,7 +346,8 @@ def check_run_name(name: str) -> None:
         )
 
 
-def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
+def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
+    """The refusal of a run-config key that there is not: with the nearest one, or all of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
@@ -378,12 +369,13 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
         if not equals:
             raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
         if name not in run_keys():
-            raise _unknown(name, run_keys())
+            raise unknown_key(name, run_keys())
         values[name] = run_keys()[name].parsed(text)
     if "mu" in values and values.get("epsilon"):
-        raise _both(values["mu"], values["epsilon"])
+        raise mu_and_epsilon(values["mu"], values["epsilon"])
     return values
 
 
-def _both(mu: Any, epsilon: Any) -> ConfigurationError:
+def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
+    """The refusal of both: each says how private a run is to be."""
     return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..privacy import SIMULATED, Guarantee, caption, stated_words
-from .config import RunConfig
+from .config import RunConfig, without_unread
 from .experiment import Experiment, prepare
 from .methods import METHODS, Problem
 from .models.softmax import SoftmaxRegression
-from .run import RunResult
 from .tasks.base import Dataset, Shard
 
 _NOMINAL = 10
@@ -54,11 +53,6 @@ def run_guarantee(
     return experiment.method.guarantee(experiment, mu, notes=notes, words=words, stated=deployed)
 
 
-def result_guarantee(result: RunResult) -> Guarantee:
-    """What a finished run guarantees: of real machines, by what they say of themselves."""
-    return run_guarantee(result.experiment, result.mu, deployed=result.deployed, statements=result.statements)
-
-
 def caption_guarantee(config: RunConfig) -> Guarantee:
     """What a simulated run guarantees, without its data and what differs between the runs of a table; for captions.
 
@@ -92,7 +86,8 @@ def table_caption(document: Mapping[str, Any]) -> str:
         for label, entry in cell["algorithms"].items():
             # Documents of the first version name the strategy in the label alone.
             given = entry.get("settings") or {"strategy": label.partition(",")[0]}
-            config = RunConfig.from_mapping({**cell["settings"], **given})
+            # Those before version 0.2 may hold settings that some of a cell's algorithms do not read.
+            config = RunConfig.from_mapping(without_unread({**cell["settings"], **given}))
             if not config.private:
                 noiseless[label] = None
             elif entry["epsilon"]["mean"] != 0:

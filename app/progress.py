@@ -1,25 +1,17 @@
-"""Live progress of a run in the terminal: rounds, accuracy, loss, epsilon, replies and the time left.
+"""The line that a run says of a round: accuracy, loss, epsilon, replies and the time left.
 
-A run says one line a round, whatever its engine; over ``flwr run`` the lines come back out of Flower's log. On a
-terminal they move a bar, elsewhere they are printed. The guarantee that their epsilon belongs to stands above them.
+Every engine says the same lines. Over ``flwr run`` they come back out of Flower's log, so that a line can be read as
+what it says. The guarantee that their epsilon belongs to stands above them, once.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import sys
 from dataclasses import dataclass
-from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Column
-
-from ..privacy import Guarantee, rounded_up
+from ..privacy import rounded_up
 from .run import Progress
-from .terminal import say, width
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
@@ -104,6 +96,16 @@ class RoundLine:
         every = max(self.num_rounds // _LINES, 1)
         return self.loss is not None or self.server_round == self.num_rounds or not self.server_round % every
 
+    @property
+    def epsilon_text(self) -> str:
+        """Epsilon, and what must stand beside it where noise is fast."""
+        return f"{self.epsilon}{_FAST if self.fast else ''}"
+
+    @property
+    def time_left(self) -> str:
+        """Hours, minutes and seconds until the last round; empty while that is not known."""
+        return "" if self.seconds_left is None else _clock(self.seconds_left)
+
     def within(self, columns: int | None) -> str:
         """The line, shorter where it would not fit: what the guarantee above it says of the whole run goes first."""
         text = str(self)
@@ -116,79 +118,10 @@ class RoundLine:
         measured += "" if self.loss is None else f"  loss {self.loss:.4g}"
         return (
             f"round {self.server_round:>{len(str(self.num_rounds))}}/{self.num_rounds}{measured}"
-            f"  epsilon {self.epsilon}{_FAST if self.fast else ''} (whole run)"
+            f"  epsilon {self.epsilon_text} (whole run)"
             f"  replies {self.aggregated}/{self.asked}"
-            f"{'' if self.seconds_left is None else f'  left {_clock(self.seconds_left)}'}"
+            f"{f'  left {self.time_left}' if self.time_left else ''}"
         )
-
-
-class RunDisplay:
-    """Rounds as they come: a bar on a terminal, a line each elsewhere; the guarantee once, above them.
-
-    Parameters
-    ----------
-    guarantee : Guarantee
-        Of the whole run, which every line's epsilon belongs to.
-    console : Console, optional
-        Default standard output.
-    """
-
-    def __init__(self, guarantee: Guarantee, console: Console | None = None) -> None:
-        self._guarantee = guarantee
-        self._console = Console() if console is None else console
-        self._bar = Bar(
-            TextColumn("round"),
-            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
-            BarColumn(bar_width=12),
-            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False, overflow="fold")),
-            console=self._console,
-            disable=not self._console.is_terminal,
-            transient=False,
-        )
-        self._task = self._bar.add_task("", total=None, said="")
-        self._measured = ""
-
-    def __enter__(self) -> RunDisplay:
-        self.message(self._guarantee.sentence)
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, line: RoundLine) -> None:
-        """One round is done."""
-        if not self._console.is_terminal:
-            if line.wanted:
-                self.message(line.within(width()))
-            return
-        if line.loss is not None:
-            accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
-            self._measured = f"{accuracy}loss {line.loss:.4g}  "
-        said = (
-            f"{self._measured}epsilon {line.epsilon}{_FAST if line.fast else ''}  "
-            f"replies {line.aggregated}/{line.asked}"
-            f"{'' if line.seconds_left is None else f'  {_clock(line.seconds_left)} left'}"
-        )
-        self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
-
-    def read(self, text: str) -> bool:
-        """Show a line of a run's log if it is a round's; whether it was."""
-        line = RoundLine.read(text)
-        if line is not None:
-            self.show(line)
-        return line is not None
-
-    def message(self, text: str, *, error: bool = False) -> None:
-        """Something else to say, above the bar."""
-        if self._console.is_terminal and not error:
-            self._console.print(text, markup=False, highlight=False)
-        elif error or self._console.file is sys.stdout:
-            say(text, err=error)
-        else:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _clock(seconds: float) -> str:

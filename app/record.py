@@ -1,73 +1,49 @@
-"""What a run leaves behind: result.json, a plot, the model, and a short summary."""
+"""What a run leaves behind: its documents, a plot and the model.
+
+Programs read ``result.json``, so it has a version (:data:`FORMAT`): a key that is added keeps it, one that goes, or
+means something else, counts it up. What each key is stands in :mod:`murmurfl.app.report.schema` and, made from it, in
+the documentation.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import platform
 import textwrap
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..privacy import PrivacyPolicy, rounded_up
+from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
-from .config import check_run_name
+from . import __version__
 from .experiment import Experiment
-from .guarantees import result_guarantee
 from .run import RunResult, model_arrays
+from .summary import noise_note, shown, shown_accuracy
 
 RESULT_NAME = "result.json"
 MACHINES_NAME = "machines.json"
 CHECKPOINT_NAME = "checkpoint.npz"
 FAILURE_NAME = "failure.json"
 
+FORMAT = 1
+"""The version of ``result.json``. Documents of murmurfl 0.1 have none, and neither date, engine nor versions."""
+
 _MOST_POINTS = 200
-
-
-@contextmanager
-def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
-    """The folder of a run: ``out / name``, or without a name a new one called after the time.
-
-    The latter is this run's own, also beside others that start in the same second; if nothing is put into it, it goes.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name would leave ``out`` (:func:`~murmurfl.app.config.check_run_name`).
-    """
-    if name is not None:
-        check_run_name(name)
-        yield out / name
-        return
-    folder = _new_folder(out, f"{beginning}-{time.strftime('%Y%m%d-%H%M%S')}")
-    try:
-        yield folder
-    finally:
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-
-
-def _new_folder(out: Path, name: str) -> Path:
-    number = 1
-    while True:
-        folder = out / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+_PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
+"""What a result may depend on; those that are not installed are left out."""
 
 
 def result_document(result: RunResult) -> dict[str, Any]:
     """The contents of ``result.json``: plain values."""
     config = result.experiment.config
-    guarantee = result_guarantee(result)
+    guarantee = result.guarantee
     history = result.strategy.history
     evaluations = {p.report.server_round: p for p in result.progress}
     per_round = []
@@ -82,6 +58,10 @@ def result_document(result: RunResult) -> dict[str, Any]:
             }
         )
     return {
+        "format": FORMAT,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "engine": result.engine or None,
+        "versions": versions(),
         "accuracy": result.accuracy,
         "loss": result.loss,
         "mu": _finite_or_none(result.mu),
@@ -117,6 +97,17 @@ def result_document(result: RunResult) -> dict[str, Any]:
     }
 
 
+def versions() -> dict[str, str]:
+    """The version of murmurfl, of Python and of the packages a result may depend on."""
+    found = {"murmurfl": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
 def _with_nulls(value: Any) -> Any:
     """A document in which numbers that are none, as a loss that overflowed, are null: JSON has no word for them."""
     if isinstance(value, dict):
@@ -124,11 +115,6 @@ def _with_nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_with_nulls(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def loss_text(loss: float | None) -> str:
-    """A loss for people; None is one that is no finite number."""
-    return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
 
 
 def training_document(result: RunResult) -> dict[str, Any] | None:
@@ -207,11 +193,6 @@ def _policies(experiment: Experiment) -> list[PrivacyPolicy]:
     return [experiment.policy(i) for i in sizes.values()]
 
 
-def noise_note(noise_quality: str) -> str:
-    """What must stand beside an epsilon that rests on noise of this quality."""
-    return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
-
-
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     """Write what a run leaves into a folder: its documents, the plot and the model; ``result.json`` is returned.
 
@@ -240,18 +221,6 @@ def write_failure(error: Exception, folder: Path) -> None:
     checkpoint = folder / CHECKPOINT_NAME
     document = {"reason": str(error), "checkpoint": str(checkpoint) if checkpoint.exists() else None}
     (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
-
-
-def shown(value: float | None) -> str:
-    """A mu or an epsilon for people, rounded up; None is infinite."""
-    return rounded_up(math.inf if value is None else value)
-
-
-def shown_accuracy(document: Mapping[str, Any]) -> str:
-    """A run's accuracy for people, or its loss where the model has no accuracy."""
-    if document["accuracy"] is None:
-        return f"none; loss {loss_text(document['loss'])}"
-    return f"{100 * document['accuracy']:.1f} %"
 
 
 def plot_accuracy(document: dict[str, Any], path: Path) -> None:
@@ -292,27 +261,3 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
         bbox={"facecolor": "white", "edgecolor": "#cccccc"},
     )
     figure.savefig(path, dpi=150)
-
-
-def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
-    """A short summary for people."""
-    rows = [
-        ("test accuracy", shown_accuracy(document)),
-        ("mu", shown(document["mu"])),
-        (
-            "epsilon",
-            f"{shown(document['epsilon'])} at delta = {document['delta']:g}"
-            f"{noise_note(document['config']['noise-quality'])}",
-        ),
-        ("rounds", str(document["rounds"])),
-        ("machines", str(document["num_clients"])),
-        ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
-        ("refusals", str(document["refusals"])),
-        ("lost replies", str(document["lost_replies"])),
-        ("files", str(folder)),
-    ]
-    training = document.get("training")
-    if training and training["worrying"]:
-        rows.insert(1, ("training", training["sentence"]))
-    width = max(len(name) for name, _ in rows)
-    return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]

@@ -16,15 +16,19 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, MurmurflError, gdp_epsilon
+from ..privacy import ConfigurationError, Guarantee, MurmurflError, gdp_epsilon
 from ..privacy.training import TrainingFigures
 from ..strategies import DirectMachines, ReleaseStrategy, RoundReport
 from .config import RunConfig
 from .experiment import Experiment, prepare
+from .guarantees import run_guarantee
 from .methods.presets import feature_bound
 from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
+
+REAL_NODES = "real-nodes"
+"""What the engine is called where machines are real."""
 
 
 class NoReleasesError(MurmurflError):
@@ -88,6 +92,15 @@ class RunResult:
         What clipping did in each round of a simulation: not private.
     gradient_norms : dict or None
         The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
+    engine : str
+        What carried the messages: ``cohort``, ``inprocess``, ``ray`` or ``real-nodes``; empty for a grid of one's own.
+
+    Notes
+    -----
+    **Formal guarantees.** ``mu`` is what everything the run released guarantees, in simulation by the policies of the
+    run configuration, on real machines by what they state; :attr:`guarantee` says of what and against whom. Nothing
+    here is more than the server knows, but for ``training``, ``gradient_norms`` and ``online``, which only a simulation
+    has and which are marked as not private where they are written.
     """
 
     experiment: Experiment
@@ -102,6 +115,12 @@ class RunResult:
     deployed: bool = False
     gradient_norms: dict[str, Any] | None = None
     training: Mapping[int, TrainingFigures] = field(default_factory=dict)
+    engine: str = ""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the run guarantees, in words as well: what its epsilon is never to be shown without."""
+        return run_guarantee(self.experiment, self.mu, deployed=self.deployed, statements=self.statements)
 
     @property
     def accuracy(self) -> float | None:
@@ -141,6 +160,7 @@ def run_experiment(
     checkpoint: Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     deployed: bool = False,
+    engine: str = "",
 ) -> RunResult:
     """Run a configuration over a grid, to the end.
 
@@ -157,6 +177,8 @@ def run_experiment(
         Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
         session has a fresh name, the guarantee is what the machines state, and they are asked before the first round
         how many releases they can make.
+    engine : str
+        What carries the messages, for the record; real machines are called ``real-nodes``.
 
     Raises
     ------
@@ -210,6 +232,7 @@ def run_experiment(
         deployed=deployed,
         gradient_norms=None if watch.norms is None else watch.norms.document(),
         training={} if deployed else strategy.training,
+        engine=REAL_NODES if deployed else engine,
     )
 
 

@@ -15,8 +15,9 @@ from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
 from .guarantees import expected_guarantee
 from .progress import RoundLine
-from .record import CHECKPOINT_NAME, RESULT_NAME, summary_lines, write_failure, write_record
+from .record import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
 from .run import Progress, check_deployed, run_experiment
+from .summary import summary_lines
 from .trackers import tracking
 
 app = ServerApp()
@@ -94,7 +95,7 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
                 log(INFO, "%s", line)
             trackers.round(progress)
 
-        result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed)
+        result = run_experiment(grid, config, checkpoint=checkpoint, on_progress=show, deployed=deployed, engine="ray")
         document = write_record(result, folder)
         trackers.result(document)
     log(INFO, "")

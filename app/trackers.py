@@ -19,8 +19,8 @@ from typing import Any
 
 from ..privacy import Guarantee, MurmurflError
 from .config import RunConfig
-from .record import shown_accuracy
 from .run import Progress
+from .summary import shown_accuracy
 
 PROJECT = "murmurfl"
 EPSILON = "epsilon_of_the_whole_run"

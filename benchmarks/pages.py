@@ -1,8 +1,8 @@
-"""Write the tables of README.md and docs/ from the JSON of reproductions and benchmarks, so that no figure is typed.
+"""Write the tables of README.md and docs/ from what they speak of, so that no figure and no sentence is typed twice.
 
 ``python -m benchmarks.pages`` takes the documents that ``murmurfl reproduce`` and ``python -m benchmarks`` left in
-docs/results/ and replaces what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with
-their documents.
+docs/results/, and the declarations of run-config keys and of ``result.json``, and replaces what stands between
+``<!-- NAME -->`` and ``<!-- /NAME -->``; a test compares the pages with where they come from.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from murmurfl.app.guarantees import table_caption
+from murmurfl.app.key_reference import key_table
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduce import tables_of
+from murmurfl.app.report.schema import result_schema
+from murmurfl.app.report.table import spread
 from murmurfl.privacy import rounded_up
 
 from . import engines, footprint, mechanisms, momentum, noise, picture, profile, scale, streams
@@ -34,7 +37,7 @@ def document(name: str) -> dict[str, Any]:
 
 def accuracy(entry: Mapping[str, Any]) -> str:
     """Mean and standard deviation over seeds, in percent."""
-    return f"{100 * entry['accuracy']['mean']:.1f} ± {100 * entry['accuracy']['std']:.1f}"
+    return spread(100 * entry["accuracy"]["mean"], 100 * entry["accuracy"]["std"], ".1f")
 
 
 ROWS = 8
@@ -148,6 +151,23 @@ def powers() -> str:
     return f"{fitted.caption}\n\n{fitted.markdown().rstrip()}"
 
 
+def result_table() -> str:
+    """What stands in result.json, key by key."""
+    lines = ["| key | type | what it is |", "|---|---|---|"]
+
+    def add(properties: Mapping[str, Any], before: str = "") -> None:
+        for name, described in properties.items():
+            kinds = described["type"] if isinstance(described["type"], list) else [described["type"]]
+            lines.append(f"| `{before}{name}` | {' or '.join(kinds)} | {described['description']} |")
+            if name == "config":  # docs/keys.md has its keys
+                continue
+            add(described.get("properties", {}), f"{before}{name}.")
+            add(described.get("items", {}).get("properties", {}), f"{before}{name}[].")
+
+    add(result_schema()["properties"])
+    return "\n".join(lines)
+
+
 BLOCKS = {
     "README.md": {"results": summary},
     "docs/performance.md": {
@@ -162,6 +182,8 @@ BLOCKS = {
         "peers": part("peers", peers.table),
         "footprint": lambda: footprint.table(document("footprint")),
     },
+    "docs/keys.md": {"keys": key_table},
+    "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {
         **{name: lambda name=name: table(name) for name in PAPERS if (DOCUMENTS / f"{name}.json").exists()},

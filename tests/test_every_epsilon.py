@@ -12,7 +12,7 @@ from murmurfl.app import client_app, server_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.config import configured_client
 from murmurfl.app.nodes.demo import ledger_line
 from murmurfl.app.papers import reproduce
@@ -95,6 +95,7 @@ SHOWING = {
 }
 AS_JSON = ("reproduce", "audit", "plan", "ledger show")
 SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade")
+NAMING = ("keys", "list")  # what there is, before there is any figure
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
 
 
@@ -104,7 +105,7 @@ def test_every_command_is_walked():
             return [" ".join(name)]
         return [leaf for key, child in command.commands.items() for leaf in leaves(child, (*name, key))]
 
-    assert set(leaves(typer.main.get_command(cli))) == {*SHOWING, *SILENT, *IN_PARTS}
+    assert set(leaves(typer.main.get_command(cli))) == {*SHOWING, *SILENT, *NAMING, *IN_PARTS}
 
 
 def test_what_commands_print_and_write(world):
@@ -126,6 +127,8 @@ def test_what_commands_print_and_write(world):
     assert shows_and_says(ledger_line("clinic", ledger))[1] or ledger.reserved_mu == 0
     for name in SILENT:
         assert not SHOWN.search(CliRunner().invoke(cli, [*name.split(), "ledger.sqlite", "--yes"]).output)
+    for name in NAMING:
+        assert not SHOWN.search(invoke(name).output)
 
 
 def test_what_flowers_log_says(tmp_path, caplog):

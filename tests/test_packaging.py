@@ -42,8 +42,10 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in FOLDERS:
         ours = {f"murmurfl/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
+        ours = {name.replace("murmurfl/app/wheel/", "murmurfl/") for name in ours}
         assert not ours - names
         assert f"murmurfl/{folder}/py.typed" in names
+    assert "murmurfl/__init__.py" in names
     assert {name.split("/")[0] for name in names} == {"murmurfl", f"murmurfl-{PROJECT['version']}.dist-info"}
 
 
@@ -51,11 +53,12 @@ def test_the_wheel_works_where_there_is_no_checkout(wheel, tmp_path):
     """Unpacked, as pip would, beside the dependencies; no .pth file of this environment is read."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = """
-import json
+import json, murmurfl
 from murmurfl import app, clients, privacy, strategies
 from murmurfl.app.commands.main import cli
-print(json.dumps([path for module in (app, clients, privacy, strategies) for path in module.__path__]))
+print(json.dumps([path for module in (murmurfl, app, clients, privacy, strategies) for path in module.__path__]))
 """
+    code += f"assert murmurfl.__version__ == {PROJECT['version']!r}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])}
     output = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
@@ -113,12 +116,24 @@ for package in ("clients", "strategies"):
     assert output.count("Expected Flower >=1.41,<1.43, got 1.40.0") == 2
 
 
-@pytest.mark.parametrize("package", ["murmurfl.clients", "murmurfl.strategies", "murmurfl.privacy"])
+@pytest.mark.parametrize("package", ["murmurfl.app", "murmurfl.clients", "murmurfl.strategies", "murmurfl.privacy"])
 def test_the_public_names_are_listed(package):
     """docs/api.md, and nothing else, says what is public and since when."""
     page = (ROOT / "docs" / "api.md").read_text()
     section = page.partition(f"## `{package}`")[2].partition("\n## ")[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (\d+\.\d+) \|", section, flags=re.MULTILINE))
     assert sorted(listed) == sorted(importlib.import_module(package).__all__)
-    newest = tuple(map(int, PROJECT["version"].split(".")[:2]))
-    assert all(tuple(map(int, since.split("."))) <= newest for since in listed.values())
+    major, minor = map(int, PROJECT["version"].split(".")[:2])
+    # What is not released yet bears the version it will come with.
+    assert all(tuple(map(int, since.split("."))) <= (major, minor + 1) for since in listed.values())
+    module = importlib.import_module(package)
+    assert all(getattr(module, name) is not None for name in listed)
+
+
+def test_the_version_is_the_projects():
+    import murmurfl
+    from murmurfl import app
+
+    assert murmurfl.__version__ == app.__version__ == PROJECT["version"]
+    with pytest.raises(AttributeError, match="nothing"):
+        murmurfl.nothing  # noqa: B018

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, PrivacyPolicy, gdp_mu
+from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, PrivacyPolicy, gdp_epsilon, gdp_mu
 from ...privacy.mechanisms import DECODERS, WORKLOADS, Mechanism
+from ...privacy.policy import ClipUnit, ReleaseRule
+from ..config import RunConfig
+from ..experiment import prepare
 from ..report.table import Column, Table
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -52,6 +55,12 @@ class PlanRequest:
         S.
     parameters : int
         d.
+    mu : float
+        The same guarantee as Gaussian DP, where that was wanted; default what epsilon at delta allows.
+    cap : int
+        Most releases of a machine, where it is set; 0 for as many as rounds and samples allow.
+    clip_unit, release_rule : str
+        As in :class:`~murmurfl.privacy.PrivacyPolicy`.
     """
 
     machines: int
@@ -64,8 +73,14 @@ class PlanRequest:
     passes: int = 1
     clip_norm: float = 1.0
     parameters: int = 1000
+    mu: float = 0.0
+    cap: int = 0
+    clip_unit: ClipUnit = "sample"
+    release_rule: ReleaseRule = "acknowledged"
 
     def __post_init__(self) -> None:
+        if not self.mu:
+            object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         for name in ("machines", "samples", "rounds", "batch_size", "per_round", "passes", "parameters"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"Expected {name} >= 1, got {getattr(self, name)}.")
@@ -102,7 +117,7 @@ class PlanRequest:
     @property
     def releases(self) -> int:
         """K, the most releases of a machine."""
-        return min(self.rounds, self.passes * self.separation)
+        return self.cap or min(self.rounds, self.passes * self.separation)
 
     def policy(self, mechanism: str, options: dict[str, str]) -> PrivacyPolicy:
         """A machine's policy."""
@@ -111,13 +126,15 @@ class PlanRequest:
             clip_norm=self.clip_norm,
             batch_size=self.batch_size,
             max_participations=self.releases,
-            mu=gdp_mu(self.epsilon, self.delta),
+            mu=self.mu,
             delta=self.delta,
             mechanism=mechanism,
             mechanism_options=options,
             num_rounds=self.rounds if paper else None,
             sample_participations=self.passes,
             min_separation=self.separation if self.passes > 1 else 1,
+            clip_unit=self.clip_unit,
+            release_rule=self.release_rule,
         )
 
 
@@ -209,6 +226,48 @@ class Plan:
         )
 
 
+def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
+    """What a run asks for: its machine with the most samples, its clip norm and its model, on its data.
+
+    Parameters
+    ----------
+    config : RunConfig
+    check_rounds : bool
+        Whether more rounds than its machines' samples last for are refused.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible, or its machines release no stream with noise of their own.
+    """
+    experiment = prepare(config)
+    policy = experiment.policy()
+    if not policy.adds_noise or "batch-size" not in experiment.method.keys:
+        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
+        raise ConfigurationError(
+            f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
+            "mechanisms for such noise."
+        )
+    if check_rounds:
+        experiment.check_rounds()
+    return PlanRequest(
+        machines=config.num_clients,
+        samples=max(experiment.sizes),
+        rounds=experiment.num_rounds,
+        batch_size=config.batch_size,
+        epsilon=gdp_epsilon(config.mu, config.delta),
+        delta=config.delta,
+        per_round=config.clients_per_round,
+        passes=config.passes,
+        clip_norm=experiment.values.clip_norm,
+        parameters=experiment.model.num_parameters,
+        mu=config.mu,
+        cap=config.max_participations,
+        clip_unit=policy.clip_unit,
+        release_rule=policy.release_rule,
+    )
+
+
 def make_plan(request: PlanRequest) -> Plan:
     """Every mechanism's noise and error for a request.
 
@@ -253,8 +312,7 @@ def make_plan(request: PlanRequest) -> Plan:
             )
     if not plans:
         raise ConfigurationError(next(iter(left_out.values())))
-    mu = gdp_mu(request.epsilon, request.delta)
-    return Plan(request, mu, request.releases, sensitivity, plans, left_out)
+    return Plan(request, request.mu, request.releases, sensitivity, plans, left_out)
 
 
 _COLUMNS = (

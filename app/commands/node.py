@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ..config import parse_assignments
-from ..terminal import say
+from .failing import fail, failing_clearly
+from .settings import Assignments, ConfigFile, Verbose, settings_of
+from .terminal import say
 
 
 def node(
@@ -25,12 +26,11 @@ def node(
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node
-    from .main import _failing_clearly
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    with _failing_clearly():
+    with failing_clearly():
         from ..nodes.supernode import Connection, machine_of, run_node
 
         settings = read_node(config)
@@ -42,33 +42,32 @@ def node(
 
 
 def deploy_demo(
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A run-config key=value; may be repeated.", show_default=False)
-    ] = None,
+    assignments: Assignments = None,
+    config_file: ConfigFile = None,
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from ..guarantees import expected_guarantee
     from ..nodes.demo import demo_config, ledger_line, run_demo
-    from ..progress import RunDisplay
-    from ..record import folder_for, summary_lines
-    from .main import _fail, _failing_clearly, is_worrying
+    from ..summary import summary_lines
+    from .display import RunDisplay
+    from .folders import folder_for
 
     def show(line: str) -> None:
         words = line.removeprefix("INFO :").strip()
-        if verbose or words.startswith("Waiting for machines"):
-            display.message(line if verbose else words)
-        elif not display.read(words) and is_worrying(line):
-            display.message(line, error=True)
+        if words.startswith("Waiting for machines") and not verbose:
+            display.message(words)
+        else:
+            display.log_line(line, verbose=verbose)
 
-    with _failing_clearly():
+    with failing_clearly():
         with folder_for(out.resolve(), name, "deploy-demo") as folder:
             if name and folder.exists():
-                _fail(f"Expected a new run folder, got {folder}; choose another --name.")
-            config = demo_config(parse_assignments(assignments or []), out.resolve(), name or folder.name)
+                fail(f"Expected a new run folder, got {folder}; choose another --name.")
+            config = demo_config(settings_of(config_file, assignments), out.resolve(), name or folder.name)
             say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
             with RunDisplay(expected_guarantee(config, deployed=True)) as display:
                 document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)

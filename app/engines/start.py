@@ -13,11 +13,12 @@ from ...privacy import ConfigurationError
 from ..client_app import app
 from ..config import RunConfig
 from ..experiment import prepare
+from ..own_modules import environment_for
 from ..record import RESULT_NAME, result_document
 from ..run import Progress, RunResult, run_experiment
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
-from .superlink import run_flower_app
 
 ENGINES = ("cohort", "inprocess", "ray")
 
@@ -46,7 +47,7 @@ def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None]
     """
     prepare(config)
     grid = InProcessGrid(app, config.num_clients, config.to_mapping())
-    return run_experiment(grid, config, on_progress=on_progress)
+    return run_experiment(grid, config, on_progress=on_progress, engine="inprocess")
 
 
 def run_cohort(
@@ -61,7 +62,7 @@ def run_cohort(
     :class:`~murmurfl.app.engines.cohort.CohortMachines`'s. It leaves no checkpoint.
     """
     machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)
-    return run_experiment(machines, config, on_progress=on_progress)
+    return run_experiment(machines, config, on_progress=on_progress, engine="cohort")
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:
@@ -79,14 +80,16 @@ def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any
             run_config=run_config,
             num_supernodes=config.num_clients,
             timeout_s=timeout_s,
-            environment=RAY_ENVIRONMENT,
+            environment=ray_environment(config),
             on_line=lambda line: None,  # noqa: ARG005 - nobody reads along
         )
         return json.loads((Path(folder) / "run" / RESULT_NAME).read_text())
 
 
-# Partitions are made here; nothing is asked of the hub.
-RAY_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+def ray_environment(config: RunConfig) -> dict[str, str]:
+    """What the environment of Ray's processes needs beyond this one's, for a run of this configuration."""
+    offline = {"HF_HUB_OFFLINE": "1"}  # partitions are made here: nothing is asked of the hub
+    return {**offline, **environment_for(config)}
 
 
 def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:

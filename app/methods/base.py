@@ -25,8 +25,9 @@ from ...privacy import (
     server_guarantee,
 )
 from ...strategies import ReleaseStrategy
-from ..config import RunConfig, known_mechanism
+from ..config import RunConfig
 from ..keys import refusal
+from ..mechanisms import known_mechanism
 from ..models.base import Model
 from ..registry import registry
 from .largest_mu import plan_or_largest_mu

@@ -9,7 +9,8 @@ from typing import Any
 from ...clients import NoisySGDClient
 from ...privacy import NO_NOISE
 from ...strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum
-from ..config import RunConfig, known_mechanism
+from ..config import RunConfig
+from ..mechanisms import known_mechanism
 from ..models.base import Model
 from .base import Method
 from .presets import PaperConstants, sgd_preset, tuned

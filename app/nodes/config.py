@@ -34,8 +34,9 @@ from ...privacy import (
     protocol,
     rounded_up,
 )
-from ..config import RunConfig, known_mechanism
+from ..config import RunConfig
 from ..keys import typed_value
+from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
 from ..methods.presets import feature_bound
 from ..models import make_model

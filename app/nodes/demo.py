@@ -21,15 +21,17 @@ from typing import Any
 
 from ...privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
 from ...privacy.files import write_private
-from ..commands.ledger import ledger_guarantee
 from ..config import RunConfig
+from ..engines.loopback import LaunchError, executable
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from ..engines.start import app_folder
-from ..engines.superlink import CONNECTION_NAME, Launch, LaunchError, Scalar, executable, toml_document
+from ..engines.superlink import CONNECTION_NAME, Launch
+from ..engines.toml import Scalar, toml_document
 from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
 from .config import NodeConfig, node_strategies
+from .ledgers import ledger_guarantee
 
 DEMO_SETTINGS: dict[str, Scalar] = {
     # Few, heavy rounds: one over a network costs seconds whatever is computed in it.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...privacy import rounded_up
 from ..config import RunConfig
-from ..report.table import Column, Marked, Row, Table
+from ..report.table import Column, Marked, Row, Table, spread
 from .accuracy import NOISE
 from .drawing import add_legend, colours, draw_band, new_figure, save
 from .kind import TableKind, Trial
@@ -184,7 +184,7 @@ def _excess_of(label: str) -> Callable[[Row], str | Marked | None]:
         row = line["cell"].get(label)
         if row is None:
             return None
-        excess = f"{row['excess risk']:.3g}" + ("" if row["± std"] is None else f" ± {row['± std']:.1g}")
+        excess = spread(row["excess risk"], row["± std"], ".3g", ".1g")
         step = f" ({row['step']:g}{', not covered' if row['epsilon'] is None else ''})"
         stands_out = row["epsilon"] != 0 and row["excess risk"] == line["best"]
         return Marked(excess, step) if stands_out else excess + step

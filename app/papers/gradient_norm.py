@@ -13,7 +13,7 @@ import numpy as np
 
 from ...privacy import ConfigurationError
 from ..config import RunConfig
-from ..report.table import Column, Row, Table
+from ..report.table import Column, Row, Table, spread
 from .accuracy import ACCURACY, EPSILON, NOISE, SECONDS, percent
 from .drawing import add_legend, colours, new_figure, save
 from .kind import Measure, Run, TableKind, Trial
@@ -289,7 +289,7 @@ def _against(line: Row) -> str:
 
 
 def _power(fit: Mapping[str, float]) -> str:
-    return f"{fit['slope']:.2f} ± {fit['standard_error']:.2f}"
+    return spread(fit["slope"], fit["standard_error"], ".2f")
 
 
 def _near(value: float) -> float:

@@ -81,7 +81,7 @@ class Jiang2026(Paper):
 
     def cells(self) -> list[Cell]:
         """One for each task, epsilon, order and share of private samples."""
-        return self._cells
+        return list(self._cells)
 
 
 MEAN = Jiang2026("mean", "mean estimation", _cells("mnist-69", "mean", (5.0, 10.0), _VARIED))

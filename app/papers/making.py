@@ -81,21 +81,9 @@ def make_runs(
     on_run : callable
         Called with the number of runs done.
     """
-    results: dict[RunKey, Run] = {}
-    waiting = []
-    for keys in made_together(configs, kind, workplace.engine):
-        group = [configs[key] for key in keys]
-        path = workplace.kept_in(group)
-        kept = _kept(path, kind)
-        if kept is None:
-            waiting.append((keys, group, path))
-        else:
-            results |= zip(keys, kept, strict=True)
+    results, waiting = _found(configs, kind, workplace)
     on_run(len(results))
     (workplace.out / "runs").mkdir(parents=True, exist_ok=True)
-    # The longest first, so that no worker is left with one at the end: a run costs its client updates. Then by seed:
-    # data that are made from it are made once.
-    waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
     workers = min(workplace.workers, max(len(waiting), 1))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
@@ -113,6 +101,26 @@ def make_runs(
             pool.shutdown(cancel_futures=True)
             raise
     return results
+
+
+def _found(
+    configs: Mapping[RunKey, RunConfig], kind: TableKind, workplace: Workplace
+) -> tuple[dict[RunKey, Run], list[tuple[list[RunKey], list[RunConfig], Path]]]:
+    """The runs that are kept, and what is to be made: keys, configurations and the file of each group."""
+    results: dict[RunKey, Run] = {}
+    waiting = []
+    for keys in made_together(configs, kind, workplace.engine):
+        group = [configs[key] for key in keys]
+        path = workplace.kept_in(group)
+        kept = _kept(path, kind)
+        if kept is None:
+            waiting.append((keys, group, path))
+        else:
+            results |= zip(keys, kept, strict=True)
+    # The longest first, so that no worker is left with one at the end: a run costs its client updates. Then by seed:
+    # data that are made from it are made once.
+    waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
+    return results, waiting
 
 
 def make_group(group: Sequence[RunConfig], kind: TableKind, engine: str) -> list[Run]:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..config import RunConfig
+from ...privacy import gdp_mu
+from ..config import RunConfig, without_unread
 from .cell import Cell, Overrides, Settings
 from .kind import TableKind
 
@@ -43,7 +44,7 @@ class Paper(ABC):
             return cells
         preset = overrides.get("preset", _preset(cells[0]))
         base = next((cell for cell in cells if _preset(cell) == preset), cells[0])
-        settings: Settings = {**base.settings, **overrides}
+        settings = _with_mu({**_still_read(base, overrides), **overrides})
         if self.everybody_is_asked and "clients-per-round" not in overrides:
             settings["clients-per-round"] = settings["num-clients"]
         strategy = settings.pop("strategy", None)
@@ -62,6 +63,25 @@ class Paper(ABC):
         table, paper = (known.table, known.paper) if known else ("as set", {})
         changed = replace(base, table=table, settings=settings, algorithms=algorithms, paper=paper)
         return [replace(changed, steps=steps, grids=grids)]
+
+
+def _with_mu(settings: Settings) -> Settings:
+    """Settings in which an epsilon is the mu it stands for, in the place of the cell's own."""
+    epsilon = settings.pop("epsilon", 0.0)
+    if epsilon:
+        settings["mu"] = gdp_mu(float(epsilon), float(settings.get("delta", RunConfig().delta)))
+    return settings
+
+
+def _still_read(cell: Cell, overrides: Overrides) -> Settings:
+    """A cell's settings that still mean something under others: not those of a task, a model or a mu that is gone."""
+    method = next(iter(cell.algorithms.values()))  # a cell's settings are read by all its algorithms
+    read = without_unread({**cell.settings, "strategy": method["strategy"], **overrides})
+    return {
+        key: value
+        for key, value in cell.settings.items()
+        if key in read and not (key == "mu" and overrides.get("epsilon"))
+    }
 
 
 def _preset(cell: Cell) -> object:

@@ -27,7 +27,7 @@ from ..config import RunConfig
 from ..experiment import Experiment, prepare
 from ..methods import METHODS
 from ..methods.shuffled import regularization
-from ..models.linear import LinearModel, MeanEstimation
+from ..models.linear import LinearModel, MeanEstimation, RidgeRegression
 from ..tasks.loading import public_shard
 
 Matrix = NDArray[np.float64]
@@ -92,32 +92,32 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     )
     ends, objectives = _epochs(first, columns)
     seconds = (time.perf_counter() - started) / len(configs)
-    results = []
-    for i, (config, experiment) in enumerate(zip(configs, experiments, strict=True)):
-        accuracy = math.nan
-        if config.model == "logistic":
-            _, accuracy = first.model.evaluate([ends[i]], (first.data.test_features, first.data.test_labels))
-        mu = experiment.guaranteed_mu() if METHODS[config.strategy].covers(config, prepare) else math.inf
-        results.append(
-            {
-                "accuracy": None if math.isnan(accuracy) else accuracy,
-                "loss": float(objectives[i, -1]),
-                "mu": mu if math.isfinite(mu) else None,
-                "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
-                "delta": config.delta,
-                "seconds": seconds,
-                "releases": len(experiment.asked_rounds),
-                "refusals": 0,
-                "lost_replies": 0,
-                "curves": {
-                    "loss": {
-                        "rounds": list(range(1, first.num_rounds + 1)),
-                        "values": [float(f"{value:.6g}") for value in objectives[i]],
-                    }
-                },
+    return [
+        {**_figures(experiment, ends[i], objectives[i]), "seconds": seconds} for i, experiment in enumerate(experiments)
+    ]
+
+
+def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[str, Any]:
+    """What a run that ended at a point is said to have been."""
+    config, data = experiment.config, experiment.data
+    _, accuracy = experiment.model.evaluate([end], (data.test_features, data.test_labels))
+    mu = experiment.guaranteed_mu() if experiment.method.covers(config, prepare) else math.inf
+    return {
+        "accuracy": None if math.isnan(accuracy) else accuracy,
+        "loss": float(objectives[-1]),
+        "mu": mu if math.isfinite(mu) else None,
+        "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
+        "delta": config.delta,
+        "releases": len(experiment.asked_rounds),
+        "refusals": 0,
+        "lost_replies": 0,
+        "curves": {
+            "loss": {
+                "rounds": list(range(1, experiment.num_rounds + 1)),
+                "values": [float(f"{value:.6g}") for value in objectives],
             }
-        )
-    return results
+        },
+    }
 
 
 def _epochs(experiment: Experiment, columns: _Columns) -> tuple[Matrix, Matrix]:
@@ -277,7 +277,7 @@ def _optimum(config: RunConfig) -> float:
     features, labels = _as_model_takes(experiment, (task.test_features, task.test_labels))
     if isinstance(model, MeanEstimation) and kind in ("ball", "none"):
         point = proximal(kind, np.asarray(features.mean(axis=0), dtype=np.float64), strength, 1.0)
-    elif config.model == "ridge" and kind == "l2":
+    elif isinstance(model, RidgeRegression) and kind == "l2":
         gram = 2 * features.T @ features / len(labels) + strength * np.eye(features.shape[1])
         point = np.asarray(np.linalg.solve(gram, 2 * features.T @ labels / len(labels)), dtype=np.float64)
     elif isinstance(model, LinearModel) and kind in ("l1", "none"):

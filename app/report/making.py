@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..record import loss_text, shown_accuracy
+from ..summary import loss_text, shown_accuracy
 from .page import page
 from .plots import compared_plots, run_plots
 from .recorded import RecordedRun, ReportError, setting_text
@@ -51,21 +52,7 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
         compared=[plot.inline("runs") for plot in compared],
         summary=_summary(runs),
         differing=_differing(runs),
-        runs=[
-            {
-                "name": run.name,
-                "guarantee": run.document["guarantee"],
-                "tiles": _tiles(run),
-                "plots": [plot.inline(f"run{i}") for plot in made],
-                "refusals": _refusals(run),
-                "training": run.document.get("training"),
-                "machines": _machines(run),
-                "left_out": max(len(run.names) - _MOST_MACHINES, 0),
-                "settings": run.settings,
-                "recorded": run.participation is not None,
-            }
-            for i, (run, made) in enumerate(zip(runs, plots, strict=True))
-        ],
+        runs=[_section(run, [plot.inline(f"run{i}") for plot in plots[i]]) for i, run in enumerate(runs)],
     )
     for plot in compared:
         plot.write(out, "runs")
@@ -75,6 +62,22 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
     path = out / PAGE_NAME
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """What the page says of one run."""
+    return {
+        "name": run.name,
+        "guarantee": run.document["guarantee"],
+        "tiles": _tiles(run),
+        "plots": plots,
+        "refusals": _refusals(run),
+        "training": run.document.get("training"),
+        "machines": _machines(run),
+        "left_out": max(len(run.names) - _MOST_MACHINES, 0),
+        "settings": run.settings,
+        "recorded": run.participation is not None,
+    }
 
 
 def _named(runs: list[RecordedRun]) -> list[RecordedRun]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...privacy import rounded_up
 from .recorded import RecordedRun
@@ -243,9 +244,6 @@ def _epsilon(run: RecordedRun) -> Plot | None:
 
 
 def _participation(run: RecordedRun) -> Plot | None:
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
     table = run.participation
     if table is None:
         return None
@@ -253,41 +251,45 @@ def _participation(run: RecordedRun) -> Plot | None:
     figure, axes = _figure(min(max(2.2, 0.8 + 0.16 * rows), 6.0))
     edges = np.array(run.rounds, dtype=float) - 0.5
     extent = np.append(edges, edges[-1] + 1)
-    binned = rows > _MOST_ROWS
     with _style():
         axes.grid(visible=False)
-        if binned:
-            groups = np.array_split(np.arange(rows), _ROW_GROUPS)
-            shares = np.array([100 * (table[group] > 0).mean(axis=0) for group in groups])
-            mesh = axes.pcolormesh(
-                extent, np.linspace(0, rows, _ROW_GROUPS + 1), shares, cmap="cividis", rasterized=True
-            )
-            figure.colorbar(mesh, label="machines with an aggregated release [%]")
-            caption = (
-                f"Machines in order, in {_ROW_GROUPS} groups: how many of each had a release aggregated in a round."
-            )
-        else:
-            states = np.ma.masked_less(np.where(table > 0, 1, table), 0)
-            axes.pcolormesh(
-                extent,
-                np.arange(rows + 1) - 0.5,
-                states,
-                cmap=ListedColormap([RED, BLUE]),
-                vmin=0,
-                vmax=1,
-                edgecolor="none",
-                rasterized=table.size > _MOST_CELLS,
-            )
-            colours = {"aggregated": BLUE, "asked, nothing aggregated": RED}
-            patches = [Patch(color=colour, label=label) for label, colour in colours.items()]
-            figure.legend(handles=patches, loc="outside lower center", ncols=2)
-            if rows <= _MOST_LINES:
-                axes.set_yticks(range(rows), run.names, fontsize=8)
-            caption = "Empty: not asked. Nothing aggregated: the reply was lost, refused, late or malformed."
+        draw = _shares_of_groups if rows > _MOST_ROWS else _each_machine
+        caption = draw(figure, axes, table, extent)
+        if rows <= _MOST_LINES:
+            axes.set_yticks(range(rows), run.names, fontsize=8)
         axes.invert_yaxis()
         _rounds_along(axes)
         axes.set_ylabel("machine")
     return Plot("participation", "Who took part", caption, figure)
+
+
+def _shares_of_groups(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: NDArray[np.float64]) -> str:
+    """More machines than a picture has rows: how many of neighbouring ones took part. Its caption is returned."""
+    groups = np.array_split(np.arange(len(table)), _ROW_GROUPS)
+    shares = np.array([100 * (table[group] > 0).mean(axis=0) for group in groups])
+    mesh = axes.pcolormesh(extent, np.linspace(0, len(table), _ROW_GROUPS + 1), shares, cmap="cividis", rasterized=True)
+    figure.colorbar(mesh, label="machines with an aggregated release [%]")
+    return f"Machines in order, in {_ROW_GROUPS} groups: how many of each had a release aggregated in a round."
+
+
+def _each_machine(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: NDArray[np.float64]) -> str:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    axes.pcolormesh(
+        extent,
+        np.arange(len(table) + 1) - 0.5,
+        np.ma.masked_less(np.where(table > 0, 1, table), 0),
+        cmap=ListedColormap([RED, BLUE]),
+        vmin=0,
+        vmax=1,
+        edgecolor="none",
+        rasterized=table.size > _MOST_CELLS,
+    )
+    colours = {"aggregated": BLUE, "asked, nothing aggregated": RED}
+    patches = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=2)
+    return "Empty: not asked. Nothing aggregated: the reply was lost, refused, late or malformed."
 
 
 def _replies(run: RecordedRun) -> Plot:

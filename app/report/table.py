@@ -40,7 +40,7 @@ class Marked:
         return f"**{self.bold}**{self.rest}"
 
 
-def spread(mean: float, std: float | None, form: str) -> str:
+def spread(mean: float, std: float | None, form: str, std_form: str = "") -> str:
     """A mean and its standard deviation for people; of a single run (None) the figure alone.
 
     Parameters
@@ -48,9 +48,11 @@ def spread(mean: float, std: float | None, form: str) -> str:
     mean : float
     std : float or None
     form : str
-        How both are formatted, such as ``.1f``.
+        How they are formatted, such as ``.1f``.
+    std_form : str
+        How the standard deviation is, if otherwise.
     """
-    return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{form}}"
+    return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{std_form or form}}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from murmurfl.app import client_app
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.record import CHECKPOINT_NAME, FAILURE_NAME, write_failure, write_record
 from murmurfl.app.run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
@@ -49,7 +48,7 @@ def test_every_training_has_a_session_of_its_own_and_the_guarantee_is_the_machin
     first, second = (run_experiment(grid_of(client_app.app), CONFIG, deployed=True) for _ in range(2))
     assert first.strategy.session != second.strategy.session
     assert first.mu == max(statement["mu-guaranteed"] for statement in first.statements.values())
-    assert "Real machines: the figure is what 2 of 2 machines say" in result_guarantee(first).sentence
+    assert "Real machines: the figure is what 2 of 2 machines say" in first.guarantee.sentence
 
 
 def test_a_grid_that_is_not_known_to_be_a_simulation_is_taken_for_real_machines():

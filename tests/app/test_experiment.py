@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app, record
+from murmurfl.app.commands.folders import folder_for
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.cohort import CohortMachines
@@ -21,9 +22,10 @@ from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.progress import RoundLine
-from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.record import result_document, write_record
 from murmurfl.app.run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import run_folder
+from murmurfl.app.summary import summary_lines
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 from typer.testing import CliRunner
 
@@ -360,5 +362,5 @@ def test_a_runs_name_cannot_leave_its_folder_of_runs(name, tmp_path):
 @pytest.mark.parametrize("name", ["first", "mu=4, digits", "Übung 3", "v0.2..rc", "a b'\"c", "x" * 200])
 def test_any_other_name_is_a_folders(name, tmp_path):
     assert run_folder(RunConfig.from_mapping({"run-name": name, "out-dir": str(tmp_path)}), 1) == tmp_path / name
-    with record.folder_for(tmp_path, name, "") as folder:
+    with folder_for(tmp_path, name, "") as folder:
         assert folder.parent == tmp_path

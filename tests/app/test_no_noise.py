@@ -13,15 +13,16 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import caption_guarantee, expected_guarantee, result_guarantee
+from murmurfl.app.guarantees import caption_guarantee, expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.papers import Cell, reproduce
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.making import make_run
-from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.record import result_document, write_record
 from murmurfl.app.report.making import make_report
 from murmurfl.app.run import run_experiment
+from murmurfl.app.summary import summary_lines
 from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum, TrustedMu2
@@ -48,7 +49,7 @@ def test_every_strategy_runs_without_noise_on_every_engine_and_nothing_is_said_t
     assert {s["mu-guaranteed"] for s in result.statements.values()} == {math.inf}
     document = result_document(result)
     assert document["mu"] is document["epsilon"] is document["privacy"]["mu"] is document["privacy"]["epsilon"] is None
-    for sentence in (result_guarantee(result).sentence, expected_guarantee(ours).sentence, document["guarantee"]):
+    for sentence in (result.guarantee.sentence, expected_guarantee(ours).sentence, document["guarantee"]):
         assert sentence.startswith("Nothing is guaranteed, epsilon is infinite")
         assert "no noise was added anywhere" in sentence
         assert "Not private: for comparison only." in sentence

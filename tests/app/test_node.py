@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes import config as node
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client, describe
 from murmurfl.app.nodes.supernode import Connection, repeating_the_last_answer
@@ -188,6 +188,20 @@ def test_on_a_real_node_the_run_configuration_decides_nothing(tmp_path, monkeypa
     client = client_app.client_fn(context({"partition-id": 3}, weaker))
     assert (client.machine.policy.mu, client.machine.policy.clip_norm, client.name) == (4.0, 2.0, "clinic")
     assert client.machine.policy.trust == "untrusted-server"
+
+
+def test_a_run_configuration_cannot_have_a_real_node_import_anything(tmp_path, monkeypatch):
+    (tmp_path / "module_of_a_stranger.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ("strategy", "task", "features", "model", "partition", "mechanism")
+    asked = context({"partition-id": 3}, dict.fromkeys(names, "module_of_a_stranger:Thing"))
+    with pytest.raises(ConfigurationError, match="Expected an operator's configuration"):
+        client_app.client_fn(asked)
+    made(tmp_path)
+    monkeypatch.setenv(NODE_CONFIG_VARIABLE, str(tmp_path / "node.toml"))
+    assert client_app.client_fn(asked).name == "clinic"
+    with pytest.raises(ConfigurationError, match="imported"):  # what an operator's own file names is imported
+        NodeConfig.from_mapping({**BASE, "model": "module_of_a_stranger:Thing"})
 
 
 def test_the_operators_command_line_may_name_the_file(tmp_path):

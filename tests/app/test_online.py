@@ -5,7 +5,6 @@ import json
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.guarantees import result_guarantee
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.over_seeds import curve_statistics
 from murmurfl.app.papers.regret import RegretTable
@@ -39,7 +38,7 @@ def test_more_noise_means_more_regret_and_every_mechanism_says_what_it_guarantee
     for name, result in results.items():
         document = result_document(result)
         json.dumps(document, allow_nan=False)
-        sentence = result_guarantee(result).sentence
+        sentence = result.guarantee.sentence
         if name == "none":
             assert document["mu"] is None
             assert document["epsilon"] is None

@@ -141,3 +141,61 @@ def test_the_command_refuses_in_one_line():
     result = CliRunner().invoke(cli, [*ARGUMENTS[:-1], "-3"])
     assert result.exit_code == 1
     assert "murmurfl: Expected epsilon" in result.stderr
+
+
+def planned(*arguments):
+    ran = CliRunner().invoke(cli, ["plan", *map(str, arguments), "--json"])
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"num-clients": 12, "clients-per-round": 5, "batch-size": 4, "num-rounds": 20}, "cancelling uniform"),
+        ({"passes": 2, "batch-size": 24, "mechanism": "blt", "model": "mlp"}, "blt"),
+        ({"strategy": "noisy-sgd", "max-participations": 7, "num-rounds": 7, "mu": 1.5, "delta": 1e-6}, "independent"),
+        ({"strategy": "online", "batch-size": 5, "num-rounds": 6, "mechanism": "sqrt_toeplitz"}, "sqrt_toeplitz"),
+        ({"release-rule": "paper", "partition": "dirichlet", "batch-size": 2, "num-rounds": 4}, "cancelling uniform"),
+    ],
+)
+def test_the_plan_of_a_run_has_the_noise_of_its_machines(settings, name, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    plan = planned("--config", path)
+    result = run_cohort(RunConfig.from_mapping(settings))
+    (made,) = (made for made in plan["mechanisms"] if made["name"] == name)
+    largest = max(result.statements.values(), key=lambda statement: statement["max-participations"])
+    assert made["noise_std"] == largest["noise-std"]
+    assert plan["releases"] == largest["max-participations"]
+    assert plan["mu"] == RunConfig.from_mapping(settings).mu
+    assert plan["request"]["parameters"] == result.experiment.model.num_parameters
+
+
+def test_options_win_over_a_runs_configuration(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("epsilon = 2.0\nnum-clients = 20\nclients-per-round = 5\nbatch-size = 4\n")
+    assert planned("--config", path, "--set", "mu=3")["mu"] == 3.0
+    plan = planned("--config", path, "--epsilon", 1.0, "--clip", 0.5, "--batch", 2, "--parameters", 7, "--samples", 600)
+    request = plan["request"]
+    assert (pytest.approx(request["epsilon"]), plan["mu"]) == (1.0, gdp_mu(1.0, 1e-5))
+    assert (request["machines"], request["per_round"], request["batch_size"], request["samples"]) == (20, 5, 2, 600)
+    assert (request["clip_norm"], request["parameters"]) == (0.5, 7)
+    assert planned("--config", path, "--per-round", 0)["request"]["per_round"] == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--machines", "3"], 2, "Expected --samples, --rounds, --batch, --epsilon as well"),
+        (["--set", "strategy=trusted-mu2"], 1, "strategy = 'trusted-mu2'"),
+        (["--set", "mechanism=none"], 1, "mechanism = 'none'"),
+        (["--set", "num-rounds=1000"], 1, "Expected num-rounds <= 17, got 1000"),
+        (["--set", "num-clients=10", "--samples", "3"], 1, "Expected batch_size <= the 3 samples of a machine"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
+    ran = CliRunner().invoke(cli, ["plan", *arguments])
+    assert ran.exit_code == code, ran.output
+    assert words in ran.stderr
+    assert ran.stderr.count("\n") == 1

@@ -4,9 +4,10 @@ import io
 import math
 
 import pytest
+from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.progress import RoundLine, RunDisplay
+from murmurfl.app.progress import RoundLine
 from murmurfl.privacy import Guarantee
 from rich.console import Console
 

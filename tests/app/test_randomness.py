@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import (

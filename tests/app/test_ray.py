@@ -1,17 +1,23 @@
 """The real thing: `flwr run` on Ray, compared with the in-process engine, and what is left behind."""
 
+import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from murmurfl.app import simulate
+from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.engines.start import run_in_process
-from murmurfl.app.engines.superlink import LaunchError, run_flower_app
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -75,6 +81,42 @@ def test_an_unknown_key_and_a_folder_without_an_app_are_refused(tmp_path, nothin
         run_flower_app(ROOT, run_config={"speed": 3}, num_supernodes=2, timeout_s=120)
     with pytest.raises(LaunchError, match=r"pyproject\.toml"):
         run_flower_app(tmp_path, num_supernodes=2)
+
+
+MINE = """
+import numpy as np
+import torch
+
+
+def make_task():
+    features = np.random.default_rng(1).standard_normal((160, 4))
+    labels = (features[:, 0] > 0).astype(int)
+    return features[:120], labels[:120], features[120:], labels[120:]
+
+
+def make_model(num_features, num_classes):
+    return torch.nn.Linear(num_features, num_classes)
+"""
+
+
+def test_a_task_and_a_model_of_the_current_folder_are_found_by_all_of_ray(tmp_path, monkeypatch, nothing_left):
+    """The command is started where the module lies, which is on nobody's search path."""
+    (tmp_path / "mine_on_ray.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    settings = {"task": "mine_on_ray:make_task", "model": "mine_on_ray:make_model", "num-clients": "3"}
+    settings |= {"clients-per-round": "3", "num-rounds": "2"}
+    assignments = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    ran = CliRunner().invoke(cli, ["run", "--name", "x", "--timeout", "300", *assignments])
+    assert ran.exit_code == 0, ran.output
+    document = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
+    assert document["engine"] == "ray"
+    assert document["aggregated"] == 6
+    expected = simulate({name: int(value) if value.isdigit() else value for name, value in settings.items()})
+    with np.load(tmp_path / "runs" / "x" / "model.npz") as model:
+        for name, values in zip(expected.experiment.model.names, expected.parameters, strict=True):
+            assert np.allclose(model[name], values, rtol=1e-5, atol=1e-6)
+    del sys.modules["mine_on_ray"]
 
 
 def test_a_run_that_does_not_end_is_stopped(nothing_left):

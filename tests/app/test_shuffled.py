@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
-from murmurfl.app.guarantees import result_guarantee
-from murmurfl.app.record import result_document, summary_lines, write_record
+from murmurfl.app.record import result_document, write_record
+from murmurfl.app.summary import summary_lines
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty
@@ -32,6 +32,14 @@ BASE = RunConfig(
     checkpoint=False,
     mu=2.0,
 )
+CRIME = {
+    "task": "crime",
+    "model": "ridge",
+    "synthetic_samples": 6000,  # the defaults: this task reads none
+    "synthetic_features": 784,
+    "public_samples": 0,
+    "data_root": "/nowhere",
+}
 VARIANTS = ("interleaved", "dp-shuffleg", "priv-pub", "pub-priv", "public-only")
 
 
@@ -70,13 +78,13 @@ def test_only_epochs_that_touch_private_samples_are_asked_for_and_recorded(varia
     json.dumps(document, allow_nan=False)
     if variant == "public-only":
         assert (result.mu, result.epsilon) == (0.0, 0.0)
-        assert "nothing is spent" in result_guarantee(result).sentence
+        assert "nothing is spent" in result.guarantee.sentence
     else:
         assert result.mu == pytest.approx(2.0)
         assert statement["mu-spent"] == pytest.approx(2.0)
-        assert f"{expected} epochs" in result_guarantee(result).sentence
+        assert f"{expected} epochs" in result.guarantee.sentence
         named = "amplification by iteration" if variant == "interleaved" else "plain composition"
-        assert named in result_guarantee(result).sentence
+        assert named in result.guarantee.sentence
     assert statement["public-steps"] == (15 if variant == "interleaved" else 0)
 
 
@@ -88,9 +96,10 @@ def test_what_does_not_fit_is_refused():
         ({"public_samples": 600}, "public-samples"),
         ({"mechanism": "blt"}, "mechanism"),
         ({"strategy": "mu2"}, "public-samples"),
-        ({"task": "crime"}, "'ridge'"),
-        ({"task": "crime", "model": "ridge"}, "public-samples"),
-        ({"task": "crime", "model": "ridge", "public_samples": 0, "data_root": "/nowhere"}, "communities"),
+        ({"task": "crime"}, "synthetic-samples"),
+        ({**CRIME, "model": "logistic"}, "'ridge'"),
+        ({**CRIME, "public_samples": 30}, "public-samples"),
+        (CRIME, "communities"),
     ):
         with pytest.raises(ConfigurationError, match=match):
             run_cohort(replace(BASE, **changes))

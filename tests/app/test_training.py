@@ -14,9 +14,10 @@ from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.record import summary_lines, write_record
+from murmurfl.app.record import write_record
 from murmurfl.app.report.making import make_report
 from murmurfl.app.run import run_experiment
+from murmurfl.app.summary import summary_lines
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.clients import simulation as simulation_module
 from murmurfl.privacy import MemoryLedger, protocol

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.superlink import LaunchError
+from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY
 from murmurfl.app.nodes.demo import deployment, node_settings

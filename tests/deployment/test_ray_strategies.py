@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines.start import RAY_ENVIRONMENT, ray_overrides, run_in_process
-from murmurfl.app.engines.superlink import run_flower_app
+from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.start import ray_environment, ray_overrides, run_in_process
 
 pytestmark = pytest.mark.deployment
 
@@ -57,7 +57,7 @@ def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(name,
         ROOT,
         run_config=ray_overrides(config),
         num_supernodes=config.num_clients,
-        environment=RAY_ENVIRONMENT,
+        environment=ray_environment(config),
         timeout_s=400,
     )
     expected = run_in_process(config)

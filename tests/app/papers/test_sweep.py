@@ -77,7 +77,7 @@ def test_a_step_beyond_the_theorem_is_refused_by_silos_and_marked_by_the_sweep()
 def test_no_point_is_below_the_optimum(model, kind):
     config = replace(BASE, model=model, regularizer=kind, regularizer_strength=0.3, synthetic_samples=61)
     experiment, least = prepare(config), optimum(config)
-    task = experiment.task
+    task = experiment.data
 
     def objective(point):
         loss = experiment.model.evaluate([point], (task.test_features, task.test_labels))[0]

@@ -10,20 +10,21 @@ from pathlib import Path
 
 import pytest
 from murmurfl.app.analysis.plan import PlanRequest, make_plan
+from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.commands.main import cli
+from murmurfl.app.commands.terminal import say_table, wrapped
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduce import tables_of
-from murmurfl.app.progress import RoundLine, RunDisplay
-from murmurfl.app.terminal import say_table, wrapped
+from murmurfl.app.progress import RoundLine
 from murmurfl.privacy import Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PLAN = ["plan", "--machines=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"]
 QUICK = ["--engine", "cohort", "--set", "num-rounds=2", "--set", "noise-quality=fast"]
 COMMANDS = ["", "run", "reproduce", "plan", "audit", "report", "node", "deploy-demo", "ledger", "ledger create"]
-COMMANDS += ["ledger show", "ledger accept-rollback", "ledger new-mark"]
+COMMANDS += ["ledger show", "ledger accept-rollback", "ledger new-mark", "keys", "list"]
 
 
 def shown(*arguments, columns="80"):

@@ -1,0 +1,75 @@
+"""``murmurfl reproduce``: a paper's tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..own_modules import search_here
+from ..papers import PAPERS
+from .completion import complete_paper
+from .failing import failing_clearly
+from .settings import AsJson, Assignments, ConfigFile, settings_of
+from .terminal import say, say_table
+
+if TYPE_CHECKING:
+    from ..papers import Cell, Paper
+
+
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(PAPERS)}; or package.module:PAPER, a Paper of your own.",
+            autocompletion=complete_paper,
+        ),
+    ],
+    assignments: Assignments = None,
+    config_file: ConfigFile = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this; 0 for as many as the paper.")] = 0,
+    engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce a paper's tables, or with --set or --config any other cell of them."""
+    from ..papers.reproduce import tables_of
+    from ..papers.runs import plan_runs
+
+    with failing_clearly():
+        if ":" in name:
+            search_here()
+        paper = PAPERS[name]
+        cells = paper.cells_with(settings_of(config_file, assignments))
+        seeds = seeds or paper.seeds
+        plan_runs(cells, seeds, engine, paper.table)  # refuses before the progress bar shows
+        folder = out or Path("runs") / paper.name
+        document = _made(paper, cells, folder, bar=not as_json, seeds=seeds, engine=engine, jobs=jobs)
+        if as_json:
+            typer.echo(json.dumps(document, indent=2))
+            return
+        for table in tables_of(document, paper.name, paper.table):
+            say_table(table.title, table.texts(), table.labels)
+        say(f"{seeds} runs of each, with seeds 1 to {seeds}." if seeds > 1 else "One run of each, with seed 1.")
+        say(document["guarantee"])
+        say(f"{paper.name}.json, .csv, .md and .png are in {folder}")
+
+
+def _made(paper: Paper, cells: list[Cell], folder: Path, *, bar: bool, **options: Any) -> dict[str, Any]:
+    """The document of a reproduction, with a bar that says how far it is."""
+    from ..papers.reproduce import reproduce as make
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not bar) as progress:
+        task = progress.add_task(paper.name, total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return make(paper, cells, folder, on_run=show, **options)

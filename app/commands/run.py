@@ -1,0 +1,105 @@
+"""``murmurfl run``: one training on an engine, its files in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import RunConfig
+from .failing import fail, failing_clearly
+from .settings import Assignments, ConfigFile, Verbose, settings_of
+from .terminal import say
+
+ENGINES = ("ray", "inprocess", "cohort")
+
+
+def run(
+    assignments: Assignments = None,
+    config_file: ConfigFile = None,
+    engine: Annotated[str, typer.Option(help="ray (through `flwr run`), inprocess or cohort.")] = "ray",
+    out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run's folder; default from the settings and the time.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
+    verbose: Verbose = False,
+) -> None:
+    """Run one private federated training and leave its result in a folder."""
+    from ..record import CHECKPOINT_NAME, RESULT_NAME
+    from ..summary import summary_lines
+    from .folders import folder_for
+
+    with failing_clearly():
+        settings = settings_of(config_file, assignments)
+        config = RunConfig.from_mapping(settings)
+        if engine not in ENGINES:
+            fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
+        with folder_for(out.resolve(), name, config.label) as folder:
+            if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
+                fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
+            settings |= {"out-dir": str(out.resolve()), "run-name": name or folder.name}
+            if engine == "ray":
+                _run_on_ray(RunConfig.from_mapping(settings), folder, timeout, verbose)
+            else:
+                _run_here(RunConfig.from_mapping(settings), engine, folder)
+        document = json.loads((folder / RESULT_NAME).read_text())
+        typer.echo("")
+        for line in summary_lines(document, folder):
+            say(line)
+
+
+def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+    from ..engines.flower_run import run_flower_app
+    from ..engines.start import app_folder, ray_environment, ray_overrides
+    from ..guarantees import expected_guarantee
+    from ..record import RESULT_NAME
+    from ..trackers import check_trackers
+    from .display import RunDisplay
+
+    check_trackers(config)
+    guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
+    say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
+
+        def show(line: str) -> None:
+            log.write(line + "\n")
+            display.log_line(line, verbose=verbose)
+
+        run_flower_app(
+            app_folder(),
+            run_config=ray_overrides(config),
+            num_supernodes=config.num_clients,
+            timeout_s=timeout,
+            environment=ray_environment(config),
+            on_line=show,
+        )
+    if not (folder / RESULT_NAME).exists():
+        fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
+
+
+def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
+    import logging
+
+    from ..engines.start import run_cohort, run_in_process
+    from ..guarantees import expected_guarantee
+    from ..progress import RoundLine
+    from ..record import write_record
+    from ..run import Progress
+    from ..trackers import tracking
+    from .display import RunDisplay
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    start = run_cohort if engine == "cohort" else run_in_process
+    guarantee = expected_guarantee(config)
+    with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
+
+        def show(progress: Progress) -> None:
+            display.show(RoundLine.of(progress, config.noise_quality))
+            trackers.round(progress)
+
+        result = start(config, on_progress=show)
+        trackers.result(write_record(result, folder))

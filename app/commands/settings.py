@@ -1,0 +1,57 @@
+"""The options that say what is run, the same for every command that runs, plans or measures something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import parse_assignments
+from ..keys import Value
+from ..own_modules import names_own, search_here
+from ..settings import layered, read_settings
+from .completion import complete_assignment
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A run-config key, such as mu=2; may be repeated. `murmurfl keys` lists all of them.",
+        show_default=False,
+        autocompletion=complete_assignment,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="Run-config keys from a TOML file; what is --set wins over them.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")]
+
+
+def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, Value]:
+    """The settings of a file and of a command line, by hyphenated key; the latter win.
+
+    If they name something of one's own, the current folder is searched for it from now on.
+
+    Parameters
+    ----------
+    file : Path or None
+    assignments : list of str or None
+        Texts ``key=value``.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    made = layered({} if file is None else read_settings(file), parse_assignments(assignments or []))
+    if names_own(made):
+        search_here()
+    return made

@@ -1,0 +1,61 @@
+"""What is shown of run-config keys: a table, a TOML file and a JSON schema, all from their declarations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .config import readers_of, run_keys
+from .keys import Key, Value
+
+
+def shown(value: Value) -> str:
+    """A value as it is typed; nothing for an empty text."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def expected(one: Key) -> str:
+    """What a key may be, in words; names may also be things of one's own."""
+    names = [name for name in one.known if name]
+    if one.kind != "str" or not names:
+        words = one.expected
+        return f"{words} (empty: {one.zero})" if one.kind == "str" and one.zero else words
+    own = ", or one of your own, package.module:Thing" if one.names or one.own else ""
+    return f"one of {', '.join(names)}{own}"
+
+
+def readers(one: Key) -> str:
+    """Who reads a key."""
+    return ", ".join(readers_of(one)) or ("every run" if not one.read_by else f"no built-in {one.read_by}")
+
+
+def key_table() -> str:
+    """Every key, as a table in Markdown: the documentation's."""
+    lines = ["| key | default | what it may be | read by | what it is |", "|---|---|---|---|---|"]
+    for one in run_keys().values():
+        default = shown(one.default)
+        cells = (f"`{one.name}`", f"`{default}`" if default else "", expected(one), readers(one), one.sentence)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def key_toml() -> str:
+    """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
+    return "".join(f"{name} = {_toml(one.default)}\n" for name, one in run_keys().items())
+
+
+def _toml(value: Value) -> str:
+    # JSON's words for these four types are TOML's too.
+    return json.dumps(value)
+
+
+def config_schema() -> Mapping[str, Any]:
+    """A run configuration as a JSON schema: any of its keys, and no others."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A run configuration of murmurfl",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: one.schema() for name, one in run_keys().items()},
+    }

@@ -1,0 +1,159 @@
+"""What an operator is told of a ledger: what was spent on which run, what is left, and what that guarantees."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...privacy import Guarantee, LedgerSummary, SessionSummary, gdp_epsilon, rounded_up
+from ...privacy.guarantee import SESSION
+
+_NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
+_ONLY_TRUSTED = " under a trusted server, and for no other"
+
+
+def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
+    """A ledger's summary as a JSON document; null where there is no bound.
+
+    Parameters
+    ----------
+    summary : LedgerSummary
+    path : Path
+        Where it was read.
+
+    Notes
+    -----
+    **Formal guarantees.** ``spent`` is what all releases of all sessions opened so far together guarantee, made or not,
+    against whom ``guarantee`` says: where a session was under a trusted server, against everybody but that one.
+    """
+    amounts = (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
+    return {
+        "path": str(path),
+        "data": summary.data,
+        "created": summary.created,
+        "guarantee": ledger_guarantee(summary).document(),
+        "delta": summary.delta,
+        **{name: _amount(mu, summary.delta) for name, mu in amounts},
+        "samples_used": summary.samples_used,
+        "commits": summary.commits,
+        "mark": summary.mark,
+        "problem": summary.mark_problem,
+        "key_file": summary.key_file,
+        "sessions": [_session_document(session, summary.delta) for session in summary.sessions],
+    }
+
+
+def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
+    guarantee = session_guarantee(session, delta)
+    return {
+        "session": session.session,
+        "trust": guarantee.trust,
+        **_amount(session.mu, delta),
+        "guarantee": guarantee.sentence,
+        "releases": session.releases,
+        "acknowledged": session.ack,
+        "closed": session.closed,
+        "first_release": session.first_release,
+        "last_release": session.last_release,
+        "terms": dict(session.terms),
+    }
+
+
+def _amount(mu: float, delta: float) -> dict[str, float | None]:
+    """A mu and its epsilon; None for what is infinite."""
+    both = {"mu": mu, "epsilon": gdp_epsilon(mu, delta)}
+    return {name: value if math.isfinite(value) else None for name, value in both.items()}
+
+
+def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
+    """What everything released under a ledger guarantees: all sessions opened so far, made or not.
+
+    Parameters
+    ----------
+    summary : LedgerSummary
+    """
+    words = list(dict.fromkeys(session_guarantee(s, summary.delta).mechanism for s in summary.sessions))
+    return Guarantee(
+        summary.reserved_mu,
+        summary.delta,
+        "; ".join(words) or "nothing released yet",
+        trust="trusted-server" if summary.trusted_a_server else "untrusted-server",
+        covers="over all releases of all sessions on this ledger",
+        notes=(_NOTHING_AGAINST_IT,) if summary.trusted_a_server else (),
+    )
+
+
+def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
+    """What one session on a ledger guarantees, by the terms it was opened with.
+
+    Parameters
+    ----------
+    session : SessionSummary
+    delta : float
+        The ledger's.
+    """
+    terms = session.terms
+    if session.trusted:
+        return Guarantee(
+            session.mu,
+            delta,
+            "no noise on this machine: the server's, by its own word",
+            trust="trusted-server",
+            covers=SESSION,
+            notes=(_NOTHING_AGAINST_IT,),
+        )
+    options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
+    named = ", ".join(str(value) for value in options if value)
+    words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
+    return Guarantee(session.mu, delta, words, covers=SESSION)
+
+
+def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
+    """What a ledger says in all, in lines for people."""
+
+    def amount(mu: float) -> str:
+        if math.isinf(mu):
+            return "no bound: a session under a trusted server, of version 0.1, reserved none"
+        # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
+        return f"epsilon {rounded_up(gdp_epsilon(mu, summary.delta))} at delta {summary.delta:g} (mu {rounded_up(mu)})"
+
+    return [
+        f"ledger    {path}",
+        f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
+        f"budget    {amount(summary.budget_mu)}",
+        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
+        f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
+        f"that is   {ledger_guarantee(summary).sentence}",
+        f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
+        f"key       {summary.key_file or 'in the ledger'}",
+    ]
+
+
+def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
+    """A ledger's sessions, a row of texts each."""
+    return [
+        {
+            "session": session.session,
+            "opened, UTC": _when(session.first_release),
+            "last, UTC": _when(session.last_release),
+            "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
+            "mu": rounded_up(session.mu),
+            "epsilon": rounded_up(gdp_epsilon(session.mu, summary.delta)),
+            "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
+            "batch": str(session.terms.get("batch_size", "?")),
+            "noise": "none: the server's" if session.trusted else _noise(session.terms),
+            "state": "closed" if session.closed else "open",
+        }
+        for session in summary.sessions
+    ]
+
+
+def _noise(terms: Mapping[str, Any]) -> str:
+    return f"{terms.get('mechanism', '?')}, std {terms.get('noise_std', math.nan):.3g}"
+
+
+def _when(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

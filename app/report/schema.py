@@ -1,0 +1,175 @@
+"""What ``result.json`` holds, as a JSON schema: the one place where its keys are described.
+
+The documentation's page is made from it, and a test holds the results of runs against it. ``format`` says which version
+of it a document follows (:data:`murmurfl.app.record.FORMAT`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...privacy import RELATIONS, TRUST_MODELS, UNITS
+from ..config import run_keys
+from ..record import FORMAT
+
+Schema = dict[str, Any]
+
+_WITHOUT_NOISE = "simulation only, and not private"
+
+
+def _value(kind: str, words: str, **more: Any) -> Schema:
+    return {"type": kind, "description": words, **more}
+
+
+def _or_null(kind: str, words: str, **more: Any) -> Schema:
+    return {"type": [kind, "null"], "description": words, **more}
+
+
+def _count(words: str) -> Schema:
+    return _value("integer", words, minimum=0)
+
+
+def _listed(words: str, *kinds: str) -> Schema:
+    return _value("array", words, items={"type": list(kinds)})
+
+
+def _object(words: str, properties: dict[str, Schema], *, null: bool = False, **more: Any) -> Schema:
+    kind = ["object", "null"] if null else "object"
+    return {"type": kind, "description": words, "properties": properties, "required": list(properties), **more}
+
+
+def _privacy() -> Schema:
+    return _object(
+        "The guarantee in its parts.",
+        {
+            "mu": _or_null("number", "Gaussian-DP parameter; null where nothing is guaranteed."),
+            "epsilon": _or_null("number", "At `delta`; null where nothing is guaranteed."),
+            "delta": _value("number", "Where epsilon is shown."),
+            "unit": _value("string", "What is protected as a whole.", enum=list(UNITS)),
+            "relation": _value("string", "How neighbouring data sets differ.", enum=list(RELATIONS)),
+            "trust": _value("string", "Who is trusted.", enum=list(TRUST_MODELS)),
+            "mechanism": _value("string", "Whose noise of which mechanism."),
+            "covers": _value("string", "Which releases the figure is true of."),
+            "notes": _listed("Sentences about what the figure rests on.", "string"),
+            "sentence": _value("string", "All of it in one standard sentence: `guarantee`."),
+        },
+    )
+
+
+def _per_round() -> Schema:
+    entry = _object(
+        "One round.",
+        {
+            "round": _value("integer", "From 1.", minimum=1),
+            "accuracy": _or_null("number", "Of the central evaluation; null in rounds without one."),
+            "loss": _or_null("number", "Of the central evaluation; null in rounds without one, or if not finite."),
+            "asked": _count("Machines asked."),
+            "aggregated": _count("Replies that entered the model."),
+            "lost": _count("Machines that were not connected or did not reply in time."),
+            "late": _count("Replies dropped because a later one of that machine was aggregated before."),
+            "malformed": _count("Replies dropped for their shape, values or entries."),
+            "refused": _value("object", "Refusals by reason.", additionalProperties={"type": "integer"}),
+        },
+    )
+    return _value("array", "What became of every round.", items=entry)
+
+
+def _training() -> Schema:
+    return _object(
+        f"What clipping did: {_WITHOUT_NOISE}; null on real machines.",
+        {
+            "note": _value("string", "That these figures are not private."),
+            "rows": _count("Contributions that were clipped: gradients, local steps or updates."),
+            "not_finite": _count("Those that were not finite, and count as zero."),
+            "clipped": _count("Those longer than the clip norm."),
+            "median_ratio": _or_null("number", "Their length over the clip norm, in the median."),
+            "largest_ratio": _or_null("number", "The largest of them."),
+            "sentence": _value("string", "The figures in words."),
+            "worrying": _value("boolean", "Whether such training comes to little."),
+            "rounds": _listed("The rounds of the lists that follow.", "integer"),
+            "not_finite_per_round": _listed("By round.", "integer"),
+            "clipped_per_round": _listed("By round.", "integer"),
+            "median_ratio_per_round": _listed("By round.", "number", "null"),
+            "largest_ratio_per_round": _listed("By round.", "number", "null"),
+        },
+        null=True,
+    )
+
+
+def _online() -> Schema:
+    regret = {"type": ["array", "null"], "items": {"type": ["number", "null"]}}
+    return _object(
+        f"What online learning cost so far: {_WITHOUT_NOISE}; null where it was not computed.",
+        {
+            "rounds": _listed("The rounds of the lists that follow.", "integer"),
+            "cumulative-loss": {**regret, "description": "Of the global models, summed."},
+            "dynamic-regret": {**regret, "description": "Against every round's own optimum; null if it is not known."},
+            "static-regret": {**regret, "description": "Against the best fixed model; null if it is not known."},
+        },
+        null=True,
+    )
+
+
+def _norms() -> Schema:
+    return _object(
+        f"Norms of the training loss's gradient: {_WITHOUT_NOISE}; null unless `gradient-norm` is set.",
+        {
+            "rounds": _listed("Rounds that were evaluated; 0 is the start.", "integer"),
+            "values": _listed("The norms.", "number", "null"),
+        },
+        null=True,
+    )
+
+
+def result_schema() -> Schema:
+    """The JSON schema of ``result.json``: every key with its type and a sentence."""
+    config = {name: one.schema() for name, one in run_keys().items()}
+    machine = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
+    properties = {
+        "format": _value(
+            "integer", f"Version of this document; now {FORMAT}. Those of murmurfl 0.1 have none.", minimum=1
+        ),
+        "date": _value("string", "When it was written: ISO 8601, UTC.", format="date-time"),
+        "engine": _or_null(
+            "string",
+            "What carried the messages; null for a program of one's own.",
+            enum=["cohort", "inprocess", "ray", "real-nodes", None],
+        ),
+        "versions": _value(
+            "object", "Of murmurfl, Python and the packages that were used.", additionalProperties={"type": "string"}
+        ),
+        "accuracy": _or_null("number", "On the test set, after the last round; null where the model has none."),
+        "loss": _or_null("number", "On the test set, after the last round; null if it is not finite."),
+        "mu": _or_null("number", "Gaussian-DP parameter of everything that was released; null: nothing is guaranteed."),
+        "epsilon": _or_null("number", "The same at `delta`; it means what `guarantee` says, and nothing else."),
+        "delta": _value("number", "Where epsilon is shown."),
+        "guarantee": _value("string", "What mu and epsilon are true of, in one sentence."),
+        "privacy": _privacy(),
+        "rounds": _count("Rounds that were made."),
+        "num_clients": _count("Machines in all."),
+        "releases": _count("Releases that the machines say they made."),
+        "aggregated": _count("Releases that entered the model."),
+        "refusals": _count("Requests that machines refused."),
+        "lost_replies": _count("Replies that did not come."),
+        "late_replies": _count("Replies that came too late to count."),
+        "malformed_replies": _count("Replies that could not be read."),
+        "num_parameters": _count("Values of the model, d."),
+        "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
+        "config": _value(
+            "object",
+            "The run configuration, with what the preset and the data made of rounds, clip, step, ball, schedule and "
+            "sampling; its keys are those of `murmurfl keys`.",
+            properties=config,
+        ),
+        "online": _online(),
+        "gradient_norms": _norms(),
+        "training": _training(),
+        "machines": _value(
+            "object",
+            "What each machine says of itself, by name: releases, mu, samples used, policy.",
+            additionalProperties=machine,
+        ),
+        "per_round": _per_round(),
+    }
+    made = _object("What a run leaves: `result.json`.", properties)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A result of murmurfl", **made}

@@ -1,0 +1,81 @@
+"""Settings of a run from several places: a TOML file of run-config keys, a command line, a program's own.
+
+What comes later wins. ``mu`` and ``epsilon`` say the same thing in two ways, so a later one of the two puts an earlier
+other one out of force; both in one place are refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..privacy import ConfigurationError
+from .config import mu_and_epsilon, run_keys, unknown_key
+from .keys import Value
+
+_SAME = {"mu": "epsilon", "epsilon": "mu"}
+
+
+def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
+    """Settings by hyphenated key, of which later layers win over earlier ones.
+
+    Parameters
+    ----------
+    *layers : mapping
+        Such as a file's settings, then those of a command line.
+
+    Raises
+    ------
+    ConfigurationError
+        If one layer sets both mu and epsilon.
+    """
+    merged: dict[str, Value] = {}
+    for layer in layers:
+        if "mu" in layer and layer.get("epsilon"):
+            raise mu_and_epsilon(layer["mu"], layer["epsilon"])
+        for name, value in layer.items():
+            if name in _SAME and value:  # epsilon = 0 says that mu counts: it takes nothing out of force
+                merged.pop(_SAME[name], None)
+            merged[name] = value
+    return merged
+
+
+def read_settings(path: Path) -> dict[str, Value]:
+    """The settings of a TOML file: hyphenated run-config keys in one flat table.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, a key is unknown, or a value of another type or out of its range; it names the file
+        and the key. What goes together is checked where a :class:`~murmurfl.app.config.RunConfig` is made.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}: {error.strerror}.") from None
+    except ValueError as error:  # of TOML and of UTF-8
+        raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}, got: {error}.") from None
+    try:
+        return layered({name: _read(name, value) for name, value in found.items()})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"In {path}: {error}") from None
+
+
+def _read(name: str, value: Any) -> Value:
+    known = run_keys()
+    if name in known:
+        read = known[name].read(value)
+        known[name].check(read)
+        return read
+    if isinstance(value, dict):
+        raise ConfigurationError(
+            f"Expected run-config keys in one flat table, got the table [{name}]: write its keys at the top, as in "
+            "num-clients = 20."
+        )
+    raise unknown_key(name, known)

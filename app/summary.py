@@ -1,0 +1,56 @@
+"""A run in a few lines for people, and the figures in them as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..privacy import rounded_up
+
+
+def shown(value: float | None) -> str:
+    """A mu or an epsilon for people, rounded up; None is infinite."""
+    return rounded_up(math.inf if value is None else value)
+
+
+def noise_note(noise_quality: str) -> str:
+    """What must stand beside an epsilon that rests on noise of this quality."""
+    return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
+
+
+def loss_text(loss: float | None) -> str:
+    """A loss for people; None is one that is no finite number."""
+    return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
+
+
+def shown_accuracy(document: Mapping[str, Any]) -> str:
+    """A run's accuracy for people, or its loss where the model has no accuracy."""
+    if document["accuracy"] is None:
+        return f"none; loss {loss_text(document['loss'])}"
+    return f"{100 * document['accuracy']:.1f} %"
+
+
+def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
+    """A short summary for people."""
+    rows = [
+        ("test accuracy", shown_accuracy(document)),
+        ("mu", shown(document["mu"])),
+        (
+            "epsilon",
+            f"{shown(document['epsilon'])} at delta = {document['delta']:g}"
+            f"{noise_note(document['config']['noise-quality'])}",
+        ),
+        ("rounds", str(document["rounds"])),
+        ("machines", str(document["num_clients"])),
+        ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
+        ("refusals", str(document["refusals"])),
+        ("lost replies", str(document["lost_replies"])),
+        ("files", str(folder)),
+    ]
+    training = document.get("training")
+    if training and training["worrying"]:
+        rows.insert(1, ("training", training["sentence"]))
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]

@@ -1,0 +1,12 @@
+"""Private federated learning whose noise cancels itself: a Flower app and library.
+
+The package ``murmurfl`` of a wheel and of an editable install; in a checkout and in Flower's bundle it is murmurfl.py.
+"""
+
+from importlib import import_module
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.app").__version__

@@ -1,0 +1,167 @@
+"""`--config` and `--set`: one set of keys, of which the command line's win; every mistake is named in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from murmurfl.app.commands.main import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.keys import Key
+from murmurfl.app.nodes.demo import demo_config
+from murmurfl.app.settings import layered, read_settings
+from murmurfl.privacy import ConfigurationError, gdp_mu
+from typer.testing import CliRunner
+
+QUICK = ["run", "--engine", "cohort", "--name", "x"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def written(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def document(*arguments):
+    result = CliRunner().invoke(cli, [*QUICK, *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return json.loads(Path("runs/x/result.json").read_text())
+
+
+def refused(*arguments):
+    result = CliRunner().invoke(cli, [*QUICK, *map(str, arguments)])
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("murmurfl: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_a_file_sets_keys_and_the_command_line_wins(tmp_path):
+    path = written(tmp_path, "num-rounds = 2\nbatch-size = 4\nclip-norm = 3\nepsilon = 2.0\ngradient-norm = false\n")
+    config = document("--config", path, "--set", "batch-size=5", "--set", "num-rounds=3")["config"]
+    assert (config["batch-size"], config["num-rounds"], config["clip-norm"]) == (5, 3, 3.0)
+    assert config["mu"] == gdp_mu(2.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "assignment", "mu"),
+    [
+        ("epsilon = 2.0", "mu=3", 3.0),
+        ("mu = 3.0", "epsilon=2", gdp_mu(2.0, 1e-5)),
+        ("mu = 3.0\nepsilon = 0", "delta=1e-4", 3.0),
+        ("epsilon = 2.0", "delta=1e-4", gdp_mu(2.0, 1e-4)),
+        ("mu = 3.0", "epsilon=0", 3.0),
+    ],
+)
+def test_of_mu_and_epsilon_the_later_one_counts(tmp_path, text, assignment, mu):
+    name, _, value = assignment.partition("=")
+    settings = layered(read_settings(written(tmp_path, text)), {name: float(value)})
+    assert RunConfig.from_mapping(settings).mu == mu
+    assert demo_config(settings, tmp_path, "x").mu == mu
+
+
+def test_both_in_one_place_are_refused(tmp_path):
+    assert "Expected mu or epsilon, got both: mu = 2, epsilon = 3." in refused("--set", "mu=2", "--set", "epsilon=3")
+    path = written(tmp_path, "mu = 2.0\nepsilon = 3.0\n")
+    assert f"In {path}: Expected mu or epsilon, got both" in refused("--config", path)
+    with pytest.raises(ConfigurationError, match="got both"):
+        layered({"mu": 4.0, "epsilon": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num-client = 3", "got 'num-client'; did you mean 'num-clients'?"),
+        ("num-clients = [1, 2]", "Expected num-clients to be an integer, got [1, 2]."),
+        ("num-clients = 2.5", "Expected num-clients to be an integer, got 2.5."),
+        ("num-clients = 0", "Expected num-clients to be an integer >= 1, got 0."),
+        ("mu = true", "Expected mu to be a finite number, got True."),
+        ('preset = "papr"', "did you mean 'paper'?"),
+        ("seed = 2024-01-01", "Expected seed to be an integer"),
+        ("[tool.flwr.app.config]\nmu = 2.0", "one flat table, got the table [tool]"),
+        ("mu = = 3", "Invalid value (at line 1, column 6)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_the_file(tmp_path, text, words):
+    path = written(tmp_path, text)
+    said = refused("--config", path)
+    assert str(path) in said
+    assert words in said
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    assert "at nowhere.toml: No such file or directory." in refused("--config", "nowhere.toml")
+    assert f"at {tmp_path}: Is a directory." in refused("--config", tmp_path)
+    path = tmp_path / "bytes.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert f"at {path}, got: 'utf-8' codec" in refused("--config", path)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("strategi=mu2", "got 'strategi'; did you mean 'strategy'?"),
+        ("strategy=mu22", "Expected strategy to be a known name, got 'mu22'; did you mean 'mu2'?"),
+        ("task=minst", "did you mean 'mnist'?"),
+        ("mechanism=bltt", "did you mean 'blt'?"),
+        ("mu", "Expected key=value, got 'mu'."),
+        ("num-clients=ten", "Expected num-clients to be an integer, got 'ten'."),
+        ("task=nowhere_at_all:thing", "No module named 'nowhere_at_all'"),
+    ],
+)
+def test_a_mistyped_setting_is_named_with_what_was_meant(assignment, words):
+    assert words in refused("--set", assignment)
+
+
+def test_a_file_of_all_defaults_is_the_default_run(tmp_path):
+    printed = CliRunner().invoke(cli, ["keys", "--toml"]).stdout
+    assert RunConfig.from_mapping(read_settings(written(tmp_path, printed))) == RunConfig()
+
+
+MINE = """
+import numpy as np
+
+def make_task():
+    features = np.eye(4)[np.arange(120) % 4]
+    return features, np.arange(120) % 4, features[:40], np.arange(40) % 4
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module in the current folder, which nothing has on its search path; gone from the process afterwards."""
+    (tmp_path / "mine_of_settings.py").write_text(MINE)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    yield "task=mine_of_settings:make_task"
+    sys.modules.pop("mine_of_settings", None)
+
+
+def test_things_of_ones_own_are_found_in_the_current_folder(mine):
+    settings = ["--set", mine, "--set", "num-clients=3", "--set", "clients-per-round=3"]
+    assert document(*settings)["config"]["task"] == "mine_of_settings:make_task"
+    for command in (["plan"], ["audit", "--runs", "20"]):
+        result = CliRunner().invoke(cli, [*command, *settings])
+        assert result.exit_code == 0, result.output
+
+
+def test_without_things_of_ones_own_the_search_path_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    before = sys.path.copy()
+    document("--set", "num-rounds=1")
+    assert sys.path == before
+
+
+def test_every_key_that_may_name_ones_own_is_looked_at():
+    from murmurfl.app.config import run_keys
+    from murmurfl.app.own_modules import names_own
+
+    own = {one.name for one in run_keys().values() if one.names or one.own}
+    assert own == {"strategy", "task", "features", "model", "partition", "mechanism"}
+    assert all(names_own({name: "package.module:Thing"}) for name in own)
+    assert not names_own({"out-dir": "C:/", "track": "a:b", "task": "digits"})
+    assert isinstance(run_keys()["task"], Key)

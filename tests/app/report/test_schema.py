@@ -1,0 +1,106 @@
+"""What a run writes is what the schema of result.json says; results without a version are read as well."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import jsonschema
+import pytest
+from murmurfl.app import simulate
+from murmurfl.app.commands.main import cli
+from murmurfl.app.record import FORMAT, write_record
+from murmurfl.app.report.schema import result_schema
+from typer.testing import CliRunner
+
+from murmurfl import __version__
+
+VALIDATOR = jsonschema.Draft202012Validator(result_schema(), format_checker=jsonschema.FormatChecker())
+SETTINGS = {
+    "default": {"num_rounds": 2},
+    "nothing private": {"num_rounds": 2, "mechanism": "none"},
+    "lossy": {"num_rounds": 5, "lost_replies": 0.4, "noise_quality": "fast", "evaluate_every": 2},
+    "norms": {"num_rounds": 2, "gradient_norm": True, "model": "mlp"},
+    "trusted": {"num_rounds": 2, "strategy": "tree-momentum"},
+    "online": {
+        "strategy": "online",
+        "task": "synthetic-logistic",
+        "partition": "own",
+        "model": "logistic",
+        "clip_unit": "contractive",
+        "num_clients": 2,
+        "clients_per_round": 2,
+        "num_rounds": 3,
+        "batch_size": 5,
+        "synthetic_samples": 200,
+        "synthetic_features": 5,
+        "learning_rate": 0.01,
+    },
+    "shuffled": {
+        "strategy": "shuffled",
+        "task": "synthetic-logistic",
+        "partition": "own",
+        "model": "logistic",
+        "num_clients": 1,
+        "clients_per_round": 1,
+        "variant": "dp-shuffleg",
+        "num_rounds": 1,
+        "synthetic_samples": 80,
+        "synthetic_features": 5,
+    },
+    "diverged": {"num_rounds": 3, "model": "mlp", "learning_rate": 1e30},
+}
+
+
+@pytest.fixture
+def document(tmp_path):
+    return write_record(simulate(num_rounds=2), tmp_path)
+
+
+def test_the_schema_is_one_and_is_printed():
+    jsonschema.Draft202012Validator.check_schema(result_schema())
+    assert json.loads(CliRunner().invoke(cli, ["report", "--schema"]).stdout) == result_schema()
+
+
+@pytest.mark.parametrize("engine", ["cohort", "inprocess"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_results_follow_it(name, engine, tmp_path):
+    before = datetime.now(UTC)
+    write_record(simulate(engine=engine, **SETTINGS[name]), tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text())
+    VALIDATOR.validate(document)
+    assert set(document) == set(result_schema()["properties"]), "every key is described, and every described one there"
+    assert document["format"] == FORMAT == 1
+    assert document["engine"] == engine
+    assert timedelta(0) <= datetime.fromisoformat(document["date"]) - before + timedelta(seconds=1) < timedelta(hours=1)
+    assert document["versions"]["murmurfl"] == __version__
+    assert {"python", "flwr", "numpy", "scipy"} <= set(document["versions"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "1"},
+        {"engine": "spark"},
+        {"versions": {"numpy": 2}},
+        {"epsilon": "24"},
+        {"privacy": {}},
+        {"per_round": [{"round": 0}]},
+        {"config": {"mu": "4"}},
+        {"training": {"rows": 1}},
+    ],
+)
+def test_another_document_would_be_noticed(document, change):
+    VALIDATOR.validate(document)
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate({**document, **change})
+    missing = {key: value for key, value in document.items() if key not in change}
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(missing)
+
+
+def test_a_result_of_before_is_still_reported(tmp_path, document):
+    old = {key: value for key, value in document.items() if key not in ("format", "date", "engine", "versions")}
+    old["config"] = {key: value for key, value in old["config"].items() if key != "epsilon"}
+    (tmp_path / "result.json").write_text(json.dumps(old))
+    result = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "<svg" in (tmp_path / "report" / "index.html").read_text()
