@@ -20,7 +20,6 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
-from murmurfl.privacy import rounded_up
 
 from . import engines, footprint, mechanisms, momentum, noise, picture, profile, scale, streams
 from .peers import run as peers
@@ -59,18 +58,16 @@ def summary() -> str:
             told = entry["paper"].get("accuracy")
             cells.append(accuracy(entry) + ("" if told is None else f" ({told:.1f})"))
         note = "" if pair.other == "noisy-sgd" else " (the papers' release rule)"
-        lines.append(
-            f"| {pair.cell['table']}, μ = {pair.cell['settings']['mu']:g} | {pair.asked} | {pair.epsilon} | {cells[0]} | "
-            f"{cells[1]}{note} |"
-        )
+        setting = f"{pair.cell['table']}, μ = {pair.cell['settings']['mu']:g}"
+        lines.append(f"| {setting} | {pair.asked} | {pair.epsilon} | {cells[0]} | {cells[1]}{note} |")
     return "\n".join(
         [
             "MNIST, one pass, untrusted server; test accuracy in percent, mean ± standard deviation over "
             f"{made['seeds']} seeds, in brackets what the paper prints.",
             "",
-            *lines,
-            "",
             told_of(rows).replace("Epsilon", "ε"),
+            "",
+            *lines,
             "",
             _many_passes(rows),
         ]
@@ -85,15 +82,12 @@ def told_of(rows: Sequence[picture.Pair]) -> str:
 def _many_passes(rows: Sequence[picture.Pair]) -> str:
     """The baselines of the same cells that use samples more than once: no comparison without them."""
     found = [
-        f"{label}, {accuracy(entry)} at μ = {pair.cell['settings']['mu']:g}"
+        f"{label}, {accuracy(entry)} ({pair.cell['table']}, μ = {pair.cell['settings']['mu']:g})"
         for pair in rows
         for label, entry in pair.cell["algorithms"].items()
         if pair.practical and entry["settings"].get("passes", 1) > 1
     ]
-    return (
-        "Baselines that go through the samples many times, with "
-        f"{rows[-1].cell['settings']['num-clients'] // 2} machines a round, come as far: {'; '.join(found)}."
-    )
+    return f"Baselines that use every sample many times, at the same ε: {'; '.join(found)}."
 
 
 def draw_pictures() -> None:
