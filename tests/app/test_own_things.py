@@ -6,13 +6,15 @@ audited, shown in a report and reproduced.
 
 import json
 import re
+import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from murmurfl.app.analysis.audit import audit_run
-from murmurfl.app.analysis.plan import PlanRequest, make_plan
+from murmurfl.app.analysis.plan import make_plan, request_of
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, run_in_process
@@ -24,7 +26,8 @@ from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own.md").read_text()
-FILES = dict(re.findall(r"^<!-- file: (mine/\w+\.py) -->\n```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE))
+FILES = dict(re.findall(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE))
+RUN, REPORT, PLAN, AUDIT = re.findall(r"^murmurfl (.*)$", PAGE, flags=re.MULTILINE)
 KEYS = ("task", "partition", "model", "strategy", "mechanism")
 
 
@@ -49,10 +52,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def settings():
     """The run configuration that the page gives, with all things together."""
-    (block,) = re.findall(r"^settings = \{.*?^\}", PAGE, flags=re.DOTALL | re.MULTILINE)
-    names = {}
-    exec(block, names)
-    return names["settings"]
+    return tomllib.loads(FILES["mine.toml"])
 
 
 @pytest.fixture
@@ -60,14 +60,15 @@ def config(settings):
     return RunConfig.from_mapping({**settings, "checkpoint": False})
 
 
-def command(*words):
-    result = CliRunner().invoke(cli, words, env={"COLUMNS": "160"})
+def command(line):
+    """What a command prints."""
+    result = CliRunner().invoke(cli, shlex.split(line), env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def test_the_page_has_a_file_for_everything_that_can_be_ones_own(settings):
-    assert {Path(name).stem for name in FILES} == {*KEYS, "features", "paper"}
+    assert {Path(name).stem for name in FILES} == {"mine", *KEYS, "features", "paper"}
     assert {key for key, value in settings.items() if str(value).startswith("mine.")} == set(KEYS)
 
 
@@ -99,12 +100,11 @@ def test_features_of_ones_own_are_made_of_a_tasks_images():
 
 
 def test_they_run_from_the_command_line_and_are_reported(settings, folder):
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command("run", "--engine", "cohort", "--name", "ours", *words)
+    command(RUN)
     document = json.loads((folder / "runs" / "ours" / "result.json").read_text())
     assert {key: document["config"][key] for key in settings} == settings
     assert "half-cancelling noise on each machine" in document["guarantee"]
-    command("report", "runs/ours")
+    command(REPORT)
     page = (folder / "runs" / "ours" / "report" / "index.html").read_text()
     for name in (*(settings[key] for key in KEYS), document["guarantee"]):
         assert name in page
@@ -116,12 +116,8 @@ def test_a_report_is_made_of_a_record_of_them(config, tmp_path):
 
 
 def test_a_mechanism_of_ones_own_stands_in_the_plan(config):
-    experiment = prepare(config)
-    request = PlanRequest(
-        machines=4, samples=45, rounds=5, batch_size=8, epsilon=2.0, delta=1e-5, per_round=4,
-        parameters=experiment.model.num_parameters,
-    )  # fmt: skip
-    plans = {made.name: made for made in make_plan(request).mechanisms}
+    assert "half-cancelling" in command(PLAN)
+    plans = {made.name: made for made in make_plan(request_of(config)).mechanisms}
     ours = plans["half-cancelling"]
     assert ours.prefix_last == pytest.approx(ours.noise_std * np.sqrt(1 + 4 / 4))
     # Its noise in a prefix sum grows like a quarter of what independent noise grows like, from more noise at first.
@@ -130,6 +126,7 @@ def test_a_mechanism_of_ones_own_stands_in_the_plan(config):
 
 
 def test_an_audit_measures_them(config):
+    assert "The claim stands" in command(AUDIT)
     found = audit_run(config, runs=200)
     assert (found.mechanism, found.releases) == ("half-cancelling", 5)
     assert not found.result.violated
@@ -139,7 +136,7 @@ def test_an_audit_measures_them(config):
 
 
 def test_a_paper_of_ones_own_is_reproduced(folder):
-    shown = command("reproduce", "mine.paper:Mine", "--jobs", "1", "--seeds", "1")
+    shown = command("reproduce mine.paper:Mine --jobs 1 --seeds 1")
     document = json.loads((folder / "runs" / "mine-2026" / "mine-2026.json").read_text())
     assert [cell["settings"]["mu"] for cell in document["cells"]] == [2.0, 8.0]
     for cell in document["cells"]:
