@@ -68,3 +68,22 @@ def test_a_newcomer_is_sent_here_first():
     first = re.search(r"\]\((?!http|pictures)([^)]+)\)", (ROOT / "docs" / "index.md").read_text())
     assert first is not None
     assert first[1] == "house.md"
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page):
+    marked = "\n".join(line for line in page.read_text().splitlines() if not line.startswith("    "))
+    assert missing(marked) == []
+
+
+# One name for a thing (docs/glossary.md): these are the papers' own words for a machine, and the guarantee's for jiang-2026.
+PAPERS_WORDS = re.compile(r"papers? also|\(the paper's (?:silo|learners)\)|epochs of each silo|its readers call a silo")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_machine_is_called_a_machine(page):
+    for line in page.read_text().splitlines():
+        assert not re.search(r"\b(?:silo|learner)s?\b", line) or PAPERS_WORDS.search(line.lower()), line
