@@ -79,7 +79,7 @@ def test_what_a_page_names_exists(page):
     assert missing(marked) == []
 
 
-# One name for a thing (docs/glossary.md): these are the papers' own words for a machine, and the guarantee's for jiang-2026.
+# docs/glossary.md: one name for a thing. These are the papers' own words, and those of jiang-2026's guarantee.
 PAPERS_WORDS = re.compile(r"papers? also|\(the paper's (?:silo|learners)\)|epochs of each silo|its readers call a silo")
 
 
