@@ -140,7 +140,7 @@ class Deployment(Launch):
     def start_node(self, name: str, program: Sequence[str] = ()) -> subprocess.Popen[Any]:
         """Start a node, or start it again: ``murmurfl node``, or another program that takes its arguments."""
         files = self.nodes[name]
-        program = program or (sys.executable, "-m", __package__ or "murmurfl.app")
+        program = program or (sys.executable, "-m", "murmurfl.app")
         command = [*program, "node", str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--auth-private-key", str(files.private_key)]
         command += ["--root-certificates", str(self.certificates.authority)]
