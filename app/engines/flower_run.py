@@ -81,7 +81,7 @@ def run_flower_app(
     Raises
     ------
     LaunchError
-        If anything but a completed run came of it: the exception that ended the ServerApp, Flower's refusal, a
+        If the run did not complete: the exception that ended the ServerApp, Flower's refusal, a
         timeout, an interrupt (SIGINT, or SIGTERM and SIGHUP where nobody else handles them). Raised after everything
         is stopped.
     ConfigurationError

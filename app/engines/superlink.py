@@ -5,8 +5,8 @@ may edit the app's pyproject.toml. Here every run gets its own SuperLink, on a f
 ``flwr run`` submits to it and streams its log, ``flwr ls`` says whether it succeeded; and whatever happens, every
 process is stopped, the port closed and the scratch home removed before the call returns.
 
-The SuperLink is started here rather than by ``flwr run``: then it is our child, its start may take as long as a busy
-machine needs (``flwr run`` gives it 15 s), and its own log can explain a refusal.
+The SuperLink is started here and not by ``flwr run``. So it is our child, its start may take as long as a busy computer
+needs (``flwr run`` gives it 15 s), and its own log can explain a refusal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _START_TIMEOUT_S = 90.0
 _STATUS_TIMEOUT_S = 60.0
 _PORT_ATTEMPTS = 3
 _PORT_TIMEOUT_S = 3.0
-# Politely to what was started here, which takes its own children along; to every process; without asking.
+# First politely to what was started here, which takes its own children along; then to every process; then by force.
 _STOP_STEPS = (
     (3.0, signal.SIGTERM, False),
     (2.0, signal.SIGTERM, True),
@@ -178,7 +178,7 @@ class Launch:
             limit = time.monotonic() + grace_s
             asked: set[int] = set()
             while True:
-                # poll() reaps; what it has reaped is not ours any more, and its number may be somebody else's.
+                # poll() reaps a process; from then on its number may be another process's, and must not be signalled.
                 own = {process.pid for process in self.processes if process.poll() is None}
                 left = processes.living(own)
                 for pid in left:
@@ -201,7 +201,7 @@ class Launch:
         self, command: list[str], *, stdout: int | IO[bytes], stderr: int = subprocess.STDOUT, **options: Any
     ) -> subprocess.Popen[Any]:
         """Start a process of this launch, in its environment."""
-        # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the rest in order.
+        # In a session of its own, so that Ctrl-C in the terminal reaches us alone and we stop the rest in order.
         process = subprocess.Popen(
             command,
             env=self.environment,
