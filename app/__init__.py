@@ -10,12 +10,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .config import RunConfig
     from .run import RunResult
     from .simulation import simulate
-
-__version__ = "0.1.0"
 
 __all__ = ["RunConfig", "RunResult", "simulate"]
 

@@ -1,8 +1,9 @@
 """The Flower ClientApp.
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
-with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: its
-file decides (:mod:`murmurfl.app.nodes.config`), and without one it refuses, whatever the run configuration says.
+with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: the
+operator's file decides (:mod:`murmurfl.app.nodes.config`), and without that file the machine refuses, whatever the run
+configuration says.
 (Flower's plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node`` runs the installed code.)
 """
 

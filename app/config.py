@@ -1,9 +1,9 @@
 """The run configuration: typed, validated, and refused with one clear line before the first round.
 
 Its keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run . -c "mu=2 num-clients=20"`` and
-``murmurfl run --set mu=2 --set num-clients=20`` override them. Each is declared here once (:mod:`.keys`), and nowhere
-else is anything said of it. What a method, a task, a partition, a model or a mechanism reads beyond the common keys it
-says itself; a key that none of the chosen ones reads must be left at its default.
+``murmurfl run --set mu=2 --set num-clients=20`` override them. Each key is declared here once (:mod:`.keys`) and
+described nowhere else. A method, task, partition, model or mechanism says itself what it reads beyond the common keys;
+a key that none of the chosen ones reads must be left at its default.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class RunConfig:
 
     @property
     def private(self) -> bool:
-        """Whether anything is: not without noise."""
+        """Whether anything is private: nothing is without noise."""
         return self.mechanism != NO_NOISE
 
     @property

@@ -24,7 +24,7 @@ from .tasks.loading import load_dataset, load_shards
 
 
 class Experiment(Problem):
-    """A problem and its method: everything both sides need, before the first round. Its parameters are Problem's."""
+    """A problem and its method: everything that both sides need before the first round. Parameters are Problem's."""
 
     @cached_property
     def method(self) -> Method:
@@ -56,8 +56,9 @@ class Experiment(Problem):
     def check_rounds(self) -> None:
         """Refuse more rounds than samples and caps of simulated machines allow.
 
-        Without ``num-rounds`` a run is one pass over all samples, in which a machine may use its own up before others
-        do: that is allowed, and :func:`~murmurfl.app.run.run_experiment` says so. So is everything with ``run-dry``.
+        Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
+        others do. That is allowed, and :func:`~murmurfl.app.run.run_experiment` says so. With ``run-dry`` everything
+        is.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """What the epsilons of runs are true of: their :class:`~murmurfl.privacy.Guarantee`.
 
-The words come from the policy that was used, and from nowhere else: the method hands it over
-(:meth:`~murmurfl.app.methods.Method.guarantee`). Here stands what only a run knows: what the figure rests on.
+The words come from the policy that was used and from nowhere else; the method hands it over
+(:meth:`~murmurfl.app.methods.Method.guarantee`). This file adds what only a run knows: what the figure rests on.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def run_guarantee(
 
     Notes
     -----
-    **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu`. Of real machines it is
-    what they say, or before they were asked what the run configuration expects; the notes say which.
+    **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu`. For real machines it is
+    what they say or, before they were asked, what the run configuration expects; the notes say which.
     """
     words = stated_words(str(one.get("mechanism", "")) for one in (statements or {}).values()) if deployed else ""
     notes = (_basis(experiment, deployed, statements),)
@@ -56,7 +56,7 @@ def run_guarantee(
 def caption_guarantee(config: RunConfig) -> Guarantee:
     """What a simulated run guarantees, without its data and what differs between the runs of a table; for captions.
 
-    The words are those of the policy that the method makes of a problem of some size; which size, they do not tell.
+    The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
     """
     method = METHODS[config.strategy]
     rounds, model = config.passes * _NOMINAL, SoftmaxRegression(1, 2)

@@ -46,8 +46,8 @@ class Key:
     own : bool
         Whether it may also be ``package.module:Thing``; every key that names something registered may.
     read_by : str
-        The key that names who reads this one, such as ``strategy``: whatever is chosen there must list it among its
-        ``keys``, or it must be left at its default. Empty for a key that every run reads.
+        The key that names who reads this one, such as ``strategy``. Whatever is chosen there must list this key among
+        its ``keys``; otherwise this key must be left at its default. Empty for a key that every run reads.
     """
 
     name: str

@@ -13,7 +13,7 @@ from ..privacy import derived_seed, protocol
 
 
 def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:
-    """Whether a machine's reply of a round is lost: a coin of its own for each, the same on every engine.
+    """Whether a machine's reply of a round is lost: each reply has a coin of its own, the same on every engine.
 
     Parameters
     ----------

@@ -22,10 +22,10 @@ import numpy as np
 
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
-from . import __version__
 from .experiment import Experiment
 from .run import RunResult, model_arrays
 from .summary import noise_note, shown, shown_accuracy
+from .version import __version__
 
 RESULT_NAME = "result.json"
 MACHINES_NAME = "machines.json"

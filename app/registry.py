@@ -5,7 +5,8 @@ Each kind has one registry, a mapping from names to objects. A name is one of th
 default and no fallback: any other name is refused, with the nearest known one.
 
 The configuration asks for what it names through :func:`registry`, by the name of its key. The registries themselves
-stand in the rooms of what they hold, which read configurations; asked for late, they make no circle with them.
+stand in the rooms of what they hold. These rooms import the configuration, so the configuration may not import them: it
+looks a registry up when it first needs one, and no circle of imports arises.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
     key : str
         The run-config key that names them.
     kind : type
-        Of every one of them.
+        The class of every one of them.
     things : iterable
         The built-in ones, each with a ``name``, in the order in which they are listed.
     adapt : callable, optional
-        Makes such a thing of a user's own object that is none, given the object and its name; it raises a
-        ``ConfigurationError`` for one it can make nothing of. Default: such an object is refused.
+        Makes a thing of this kind from a user's object that is of another kind, such as a function, given the object
+        and its name; it raises a ``ConfigurationError`` where it cannot. Default: such an object is refused.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """How many rounds a simulation's machines can take part in, known before the first one.
 
-A machine makes as many releases as its samples and its cap allow. Whom a round asks is a function of the seed and the
-round, and a request spends samples whether or not its reply is lost, so that nothing has to be tried.
+A machine makes as many releases as its samples and its cap allow. Seed and round settle which machines a round asks,
+and a request spends samples whether or not its reply is lost. So the answer is computed, and nothing has to be tried.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Shortage:
     Parameters
     ----------
     machine, server_round : int
-        It is asked once too often in that round.
+        The machine, and the round that asks it once too often.
     releases : int
         How many releases it can make.
     reason : str

@@ -119,7 +119,7 @@ class RunResult:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the run guarantees, in words as well: what its epsilon is never to be shown without."""
+        """What the run guarantees, in figures and words; no epsilon is shown without it."""
         return run_guarantee(self.experiment, self.mu, deployed=self.deployed, statements=self.statements)
 
     @property
@@ -143,7 +143,7 @@ def check_deployed(config: RunConfig) -> None:
     Notes
     -----
     **Formal guarantees.** None rests on it: real machines add the noise of their own policies whatever a run
-    configuration says, and refuse to be without. It keeps a run from being called what it is not.
+    configuration says, and refuse to be without. It keeps a run without noise from being called private.
     """
     if not config.private:
         raise ConfigurationError(
@@ -170,7 +170,7 @@ def run_experiment(
         Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
     config : RunConfig
     checkpoint : Path, optional
-        Where the server saves its state after every round; of use where the machines' ledgers outlive the run.
+        Where the server saves its state after every round; useful where the machines' ledgers outlive the run.
     on_progress : callable, optional
         Called after every round.
     deployed : bool
@@ -253,7 +253,7 @@ class _Watch:
         self.progress: list[Progress] = []
         self.mu = experiment.guaranteed_mu()
         self.regret = _regret_of(experiment)
-        # Of samples that only a simulation has.
+        # Computed from samples that only a simulation has.
         wanted = config.gradient_norm and not deployed
         self.norms = GradientNorms(experiment.model, experiment.data) if wanted else None
         self._on_progress = on_progress
@@ -315,7 +315,7 @@ def _epsilon(mu: float, delta: float) -> float:
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:
-    """What computes the losses a regret is made of, where every machine learns from every sample it has once."""
+    """What computes the losses of a regret, where every machine learns once from every sample that it has."""
     config = experiment.config
     if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
         return None

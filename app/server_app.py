@@ -1,4 +1,4 @@
-"""The Flower ServerApp."""
+"""The Flower ServerApp: it reads the run configuration, runs it over Flower's grid and writes the record."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
     run_id : int
         Flower's.
     deployed : bool
-        Whether the machines are real: their ledgers outlive a run, so that one that was cut off is taken up again from
-        its checkpoint, under its old run-name.
+        Whether the machines are real. Their ledgers outlive a run, so a run that was cut off goes on from its
+        checkpoint under its old run-name.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
 
 
 def is_deployed(grid: Grid) -> bool:
-    """Whether the machines behind a grid are to be taken for real ones: all but those known to be simulated.
+    """Whether the machines behind a grid count as real ones: all do, except those that are known to be simulated.
 
     Notes
     -----

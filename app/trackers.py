@@ -2,7 +2,7 @@
 
 What is logged is what the server knows and ``result.json`` says: losses and accuracies on public data, what became of
 requests, the configuration, and the guarantee in its standard sentence beside every epsilon. Everything stays on this
-machine unless the package's own environment variables say otherwise: events and runs are written to files, Weights &
+computer unless the package's own environment variables say otherwise: events and runs are written to files, Weights &
 Biases runs offline, and telemetry of the packages is off unless it was switched on.
 """
 

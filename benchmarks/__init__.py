@@ -1,1 +1,1 @@
-"""Timings, as ratios measured in one run; never tests."""
+"""Benchmarks: timings as ratios measured in one run, and the pages that show them. None of them is a test."""

@@ -1,9 +1,9 @@
-"""The arithmetic of DP-mu^2-FL and nothing else: what a machine's speed would allow.
+"""The arithmetic of DP-mu^2-FL and nothing else: what a computer's speed would allow.
 
 Run with ``python -m benchmarks.bare``. NumPy's own generator, float32 noise as it comes, one sum a round: no
 keys, no grid, no ledger, no release rule, no refusals, nothing that could be regenerated, audited or lost. It releases
-nothing and protects nobody; the cohort engine is measured beside it, because updates per second alone say as much about
-the machine as about the code.
+nothing and protects nobody. The cohort engine is measured beside it, because updates per second alone say as much about
+the computer as about the code.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Run with ``python -m benchmarks.engines``; all engines in one run, taking turns, each in a process of its own, medians
 over repeats. The task is synthetic, with the sizes of softmax regression on MNIST: same model, same messages, nothing
 to download. The cohort engine also runs the papers' whole 1,200 rounds, ours and noisy SGD in turn, and with them the
-arithmetic alone (:mod:`benchmarks.bare`), which tells a slow machine from slow code.
+arithmetic alone (:mod:`benchmarks.bare`), which tells a slow computer from slow code.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
-from murmurfl.privacy import rounded_up
 
-from . import engines, footprint, mechanisms, momentum, noise, profile, scale, streams
+from . import engines, footprint, mechanisms, momentum, noise, picture, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ROOT / "docs" / "results"
+PICTURE = ROOT / "docs" / "pictures" / "accuracy.svg"
 
 
 def document(name: str) -> dict[str, Any]:
@@ -39,52 +39,61 @@ def accuracy(entry: Mapping[str, Any]) -> str:
     return spread(100 * entry["accuracy"]["mean"], 100 * entry["accuracy"]["std"], ".1f")
 
 
-def shown(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a cell's algorithms ours, and the one the summary sets beside it."""
-    other = next(label for label in cell["algorithms"] if label != "mu2")
-    return {label: cell["algorithms"][label] for label in ("mu2", other)}
+ROWS = 8
+"""Rows of the README's table."""
 
 
 def summary() -> str:
     """The README's table: what was printed, and what comes out here."""
     made = document("reshef-levy-2025")
-    summarised = {"cells": [{**cell, "algorithms": shown(cell)} for cell in made["cells"]]}
+    printed = [pair for pair in picture.pairs(made) if not pair.practical and pair.asked == "50 of 100"]
+    rows = [*printed, *picture.drawn(made)][-ROWS:]
     lines = [
-        "MNIST, one pass, untrusted server; test accuracy in percent, mean ± standard deviation over "
-        f"{made['seeds']} seeds, in brackets what the paper prints.",
-        "",
-        table_caption(summarised).replace("Epsilon", "ε"),
-        "",
         "| setting | machines | ε | DP-μ²-FL | noisy SGD |",
         "|---|---|---|---|---|",
     ]
-    for cell in made["cells"]:
-        settings, algorithms = cell["settings"], shown(cell)
-        ours = algorithms["mu2"]
+    for pair in rows:
         cells = []
-        for entry in algorithms.values():
-            printed = entry["paper"].get("accuracy")
-            cells.append(accuracy(entry) + ("" if printed is None else f" ({printed:.1f})"))
-        note = "" if "noisy-sgd" in algorithms else " (the papers' release rule)"
-        lines.append(
-            f"| {cell['table']}, μ = {settings['mu']:g} | {settings['clients-per-round']} of "
-            f"{settings['num-clients']} | {rounded_up(ours['epsilon']['mean'])} | {cells[0]} | {cells[1]}{note} |"
-        )
-    lines += [
-        "",
-        "And reshef-levy-2024, 100 machines in every round, the papers' constants: test loss, the paper's in brackets.",
-        "",
-        "| μ | untrusted server | trusted server |",
-        "|---|---|---|",
+        for entry in pair.entries.values():
+            told = entry["paper"].get("accuracy")
+            cells.append(accuracy(entry) + ("" if told is None else f" ({told:.1f})"))
+        note = "" if pair.other == "noisy-sgd" else " (the papers' release rule)"
+        setting = f"{pair.cell['table']}, μ = {pair.cell['settings']['mu']:g}"
+        lines.append(f"| {setting} | {pair.asked} | {pair.epsilon} | {cells[0]} | {cells[1]}{note} |")
+    return "\n".join(
+        [
+            "MNIST, one pass, untrusted server; test accuracy in percent, mean ± standard deviation over "
+            f"{made['seeds']} seeds, in brackets what the paper prints.",
+            "",
+            told_of(rows).replace("Epsilon", "ε"),
+            "",
+            *lines,
+            "",
+            _many_passes(rows),
+        ]
+    )
+
+
+def told_of(rows: Sequence[picture.Pair]) -> str:
+    """What the epsilons of such rows are true of."""
+    return table_caption({"cells": [{**pair.cell, "algorithms": pair.entries} for pair in rows]})
+
+
+def _many_passes(rows: Sequence[picture.Pair]) -> str:
+    """The baselines of the same cells that use samples more than once: no comparison without them."""
+    found = [
+        f"{label}, {accuracy(entry)} ({pair.cell['table']}, μ = {pair.cell['settings']['mu']:g})"
+        for pair in rows
+        for label, entry in pair.cell["algorithms"].items()
+        if pair.practical and entry["settings"].get("passes", 1) > 1
     ]
-    for cell in document("reshef-levy-2024")["cells"]:
-        if cell["settings"]["num-clients"] == 100:
-            losses = [
-                f"{entry['loss']['mean']:.4f} ({entry['paper']['loss']:.3f})"
-                for entry in (cell["algorithms"]["mu2"], cell["algorithms"]["trusted-mu2"])
-            ]
-            lines.append(f"| {cell['settings']['mu']:g} | {losses[0]} | {losses[1]} |")
-    return "\n".join(lines)
+    return f"Baselines that use every sample many times, at the same ε: {'; '.join(found)}."
+
+
+def draw_pictures() -> None:
+    """Draw the README's picture anew."""
+    rows = picture.drawn(document("reshef-levy-2025"))
+    picture.draw(rows, told_of(rows), PICTURE)
 
 
 def table(name: str) -> str:
@@ -94,7 +103,7 @@ def table(name: str) -> str:
 
 
 def performance() -> str:
-    """The README's table of speed and memory: every engine and both peers, on work of the same size."""
+    """The table of speed and memory: every engine and both peers, on work of the same size."""
     measured = document("performance")
     rows = [
         (f"murmurfl, {engine} engine", entry["updates_per_second"], entry["peak_mib"])
@@ -154,9 +163,10 @@ def result_table() -> str:
 
 
 BLOCKS = {
-    "README.md": {"results": summary, "performance": performance},
+    "README.md": {"results": summary},
     "docs/performance.md": {
         "machine": measured_on,
+        "performance": performance,
         "engines": part("engines", engines.table),
         "noise": part("noise", noise.table),
         "streams": part("streams", streams.table),
@@ -199,6 +209,8 @@ def main() -> None:
         path = ROOT / page
         path.write_text(filled(path.read_text(), blocks))
         print(page)
+    draw_pictures()
+    print(PICTURE.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,11 @@ from typer.testing import CliRunner
 ROOT = Path(__file__).parents[1]
 # In the order of reading; the later ones begin with what the first has left.
 HERE = ("start.md", "how-to.md", "ledger.md", "running.md", "errors.md", "tuning.md")
+# Pages whose commands another test runs, and how to tell that it does.
+ELSEWHERE = {
+    "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),
+    "own.md": ("tests/app/test_own_things.py", "RUN, REPORT, PLAN, AUDIT = "),
+}
 # What runs the rest, and how to tell that it does.
 BY_OTHERS = {
     "make run": (".ci/run", "make run"),
@@ -79,7 +84,9 @@ def read_before(tmp_path_factory):
 
 def test_every_page_with_commands_is_followed_somewhere():
     with_commands = {page.name for page in (ROOT / "docs").glob("*.md") if commands(page.name)}
-    assert with_commands == {*HERE, "deployment.md"}
+    assert with_commands == {*HERE, *ELSEWHERE}
+    for page, (file, told_by) in ELSEWHERE.items():
+        assert told_by in (ROOT / file).read_text(), page
 
 
 @pytest.mark.parametrize("page", HERE)

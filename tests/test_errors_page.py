@@ -13,7 +13,7 @@ from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.run import run_experiment

@@ -12,7 +12,7 @@ from murmurfl.app import client_app, server_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.config import configured_client
 from murmurfl.app.nodes.demo import ledger_line
 from murmurfl.app.papers import reproduce

@@ -1,10 +1,11 @@
 """The tables of README.md and docs/ are those of the documents they come from: no figure is typed in by hand."""
 
+import html
 import re
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import pages, picture
 
 
 @pytest.mark.parametrize("page", pages.BLOCKS)
@@ -23,3 +24,29 @@ def test_a_changed_figure_would_be_noticed():
 def test_a_page_without_its_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
         pages.filled("no marks", {"results": lambda: ""})
+
+
+def test_the_picture_shows_what_the_documents_say():
+    """Its text is text: every figure of the summary's rows, and what their epsilons are true of."""
+    shown = " ".join(re.sub(r"<[^>]+>", " ", pages.PICTURE.read_text()).split())
+    rows = picture.drawn(pages.document("reshef-levy-2025"))
+    assert len(rows) >= 4
+    for pair in rows:
+        assert f"ε = {pair.epsilon}" in shown
+        for mean, _ in pair.accuracies():
+            assert picture.percent_text(mean) in shown
+    assert pages.told_of(rows) in html.unescape(shown)
+
+
+def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
+    rows = picture.drawn(pages.document("reshef-levy-2025"))
+    first, again = tmp_path / "first.svg", tmp_path / "again.svg"
+    for path in (first, again):
+        picture.draw(rows, pages.told_of(rows), path)
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_the_readme_has_one_table_of_at_most_eight_rows():
+    lines = [line for line in (pages.ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
+    assert len([line for line in lines if set(line) <= set("|-")]) == 1
+    assert 2 <= len(lines) - 2 <= pages.ROWS == 8

@@ -55,8 +55,8 @@ def test_make_run_with_settings(tmp_path):
 
 def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     """With Flower's own daemon and its two virtual nodes; stopped by its marker afterwards."""
-    environment = launch._environment(tmp_path / "home", {})
-    marker = environment[launch._MARKER]
+    environment = launch.launch_environment(tmp_path / "home", {})
+    marker = environment[launch.MARKER]
     environment |= {
         f"FLWR_LOCAL_{name}_PORT": str(launch.free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")
     }
@@ -77,7 +77,7 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
         assert result.exists(), log.stdout[-3000:]
         document = json.loads(result.read_text())
     finally:
-        for process in Processes(f"{launch._MARKER}={marker}").living(set()):
+        for process in Processes(f"{launch.MARKER}={marker}").living(set()):
             os.kill(process, signal.SIGKILL)
         shutil.rmtree(environment["RAY_TMPDIR"], ignore_errors=True)
     assert (document["mu"], document["num_clients"]) == (2.0, 20)

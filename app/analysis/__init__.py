@@ -1,1 +1,1 @@
-"""What a policy would mean, and what a run's machines leak: before and after the fact."""
+"""What a policy would mean before a run (``plan``), and what a run's machines leak (``audit``)."""

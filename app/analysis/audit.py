@@ -1,8 +1,8 @@
 """Auditing a run's own machines: its client, policy, mechanism and model, on data with a canary (``murmurfl audit``).
 
-The canary is one of two samples whose clipped gradients, at one query point, are as far apart as the model lets them
-be; the server is part of what is not trusted, so the point is the auditor's to choose too. The machine is asked in
-every round at this point, and its whole stream is simulated many times on each of several neighbouring data sets
+The canary is one of two samples whose clipped gradients at one query point are as far apart as the model lets them be.
+The server is not trusted, so the auditor chooses the query point as well. The machine is asked at this point in every
+round, and its whole stream is simulated many times on each of several neighbouring data sets
 (:mod:`murmurfl.privacy.audit`).
 """
 
@@ -56,7 +56,7 @@ class RunAudit:
     releases, parameters : int
         K and d of the machine that was run.
     canary_mu : float
-        What the claim would be if no sample could move more than these canaries did: the most they can show.
+        The claim that would hold if no sample could move more than these canaries did: the most that they can show.
     guarantee : Guarantee
         The claim, in words.
     """

@@ -1,8 +1,8 @@
 """What a policy would mean, before anything runs: cap, noise and error of every mechanism (``murmurfl plan``).
 
-Everything comes from the policy a machine would have, so the noise printed is the noise it would add. Two errors are
-given, both standard deviations of one value: of the prefix sums a machine releases, and of their sums in turn, which is
-what DP-mu^2-FL moves its model by (its momentum is a prefix sum, the model a sum of momenta).
+Everything comes from the policy that a machine would have, so the printed noise is the noise that it would add. There
+are two errors, both standard deviations of one value: of the prefix sums that a machine releases, and of the sums of
+these, by which DP-mu^2-FL moves its model (its momentum is a prefix sum, its model a sum of momenta).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "optimal": ("workload", WORKLOADS),
 }
 
-# Beyond this finding the optimal factorisation takes longer than anybody waits for a plan, and B is large to write out.
+# Beyond these, nobody waits for a plan as long as it takes to find the optimal factorisation, and B is large to write.
 _MOST_OPTIMAL = {"prefix-sum": 1024, "mu2": 512}
 _MOST_DENSE = 2048
 

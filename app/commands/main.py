@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
+from ..version import __version__
 from .audit import audit
 from .command_line import CommandLine
 from .completion import in_any_shell

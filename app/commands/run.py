@@ -52,8 +52,8 @@ def run(
 
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
+    from ..engines.flower_run import run_flower_app
     from ..engines.start import app_folder, ray_environment, ray_overrides
-    from ..engines.superlink import run_flower_app
     from ..guarantees import expected_guarantee
     from ..record import RESULT_NAME
     from ..trackers import check_trackers

@@ -1,7 +1,7 @@
 """The cohort engine: a strategy and its simulated machines in one process, without messages between them.
 
-The strategy is the same object as on every engine and the machines are the same clients; what is left out is turning
-requests and releases into messages and back, and computing one machine's gradient at a time.
+The strategy is the same object as on every engine, and the machines are the same clients. This engine only leaves out
+that requests and releases become messages and back, and computes the gradients of many machines together.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CohortMachines:
                 sensitivity = machine.plan.sensitivity
                 yield Reply(name, outcome.release, outcome.ack, outcome, {protocol.SENSITIVITY: sensitivity})
                 if request.aggregated.get(name) == outcome.release:
-                    # The machine would learn it with its next request: it need not remember the release until then.
+                    # Its next request would acknowledge the release; told now, the machine can forget it.
                     machine.acknowledge(request.session, outcome.release)
 
     def statements(self, session: str) -> dict[str, dict[str, Any]]:

@@ -90,7 +90,7 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _handle(self, message: Message, identifier: str) -> Message:
-        # A message of its own: a strategy may hand the same records to every node, and a node may change its copy.
+        # Every node gets a copy: a strategy may hand the same records to all of them, and a node may change its own.
         delivered = Message(
             RecordDict(dict(message.content)), message.metadata.dst_node_id, message.metadata.message_type
         )
@@ -101,7 +101,7 @@ class InProcessGrid(Grid):
         with simulated_in_process():
             try:
                 reply = self._client_app(delivered, context)
-            except Exception as error:  # as a SuperNode does: the node lives on, the server gets an error reply
+            except Exception as error:  # as a SuperNode does: the node lives on, and the server gets an error reply
                 reply = Message(Error(_UNKNOWN_ERROR, str(error)), reply_to=delivered)
         reply.metadata.__dict__["_message_id"] = uuid.uuid4().hex
         return reply

@@ -26,8 +26,8 @@ class _Process:
 class Processes:
     """The processes with a marker in their environment, and all that descend from them.
 
-    The environment finds what was detached or orphaned; descent finds what overwrote or dropped its environment; and
-    whatever was found once is remembered, as it may be orphaned afterwards.
+    The environment finds what was detached or orphaned, and descent finds what overwrote or dropped its environment.
+    Whatever was found once is remembered, because it may be orphaned afterwards.
     """
 
     def __init__(self, marker: str) -> None:
@@ -86,7 +86,7 @@ def _process_table_by_ps(marker: str) -> Iterator[_Process]:
 
 @contextmanager
 def interrupts_as_keyboard_interrupt() -> Iterator[Callable[[], None]]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that they too are cleaned up after.
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that the run is cleaned up after them too.
 
     Yields a function that makes this thread deaf to them and to SIGINT until the block ends. Signals belong to the
     main thread: in any other this does nothing.

@@ -17,8 +17,8 @@ from ..own_modules import environment_for
 from ..record import RESULT_NAME, result_document
 from ..run import Progress, RunResult, run_experiment
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
-from .superlink import run_flower_app
 
 ENGINES = ("cohort", "inprocess", "ray")
 

@@ -1,187 +1,59 @@
-"""Run a Flower App through the real ``flwr run`` on the Ray engine, and leave nothing behind.
+"""A SuperLink of one run, started, followed and stopped, so that ``flwr run`` leaves nothing behind.
 
 ``flwr run`` alone starts a daemon that stays, writes into the user's Flower home, returns 0 when the run failed, and
 may edit the app's pyproject.toml. Here every run gets its own SuperLink, on a free loopback port, with a scratch home;
 ``flwr run`` submits to it and streams its log, ``flwr ls`` says whether it succeeded; and whatever happens, every
 process is stopped, the port closed and the scratch home removed before the call returns.
 
-The SuperLink is started here rather than by ``flwr run``: then it is our child, its start may take as long as a busy
-machine needs (``flwr run`` gives it 15 s), and its own log can explain a refusal.
+The SuperLink is started here and not by ``flwr run``. So it is our child, its start may take as long as a busy computer
+needs (``flwr run`` gives it 15 s), and its own log can explain a refusal.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import math
 import os
 import queue
 import re
-import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ...privacy import ConfigurationError, MurmurflError
-from .processes import Processes, interrupts_as_keyboard_interrupt
-
-Scalar = bool | int | float | str
+from .loopback import (
+    MARKER,
+    LaunchError,
+    executable,
+    free_port,
+    is_healthy,
+    is_listening,
+    launch_environment,
+    scratch_parent,
+)
+from .processes import Processes
 
 CONNECTION_NAME = "murmurfl-launch"
 """The SuperLink's name in the scratch home's ``config.toml``."""
 
-_MARKER = "MURMURFL_LAUNCH"  # an environment variable that tells a launch's processes from all others
 _START_TIMEOUT_S = 90.0
 _STATUS_TIMEOUT_S = 60.0
 _PORT_ATTEMPTS = 3
 _PORT_TIMEOUT_S = 3.0
-# Politely to what was started here, which takes its own children along; to every process; without asking.
+# First politely to what was started here, which takes its own children along; then to every process; then by force.
 _STOP_STEPS = (
     (3.0, signal.SIGTERM, False),
     (2.0, signal.SIGTERM, True),
     (10.0, getattr(signal, "SIGKILL", signal.SIGTERM), True),
 )
-_TAIL_LINES = 30
-# Ray puts sockets at HOME/ray/session_<date>_<pid>/sockets/plasma_store, and a socket's path has 103 bytes on macOS.
-_LONGEST_SCRATCH_PARENT = 16
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# These would join another Ray cluster, or open Flower's legacy APIs on fixed ports.
-_DROPPED_VARIABLES = ("RAY_ADDRESS", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
 _NO_DETAILS = ("", "N/A")
-
-
-class LaunchError(MurmurflError, RuntimeError):
-    """The run was refused, failed, was interrupted, or did not end in time.
-
-    Parameters
-    ----------
-    reason : str
-        One line.
-    log : str
-        The log as far as it was streamed; its last lines follow the reason in the message.
-    """
-
-    def __init__(self, reason: str, log: str = "") -> None:
-        tail = log.rstrip().splitlines()[-_TAIL_LINES:]
-        super().__init__("\n".join([reason, *(["", "The end of its log:", *tail] if tail else [])]))
-        self.reason = reason
-        self.log = log
-
-
-@dataclass(frozen=True)
-class LaunchResult:
-    """A run that completed.
-
-    Parameters
-    ----------
-    run_id : int
-        Flower's id of the run.
-    status : str
-        ``finished:completed``.
-    seconds : float
-        From the call to the last process stopped.
-    log : str
-        The streamed log.
-    """
-
-    run_id: int
-    status: str
-    seconds: float
-    log: str
-
-
-def run_flower_app(
-    app_dir: Path,
-    *,
-    run_config: Mapping[str, Scalar] | None = None,
-    num_supernodes: int,
-    client_cpus: float = 1,
-    total_cpus: int | None = None,
-    timeout_s: float = 3600.0,
-    environment: Mapping[str, str] | None = None,
-    on_line: Callable[[str], None] | None = None,
-) -> LaunchResult:
-    """Run a Flower App directory on the Ray simulation engine, to its end.
-
-    The ServerApp's working directory is the caller's. Several calls may run at once, in threads or processes.
-
-    Parameters
-    ----------
-    app_dir : Path
-        Folder with the app's pyproject.toml, which is left byte for byte as it is.
-    run_config : mapping, optional
-        Overrides of ``[tool.flwr.app.config]``; Flower refuses keys that are not there.
-    num_supernodes : int
-        Virtual nodes.
-    client_cpus : float
-        Cores a virtual node occupies while it works, hence how many work at once. Flower takes whole numbers only.
-    total_cpus : int, optional
-        Cores Ray may use; default all this process may run on.
-    timeout_s : float
-        Longest time for the whole call but the stopping, in seconds.
-    environment : mapping, optional
-        Further environment variables for the run's processes, ServerApp and ClientApps included.
-    on_line : callable, optional
-        Gets every line of the log as it comes, without Flower's colour codes and otherwise as it is, in the calling
-        thread; default writes it to standard output.
-
-    Returns
-    -------
-    LaunchResult
-
-    Raises
-    ------
-    LaunchError
-        If anything but a completed run came of it: the exception that ended the ServerApp, Flower's refusal, a
-        timeout, an interrupt (SIGINT, or SIGTERM and SIGHUP where nobody else handles them). Raised after everything
-        is stopped.
-    ConfigurationError
-        If an argument is impossible; nothing was started.
-    """
-    started = time.monotonic()
-    app_dir = Path(app_dir).expanduser().resolve()
-    federation = _federation_config(num_supernodes, client_cpus, total_cpus)
-    overrides = toml_document(run_config or {})
-    project = app_dir / "pyproject.toml"
-    before = _project_bytes(project)
-    launch = Launch(app_dir, started + timeout_s, timeout_s, on_line or _write_line)
-    failure: LaunchError | None = None
-    run_id, status = 0, ""
-    with interrupts_as_keyboard_interrupt() as protect:
-        try:
-            launch.prepare(overrides, environment or {})
-            launch.start_superlink()
-            run_id, status = launch.run(federation, has_overrides=bool(run_config))
-        except LaunchError as error:
-            failure = error
-        except KeyboardInterrupt as interrupt:
-            failure = LaunchError(f"The run was interrupted ({str(interrupt) or 'SIGINT'}).", launch.log)
-            failure.__cause__ = interrupt
-        finally:
-            protect()  # a second Ctrl-C must not stop the stopping
-            left = launch.stop()
-            changed = not project.is_file() or project.read_bytes() != before
-            if changed:
-                project.write_bytes(before)
-    if failure is not None:
-        raise failure
-    if left:
-        raise LaunchError(f"The run ended, but these processes of it could not be stopped: {left}.", launch.log)
-    if changed:
-        raise LaunchError(f"Expected {project} to stay as it was, but the run changed it; it is restored.", launch.log)
-    return LaunchResult(run_id, status, time.monotonic() - started, launch.log)
 
 
 class Launch:
@@ -219,8 +91,8 @@ class Launch:
 
     def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
         """Make the scratch home, with the run configuration's overrides in it."""
-        self.home = Path(tempfile.mkdtemp(prefix="murmurfl-", dir=_scratch_parent())).resolve()
-        self.environment = _environment(self.home, environment)
+        self.home = Path(tempfile.mkdtemp(prefix="murmurfl-", dir=scratch_parent())).resolve()
+        self.environment = launch_environment(self.home, environment)
         (self.home / "run-config.toml").write_text(overrides, encoding="utf-8")
 
     def start_superlink(self) -> None:
@@ -245,7 +117,7 @@ class Launch:
                     stdout=output,
                 )
             limit = min(self.deadline, time.monotonic() + _START_TIMEOUT_S)
-            while process.poll() is None and not _healthy(port, self.tls()):
+            while process.poll() is None and not is_healthy(port, self.tls()):
                 if time.monotonic() > limit:
                     raise LaunchError("The SuperLink did not answer in time.", self._superlink_log())
                 time.sleep(0.05)
@@ -300,13 +172,13 @@ class Launch:
         """Stop every process of this launch, then remove its home; returns the processes that would not stop."""
         if self.home is None:
             return []
-        processes = Processes(f"{_MARKER}={self.environment.get(_MARKER)}")
+        processes = Processes(f"{MARKER}={self.environment.get(MARKER)}")
         left: list[int] = []
         for grace_s, sign, everyone in _STOP_STEPS:
             limit = time.monotonic() + grace_s
             asked: set[int] = set()
             while True:
-                # poll() reaps; what it has reaped is not ours any more, and its number may be somebody else's.
+                # poll() reaps a process; from then on its number may be another process's, and must not be signalled.
                 own = {process.pid for process in self.processes if process.poll() is None}
                 left = processes.living(own)
                 for pid in left:
@@ -320,7 +192,7 @@ class Launch:
             if not left:
                 break
         limit = time.monotonic() + _PORT_TIMEOUT_S
-        while self.port is not None and _listening(self.port) and time.monotonic() < limit:
+        while self.port is not None and is_listening(self.port) and time.monotonic() < limit:
             time.sleep(0.05)
         shutil.rmtree(self.home, ignore_errors=True)
         return left
@@ -329,7 +201,7 @@ class Launch:
         self, command: list[str], *, stdout: int | IO[bytes], stderr: int = subprocess.STDOUT, **options: Any
     ) -> subprocess.Popen[Any]:
         """Start a process of this launch, in its environment."""
-        # A session of its own: Ctrl-C in the terminal reaches us alone, and we stop the rest in order.
+        # In a session of its own, so that Ctrl-C in the terminal reaches us alone and we stop the rest in order.
         process = subprocess.Popen(
             command,
             env=self.environment,
@@ -439,142 +311,3 @@ class Launch:
             if re.match(r"(?:\w+\.)*[A-Za-z_]\w*(?:: |$)", text) and text.endswith(first):
                 return f"The run failed: {text}"
         return f"The run failed: {first or prefix}"
-
-
-def _write_line(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _project_bytes(project: Path) -> bytes:
-    """The app's pyproject.toml, unless ``flwr run`` would rewrite it."""
-    try:
-        content = project.read_bytes()
-    except OSError:
-        raise LaunchError(f"Expected a Flower App, got no pyproject.toml in {project.parent}.") from None
-    try:
-        flower = tomllib.loads(content.decode("utf-8")).get("tool", {}).get("flwr", {})
-    except ValueError as error:
-        raise LaunchError(f"Expected valid TOML in {project}, got: {error}") from error
-    if "federations" in flower:
-        raise LaunchError(
-            f"Expected no [tool.flwr.federations] in {project}: it is obsolete, and Flower would comment it out."
-        )
-    return content
-
-
-def _federation_config(num_supernodes: int, client_cpus: float, total_cpus: int | None) -> str:
-    """The ``--federation-config`` argument. Flower itself keeps Ray's dashboard off (include_dashboard=False)."""
-    if num_supernodes < 1:
-        raise ConfigurationError(f"Expected num_supernodes >= 1, got {num_supernodes}.")
-    if not client_cpus >= 1 or client_cpus % 1:
-        raise ConfigurationError(f"Expected a whole client_cpus >= 1 (Flower takes no fractions), got {client_cpus}.")
-    if total_cpus is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        total_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
-        total_cpus = max(total_cpus, int(client_cpus))
-    if total_cpus < client_cpus:
-        raise ConfigurationError(f"Expected total_cpus >= client_cpus = {client_cpus:g}, got {total_cpus}.")
-    return (
-        f"num-supernodes={num_supernodes} client-resources-num-cpus={int(client_cpus)} init-args-num-cpus={total_cpus}"
-    )
-
-
-def toml_document(run_config: Mapping[str, Scalar]) -> str:
-    """Plain values as TOML."""
-    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in run_config.items())
-
-
-def _toml(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, float):
-        # Through float: a NumPy scalar's repr names its type.
-        return repr(float(value)) if math.isfinite(value) else str(float(value))
-    if isinstance(value, str):
-        # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    raise ConfigurationError(f"Expected a bool, int, float or str in the run config, got {value!r}.")
-
-
-def _scratch_parent() -> str | None:
-    """A folder whose name is short enough for Ray's sockets."""
-    default = tempfile.gettempdir()
-    return "/tmp" if len(default) > _LONGEST_SCRATCH_PARENT and os.access("/tmp", os.W_OK) else default
-
-
-def _environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """The caller's own environment with these additions, bent so that the run stays in its scratch home."""
-    merged = {**os.environ, **extra}
-    for name in _DROPPED_VARIABLES:
-        merged.pop(name, None)
-    merged.update(without_proxy(merged))
-    merged.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    return {
-        **merged,
-        _MARKER: secrets.token_hex(8),
-        "FLWR_HOME": str(home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        # Ray: its files in the scratch home, no report home, and since it listens on every interface, a password.
-        "RAY_TMPDIR": str(home),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "SPT_NOENV": "1",  # keeps Ray's process titles off the environment that stop() looks for
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8",
-        # Flower starts its other executables by name.
-        "PATH": os.pathsep.join(filter(None, [str(Path(sys.executable).parent), merged.get("PATH", "")])),
-    }
-
-
-def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that keep the loopback address from going through a proxy: Flower's HTTP clients read them."""
-    names = ("NO_PROXY", "no_proxy")
-    return {name: ",".join(filter(None, [environment.get(name, ""), "127.0.0.1", "localhost"])) for name in names}
-
-
-def executable(name: str) -> str:
-    """The path of one of Flower's commands, beside this interpreter.
-
-    Raises
-    ------
-    LaunchError
-        If it is not there.
-    """
-    folder = Path(sys.executable).parent
-    found = shutil.which(name, path=str(folder))
-    if found is None:
-        raise LaunchError(f"Expected {name} in {folder}, beside this interpreter: install flwr[simulation] there.")
-    return found
-
-
-def free_port() -> int:
-    """A port of the loopback interface nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _listening(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _healthy(port: int, tls: ssl.SSLContext | None) -> bool:
-    if tls is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
-    else:
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=1.0, context=tls)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

@@ -1,9 +1,9 @@
 """What the application must know of an algorithm, in one object: its :class:`Method`.
 
 A method says which run-config keys it reads and what they may be, which constants its presets have, what policy its
-machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. One
-of a user's own is a subclass, named ``strategy=package.module:MyMethod``: with ``client_type`` and ``strategy_type``
-set everything else has a default.
+machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. A
+user's own is a subclass, named ``strategy=package.module:MyMethod``; it sets ``client_type`` and ``strategy_type``, and
+everything else has a default.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Method(ABC):
     """The release rule where it is not the configuration's to choose."""
     presets: ClassVar[tuple[str, ...]] = ("practical",)
     everybody: ClassVar[bool] = False
-    """Whether all machines take part in every round of an epoch that is one for all of them."""
+    """Whether all machines take part in every round, in epochs that they share."""
     may_lose: ClassVar[bool] = True
     """Whether a round may lack a machine's release."""
     samples_return: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class Method(ABC):
     local_steps: ClassVar[bool] = False
     """Whether machines take steps of their own, with a step size of theirs."""
     has_regret: ClassVar[bool] = False
-    """Whether what counts is the loss of each round's model on the samples it is about to use."""
+    """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
@@ -125,17 +125,15 @@ class Method(ABC):
             T.
         model : Model
 
-        Notes
-        -----
-        **Formal guarantees.** From public sizes and bounds alone, never from samples: what a clip or a step said of
-        them would be in no account.
+        Notes ----- **Formal guarantees.** The values come from public sizes and bounds alone, never from samples: no
+        accounting would cover what a clip or a step said about samples.
         """
         return sgd_preset(config, num_rounds, model)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """How many rounds go once through all samples; ``sizes`` are the machines'."""
         if self.everybody or self.has_regret:
-            # Every sample of a round is somebody's: until the first machine has no more.
+            # Every machine is in every round, so the pass ends when the first machine has no more samples.
             return min(sizes) // config.batch_size
         return sum(sizes) // (config.clients_per_round * config.batch_size)
 

@@ -17,7 +17,7 @@ from .presets import PaperConstants, sgd_preset, tuned
 from .problem import Hyperparameters, Problem
 
 _PATH = 30.0
-"""What normalised steps add up to: steps of one length, so that w goes far enough in all."""
+"""How far all normalised steps go together: they have one length, so it settles how far w can come."""
 
 
 class TreeMomentumMethod(Method):
@@ -35,7 +35,7 @@ class TreeMomentumMethod(Method):
     strategy_type = TreeMomentum
 
     def mechanism(self, config: RunConfig) -> str:
-        # Of the machines, which add none: the mechanism that may be set is the server's.
+        # The machines add no noise; the mechanism that may be set is the server's.
         return NO_NOISE if not config.private else "independent"
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:

@@ -83,7 +83,7 @@ def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated:
     share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
     eta = constants.sgd_rate * wanted_mu(config) * config.batch_size * share
     if accelerated:
-        eta *= 2 / num_rounds  # the mean of r eta is that eta
+        eta *= 2 / num_rounds  # the steps r eta have this eta as their mean
         most = largest_step(config, constants.sgd_most / 2, num_rounds, model)
     else:
         most = constants.sgd_most / smoothness(config, model)
@@ -91,7 +91,7 @@ def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated:
 
 
 _SAMPLING = 16.0
-"""How soon the sampling of a round's batches bounds a step; see :func:`largest_step`."""
+"""From how few samples a round on the sampling of batches bounds a step; see :func:`largest_step`."""
 
 
 def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Model) -> float:
@@ -106,13 +106,12 @@ def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Mod
         T.
     model : Model
 
-    Notes
-    -----
-    Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD: without
-    noise q_t = t grad f(x_t), and x moves by 2 / (t + 2) of what w does, so a step is 2 eta long and the momentum bears
-    4 / lambda. The same holds of the accelerated ISRL-DP, whose steps r eta are averaged in with 2 / (r + 1); as among
-    the paper's constants, its bound is half of that of the plain one. L bounds the curvature of one sample's loss where
-    it is steepest. The mean over samples, clipped, is far flatter; how much is the tuned multiple of 1 / L.
+    Notes ----- Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD.
+    Without noise q_t = t grad f(x_t), and x moves by 2 / (t + 2) of what w does, so a step is 2 eta long and the
+    momentum bears 4 / lambda. The same holds for the accelerated ISRL-DP, whose steps r eta are averaged in with 2 / (r
+    + 1). Its bound is half of the plain one's, as it is among the paper's constants. L bounds the curvature of one
+    sample's loss where it is steepest. The mean over samples, clipped, is far flatter; how much is the tuned multiple
+    of 1 / L.
 
     The corrected gradients of mu^2-SGD and the growing steps of the accelerated ISRL-DP also add up what the samples of
     a round, b m of them, have in error: like sqrt(T) in q and T^1.5 in w, over sqrt(b m). So where there are many

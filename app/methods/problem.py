@@ -73,9 +73,9 @@ class Problem:
 
     @cached_property
     def session(self) -> str:
-        """The name of this run to its machines: in simulation, of its seed alone.
+        """The name of this run to its machines: in simulation it depends on the seed alone.
 
-        Noise is a function of seed, machine and release, so that runs with one seed differ by what was changed between
+        Noise is a function of seed, machine and release. So two runs with one seed differ by what was changed between
         them and not by their noise. Every run has ledgers of its own.
         """
         return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]

@@ -23,7 +23,7 @@ class NoisySgdMethod(Method):
     keys = Method.keys | {"diameter"}
     mechanisms = ("independent",)
     default_mechanism = "independent"
-    # SGD has nothing to carry over: a gradient that was lost belongs to a model that is gone.
+    # SGD has nothing to carry over: a lost gradient belongs to a model that is gone.
     release_rule = "paper"
     presets = ("practical", "paper")
     on_real_nodes = True

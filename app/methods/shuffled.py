@@ -1,4 +1,4 @@
-"""Shuffled gradients over silos, with public samples (jiang-2026)."""
+"""Shuffled gradients on machines, with public samples (jiang-2026, where a machine is a silo)."""
 
 from __future__ import annotations
 

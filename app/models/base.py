@@ -19,7 +19,7 @@ Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
 SAMPLES_AT_A_TIME = 128
-"""Of a mean over all samples."""
+"""How many samples a mean over all of them takes at a time: their gradients need memory."""
 
 
 class Model(ABC):
@@ -177,9 +177,10 @@ class ModelKind(ABC):
         It is computed from constants alone, never from samples: a step that depended on the longest sample of a
         machine would say something about that sample.
 
-        Softmax regression has L = (||x||^2 + 1) / 2, for the Hessian of the loss in the scores has no eigenvalue above
-        1/2 and the bias is one more feature that is always 1. Linear models declare their own. Networks are not smooth
-        in this sense; they get the softmax regression's L on the same features, which is a rule of thumb and no bound.
+        Softmax regression has L = (||x||^2 + 1) / 2, because the Hessian of the loss in the scores has no eigenvalue
+        above 1/2, and the bias is one more feature that is always 1. Linear models declare their own. Networks are not
+        smooth in this sense; they get the softmax regression's L on the same features, which is a rule of thumb and no
+        bound.
         """
         declared = self.declared_smoothness(num_features, feature_bound)
         return (squared_norm + 1) / 2 if declared is None else declared

@@ -1,8 +1,8 @@
 """Per-sample gradients of the small convolutional network in closed form, each sample with parameters of its own.
 
-In online federated learning every machine's iterate is another, so that samples share no weights and a batched
-convolution is a grouped one, for which libraries have no fast path: ``torch.func.vmap`` takes 2 to 3 times as long as
-one sample after the other here, whose intermediate values stay in a processor's cache.
+In online federated learning every machine has its own iterate. Samples then share no weights, and a batched convolution
+becomes a grouped one, for which libraries have no fast path: ``torch.func.vmap`` takes 2 to 3 times as long as this
+file, which takes one sample after the other and keeps intermediate values in the processor's cache.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SLOTS = [(i, j) for i in range(_POOL) for j in range(_POOL)]
 class PooledConvolution:
     """A 3 x 3 convolution of one image, then 2 x 2 max-pooling and ReLU; keeps what its gradient needs.
 
-    Position (i, j) of the convolution is at i x side + j, as in the image. What that puts between the rows is computed
-    and looked at by nobody: a few more products, and long runs in memory instead of many short ones.
+    Position (i, j) of the convolution is at i x side + j, as in the image. The values between the rows are computed and
+    never used: that costs a few products, and memory is read in long runs instead of many short ones.
 
     Parameters
     ----------

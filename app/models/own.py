@@ -31,8 +31,8 @@ class FunctionKind(ModelKind):
 
     Notes
     -----
-    **Formal guarantees.** Those of a built-in model rest on gradients of which row i depends on sample i alone. Of a
-    module :class:`~murmurfl.clients.TorchGradients` sees to it; of a Model it is the user's own promise.
+    **Formal guarantees.** Every guarantee rests on gradients of which row i depends on sample i alone. For a module
+    :class:`~murmurfl.clients.TorchGradients` sees to that; for a Model it is the user's own promise.
     """
 
     def __init__(self, function: Callable[[int, int], Any], name: str) -> None:

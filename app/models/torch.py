@@ -1,4 +1,4 @@
-"""Networks in PyTorch. It comes with ``pip install 'murmurfl[torch]'`` and is imported when one of them is made."""
+"""Networks in PyTorch, which comes with ``pip install 'murmurfl[torch]'`` and is imported when a network is made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_SAMPLES = 2000
-"""For the gradient norm of a network, whose gradients cost a pass through it."""
+"""How many samples the gradient norm of a network is computed from: each costs a pass through it."""
 
 
 class MultilayerPerceptron(Model):

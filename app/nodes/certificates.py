@@ -1,6 +1,6 @@
-"""Certificates and node keys for a deployment on this machine: made for one run and thrown away with it.
+"""Certificates and node keys for a deployment on this computer: made for one run and thrown away with it.
 
-A real deployment's come from its operators (docs/deployment.md); nothing here is meant to be kept.
+In a real deployment they come from the operators (docs/deployment.md); nothing made here is meant to be kept.
 """
 
 from __future__ import annotations

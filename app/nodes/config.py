@@ -1,7 +1,7 @@
 """A real machine's configuration: one TOML file of its operator, read on the machine and nowhere else.
 
-Data, model, clip, noise, cap, budget, batch and ledger are decided here. Nothing of it can be set, or widened, by a run
-configuration or a message. Unknown keys, missing ones and impossible values are refused with one line.
+Data, model, clip, noise, cap, budget, batch and ledger are decided here. No run configuration and no message can set or
+widen any of it. Unknown keys, missing ones and impossible values are refused with one line.
 """
 
 from __future__ import annotations

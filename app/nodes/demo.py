@@ -22,9 +22,11 @@ from typing import Any
 from ...privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
 from ...privacy.files import write_private
 from ..config import RunConfig
+from ..engines.loopback import LaunchError, executable
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from ..engines.start import app_folder
-from ..engines.superlink import CONNECTION_NAME, Launch, LaunchError, Scalar, executable, toml_document
+from ..engines.superlink import CONNECTION_NAME, Launch
+from ..engines.toml import Scalar, toml_document
 from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
 from .certificates import ServerCertificates, make_node_key, make_server_certificates
@@ -138,7 +140,7 @@ class Deployment(Launch):
     def start_node(self, name: str, program: Sequence[str] = ()) -> subprocess.Popen[Any]:
         """Start a node, or start it again: ``murmurfl node``, or another program that takes its arguments."""
         files = self.nodes[name]
-        program = program or (sys.executable, "-m", __package__ or "murmurfl.app")
+        program = program or (sys.executable, "-m", "murmurfl.app")
         command = [*program, "node", str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--auth-private-key", str(files.private_key)]
         command += ["--root-certificates", str(self.certificates.authority)]

@@ -24,8 +24,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import UpdateNode, numpy_client_app
 from ...privacy import ConfigurationError
+from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
-from ..engines.superlink import free_port, without_proxy
 from .config import NodeConfig, describe
 from .executor import LocalExecutor
 from .own_app import Answers, describe_own, own_app

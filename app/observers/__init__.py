@@ -1,1 +1,1 @@
-"""What only a simulation can see of a run: nothing here may ever leave a machine."""
+"""What only a simulation can see of a run. On real machines none of it may ever leave a machine."""

@@ -21,8 +21,8 @@ class Cell:
     table : str
         The table it belongs to.
     settings : mapping
-        Run-config overrides, beside those of the algorithm. All of its algorithms read them; what only some read is
-        among the algorithms' own.
+        Run-config overrides beside those of the algorithm. All algorithms of the cell read them; what only some of them
+        read stands among the algorithms' own.
     algorithms : mapping of str to mapping
         Overrides of each algorithm in the cell.
     paper : mapping of str to mapping
@@ -31,10 +31,11 @@ class Cell:
         Learning rates each algorithm is run with, all of them with every seed; the kind of table says which of them is
         its result (:meth:`~murmurfl.app.papers.kind.TableKind.best`).
     grids : mapping of str to tuple of float
-        Learning rates to choose from, by algorithm, on runs of their own with the seeds of ``VALIDATION_SEEDS``: the
-        one that these runs are best with by the measure of the kind of table is used.
+        Learning rates to choose from, by algorithm. Runs of their own, with the seeds of ``VALIDATION_SEEDS``, try
+        them, and the one that is best by the measure of the kind of table is used.
     validation : mapping
-        Overrides of the runs that choose a step, ``validation-samples`` say: how many samples are held out for it.
+        Overrides of the runs that choose a step, such as ``validation-samples``, how many samples are held out for
+        them.
     """
 
     table: str

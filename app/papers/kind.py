@@ -1,6 +1,6 @@
 """The kind of a paper's table: what it needs of a run, what it says of an algorithm, and how it is shown.
 
-A paper names its kind; nothing about a table is guessed from what happens to be in a document.
+A paper names its kind. Nothing about a table is guessed from what a document happens to hold.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TableKind(ABC):
         return Measure("held_out_loss", lambda run: float(run["loss"]))
 
     def best(self, trials: Sequence[Trial]) -> Trial:
-        """Of an algorithm's steps the one that is its result: least mean loss at the end, covered if any is."""
+        """The step that is an algorithm's result: of least mean loss at the end, covered if any is."""
         covered = [trial for trial in trials if trial.covered]
         return min(covered or trials, key=lambda trial: fmean(float(run["loss"]) for run in trial.runs))
 

@@ -33,7 +33,7 @@ class Workplace:
         Folder for ``runs/*.json``, one for the finished runs that were made together.
     engine : {"cohort", "inprocess", "ray"}
     jobs : int, optional
-        Worker processes; default as many as cores. Ray has one, for it uses the cores itself.
+        Worker processes; default as many as cores. Ray has one, because it uses the cores itself.
     """
 
     out: Path
@@ -55,8 +55,8 @@ class Workplace:
 def made_together(configs: Mapping[RunKey, RunConfig], kind: TableKind, engine: str) -> list[list[RunKey]]:
     """Runs that are made at once.
 
-    A run whose step the guarantee does not cover is made in a sweep only, and shown as such: machines would refuse it,
-    and in a sweep they are not asked.
+    A run whose step the guarantee does not cover is made in a sweep only, and marked: machines would refuse it, and a
+    sweep does not ask them.
     """
     groups: dict[object, list[RunKey]] = {}
     for key, config in configs.items():
@@ -137,7 +137,7 @@ def make_run(config: RunConfig, kind: TableKind, engine: str) -> Run:
 
 
 def _swept(config: RunConfig, kind: TableKind, engine: str) -> bool:
-    # A sweep takes the place of silos in this process, and keeps few curves.
+    # A sweep computes what machines would, without machines, and keeps few curves.
     return engine == "cohort" and kind.curves_needed <= CURVES and METHODS[config.strategy].sweeps(config)
 
 

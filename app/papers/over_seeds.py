@@ -13,8 +13,8 @@ def statistics(values: Sequence[float | None], digits: int | None = None) -> dic
     Parameters
     ----------
     values : sequence of float or None
-        One a seed. None is no finite number, as the epsilon of a run without noise; one of them leaves neither a mean
-        nor a deviation.
+        One a seed. None stands for no finite number, such as the epsilon of a run without noise; with one of them there
+        is neither a mean nor a deviation.
     digits : int, optional
         To how many digits the values are kept; default all.
     """

@@ -52,7 +52,7 @@ class Paper(ABC):
         algorithms = {
             label: options
             for label, options in (known or base).algorithms.items()
-            # A mu or a batch of an algorithm's own was worked out for its cell.
+            # An algorithm's own mu or batch was worked out for its cell and means nothing in another.
             if strategy in (None, options["strategy"]) and (known or not {"mu", "batch-size"} & set(options))
         } or {str(strategy): {"strategy": str(strategy)}}
         shared = {key: value for key, value in overrides.items() if _is_of_some(key, base, algorithms)}
@@ -91,8 +91,8 @@ def _preset(cell: Cell) -> object:
 def _is_of_some(key: str, base: Cell, algorithms: Mapping[str, Overrides]) -> bool:
     """Whether a setting is one that only some algorithms read, the same for all of them.
 
-    It is theirs then, and the others, which would refuse it, are left alone. Settings in which algorithms differ are
-    what makes them the algorithms they are, and stay.
+    Then it is theirs, and the others, which would refuse it, do not get it. Settings in which algorithms differ make
+    them the algorithms they are, and stay.
     """
     values = {options[key] for options in algorithms.values() if key in options}
     return key != "strategy" and key not in base.settings and len(values) == 1

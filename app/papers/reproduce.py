@@ -1,7 +1,7 @@
 """Reproduce a paper's tables: its runs, and the document, table and picture that come of them.
 
 A cell is a set of run-config overrides; an algorithm is one more. Every run is the ordinary app on an engine, so a
-table says what the code does that users run.
+table shows the code that users run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_cells(
         Folder for ``runs/*.json``.
     engine : {"cohort", "inprocess", "ray"}
     jobs : int, optional
-        Worker processes; default as many as cores. Ray uses one, for it uses the cores itself.
+        Worker processes; default as many as cores. Ray has one, because it uses the cores itself.
     on_run : callable, optional
         Called with runs done and runs in all.
 

@@ -30,8 +30,8 @@ _OTHER_BATCHES, _OTHER_PASSES = 8, 5
 def _other_work(mu: float, machines: int, asked: int) -> dict[str, Overrides]:
     """The paper's "other work", of which it prints accuracy and time but no batch, rounds or noise (docs/results.md).
 
-    With samples dealt, one of them is in P of R = 8 P M / m rounds. The noise that charges it with every round is
-    sqrt(R / P) times as large: that of a smaller mu, and the epsilon beside it is the one that is true of it.
+    Where samples are dealt, each is in P of R = 8 P M / m rounds. Noise that charges a sample with every round is
+    sqrt(R / P) times as large, which is the noise of a smaller mu; the epsilon beside it is the true one of that mu.
     """
     batch = 60_000 // machines // _OTHER_BATCHES
     dealt: Settings = {"batch-size": batch, "passes": _OTHER_PASSES}

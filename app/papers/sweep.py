@@ -1,10 +1,10 @@
 """Many runs of shuffled gradients at once: all variants, epsilons and step sizes of a figure, one seed at a time.
 
-jiang-2026 chooses a step size for every curve from a grid of eighteen, so a figure takes some 1,600 runs. Those of one
-seed have the same data, order and noise (a function of seed, silo and epoch alone), and differ in their iterates: here
-these are the rows of one matrix and go through an epoch together. The result is that of the silos and the server one by
-one, up to rounding, which a test holds; what a silo would refuse, a step beyond the theorem, is computed here all the
-same and marked.
+jiang-2026 chooses a step size for every curve from a grid of eighteen, so a figure takes some 1,600 runs. The runs of
+one seed have the same data, order and noise (a function of seed, machine and epoch alone) and differ in their iterates.
+Here the iterates are the rows of one matrix and go through an epoch together. The result is that of the machines and
+the server one by one, up to rounding, which a test holds. A machine would refuse a step beyond the theorem; here it is
+computed all the same, and marked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Matrix = NDArray[np.float64]
 
 # Steps whose margins are computed together.
 _BLOCK = 64
-# Fewer where products of 1 - eta are divided by: 2^-32 is the least of them.
+# Fewer steps where products of 1 - eta are divided by, so that none of them is below 2^-32.
 _MEAN_BLOCK = 32
 _OPTIMUM_STEPS = 20_000
 

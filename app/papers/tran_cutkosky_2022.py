@@ -93,7 +93,7 @@ def _all() -> list[Cell]:
                 _settings(**settings, mu=gdp_mu(epsilon, _DELTA)),
                 _algorithms(0.1),
                 grids=_grids(rounds, (4.0, 10.0, 25.0), (1.0, 4.0, 16.0)),
-                # A network's gradient is small where it begins: the step of least gradient norm is the one that stays.
+                # A network's gradient is small where it begins: least gradient norm would choose the step that stays.
                 validation={"validation-samples": 10_000},
             )
         )
@@ -123,7 +123,7 @@ def _theorem_6(epsilon: float, samples: int, parameters: int) -> Cell:
 
 
 class TranCutkosky2022(Paper):
-    """The theorems' rates, as far as one can run them."""
+    """The theorems' rates, at sizes that can be run."""
 
     name = "tran-cutkosky-2022"
     sentence = "private momentum with tree noise: gradient norms against epsilon and the number of samples"
@@ -135,5 +135,5 @@ class TranCutkosky2022(Paper):
     )
 
     def cells(self) -> list[Cell]:
-        """Ours, for the paper made no runs."""
+        """Our own cells, because the paper made no runs."""
         return _all()

@@ -77,8 +77,8 @@ def _cnn() -> list[Cell]:
     """Section V-B, figure 4, with both sensitivities, each with a step of its own for all its curves.
 
     ``update`` clips a machine's whole update, which is a guarantee. The paper divides the sensitivity by tau, which
-    holds only for steps that never move two iterates apart: its noise is that of ``update`` at tau times the mu, and
-    the epsilon beside it is the one that is true of it.
+    holds only for steps that never move two iterates apart. So its noise is that of ``update`` at tau times the mu, and
+    the epsilon beside it is the true one of that mu.
     """
     cells = []
     for steps in (5, 10):

@@ -1,1 +1,1 @@
-"""What finished runs left behind, as one page."""
+"""Finished runs as one page, made from the files that they left."""

@@ -1,6 +1,6 @@
 """``murmurfl report``: what runs did and what they cost, as one HTML page that needs nothing but itself.
 
-Everything comes from the files a run leaves (:mod:`.recorded`). Nothing in them is more than the server knows.
+Everything comes from the files that a run leaves (:mod:`.recorded`). They hold nothing more than the server knows.
 """
 
 from __future__ import annotations

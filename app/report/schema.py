@@ -121,11 +121,9 @@ def _norms() -> Schema:
     )
 
 
-def result_schema() -> Schema:
-    """The JSON schema of ``result.json``: every key with its type and a sentence."""
-    config = {name: one.schema() for name, one in run_keys().items()}
-    machine = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
-    properties = {
+def _about() -> dict[str, Schema]:
+    """What made the document."""
+    return {
         "format": _value(
             "integer", f"Version of this document; now {FORMAT}. Those of murmurfl 0.1 have none.", minimum=1
         ),
@@ -138,6 +136,12 @@ def result_schema() -> Schema:
         "versions": _value(
             "object", "Of murmurfl, Python and the packages that were used.", additionalProperties={"type": "string"}
         ),
+    }
+
+
+def _outcome() -> dict[str, Schema]:
+    """What came out, and what it guarantees."""
+    return {
         "accuracy": _or_null("number", "On the test set, after the last round; null where the model has none."),
         "loss": _or_null("number", "On the test set, after the last round; null if it is not finite."),
         "mu": _or_null("number", "Gaussian-DP parameter of everything that was released; null: nothing is guaranteed."),
@@ -145,6 +149,12 @@ def result_schema() -> Schema:
         "delta": _value("number", "Where epsilon is shown."),
         "guarantee": _value("string", "What mu and epsilon are true of, in one sentence."),
         "privacy": _privacy(),
+    }
+
+
+def _counts() -> dict[str, Schema]:
+    """How much of it there was."""
+    return {
         "rounds": _count("Rounds that were made."),
         "num_clients": _count("Machines in all."),
         "releases": _count("Releases that the machines say they made."),
@@ -155,6 +165,14 @@ def result_schema() -> Schema:
         "malformed_replies": _count("Replies that could not be read."),
         "num_parameters": _count("Values of the model, d."),
         "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
+    }
+
+
+def _parts() -> dict[str, Schema]:
+    """What was asked for, and what became of each part."""
+    config = {name: one.schema() for name, one in run_keys().items()}
+    machine = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
+    return {
         "config": _value(
             "object",
             "The run configuration, with what the preset and the data made of rounds, clip, step, ball, schedule and "
@@ -171,5 +189,9 @@ def result_schema() -> Schema:
         ),
         "per_round": _per_round(),
     }
-    made = _object("What a run leaves: `result.json`.", properties)
+
+
+def result_schema() -> Schema:
+    """The JSON schema of ``result.json``: every key with its type and a sentence."""
+    made = _object("What a run leaves: `result.json`.", {**_about(), **_outcome(), **_counts(), **_parts()})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A result of murmurfl", **made}

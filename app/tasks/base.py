@@ -73,12 +73,12 @@ class Shard:
 class Tuned:
     """Constants chosen on held-out training samples (docs/tuning.md), and the rules that carry them to other sizes.
 
-    mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, for w moves by eta times a momentum that grows with t.
-    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), for its noise adds up over the rounds; with samples that return P
+    mu^2-SGD: eta = mu2_rate x mu^mu2_power / T^2, because w moves by eta times a momentum that grows with t.
+    Noisy SGD: eta = sgd_rate x mu b sqrt(m / T), because its noise adds up over the rounds; with samples that return P
     times the noise is sqrt(P) times as large.
 
-    Both grow with mu, as long as noise is what limits a step. ``mu2_most`` and ``sgd_most`` are where the curvature
-    does: the most that eta L may be.
+    Both steps grow with mu, as long as noise limits them. ``mu2_most`` and ``sgd_most`` are the most that eta L may be,
+    where the curvature of the loss takes over.
     """
 
     mu2_clip_norm: float
@@ -101,8 +101,8 @@ SYNTHETIC_FEATURE_BOUND = 12.0
 class Task(ABC):
     """A data set that a run configuration can name.
 
-    A user's own is a subclass, named ``package.module:Class``; a function that returns the data will do where nothing
-    but the data has to be said (:mod:`.own`).
+    A user's own is a subclass, named ``package.module:Class``. Where there is nothing to say but the data, a function
+    that returns them will do (:mod:`.own`).
 
     Attributes
     ----------

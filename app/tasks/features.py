@@ -234,7 +234,7 @@ class FunctionFeatures(Features):
 
 
 _ROWS_ALONE = 3
-"""Images for which a user's function is asked again, one by one: a normalisation over all of them shows at once."""
+"""How many images a user's function gets once more, one by one: a normalisation over all of them shows at once."""
 
 
 def _in_unit_range(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:

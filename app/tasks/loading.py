@@ -37,7 +37,7 @@ def load_dataset(config: RunConfig) -> Dataset:
 def public_shard(dataset: Dataset, first: int) -> Shard | None:
     """A data set's public samples in a fixed order, from number ``first`` on and around; None if it has none.
 
-    Silos that start at different numbers use different ones first.
+    Machines that start at different numbers use different samples first.
     """
     if dataset.public_features is None or dataset.public_labels is None:
         return None
@@ -69,7 +69,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
     least = min(len(part) for part in parts)
     if "batch-size" not in registry("strategy")[config.strategy].keys:
-        if least < 1:  # a release is made from all samples of a machine
+        if least < 1:  # each of its releases is made from all samples of a machine
             raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
         return [Shard(dataset, part) for part in parts]
     if config.batch_size > least:

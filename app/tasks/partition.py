@@ -47,7 +47,7 @@ class Partition(ABC):
 
 
 class ByLabel(Partition):
-    """A partition that looks at nothing but labels, of samples in a seeded order.
+    """A partition that sees nothing of the samples but their labels, and takes them in a seeded order.
 
     Attributes
     ----------

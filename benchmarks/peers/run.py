@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from murmurfl.app.config import RunConfig
-from murmurfl.app.engines.superlink import run_flower_app
+from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.experiment import prepare
 
 from .memory import PeakMemory

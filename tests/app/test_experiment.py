@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app, record
+from murmurfl.app.commands import folders
 from murmurfl.app.commands.folders import folder_for
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
@@ -314,7 +315,7 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
 
 
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(record.time, "strftime", lambda *_: "20260102-030405")
+    monkeypatch.setattr(folders.time, "strftime", lambda *_: "20260102-030405")
     quick = ["run", "--engine", "cohort", "--out", str(tmp_path), "--set", "num-rounds=2"]
     for _ in range(3):
         assert CliRunner().invoke(cli, quick).exit_code == 0

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from murmurfl.app.engines import processes
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.superlink import LaunchError, run_flower_app
+from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.loopback import LaunchError, is_listening
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.privacy import ConfigurationError
 
 MARKER = "MURMURFL_TEST_LAUNCH"
@@ -129,7 +131,7 @@ def assert_nothing_left(marker, log):
     assert not marked(marker)
     assert not Path(seen["home"]).exists()
     (connection,) = [c for c in tomllib.loads(seen["superlink"])["superlink"].values() if isinstance(c, dict)]
-    assert not launch._listening(int(connection["address"].rpartition(":")[2]))
+    assert not is_listening(int(connection["address"].rpartition(":")[2]))
 
 
 TEXT = 'two  words, "quotes", it\'s a \\ and a café = [x]'
@@ -445,7 +447,7 @@ def test_the_run_config_file_says_what_it_was_given():
         "zero": -0.0,
         "inf": -math.inf,
     }
-    read = tomllib.loads(launch.toml_document(config))
+    read = tomllib.loads(toml_document(config))
     assert read == config
     assert [type(value) for value in read.values()] == [type(value) for value in config.values()]
-    assert math.isnan(tomllib.loads(launch.toml_document({"x": math.nan}))["x"])
+    assert math.isnan(tomllib.loads(toml_document({"x": math.nan}))["x"])

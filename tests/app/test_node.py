@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from murmurfl.app import client_app
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes import config as node
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client, describe
 from murmurfl.app.nodes.supernode import Connection, repeating_the_last_answer

@@ -1,17 +1,12 @@
-"""Progress lines: the same on every engine, read back as what they say, a bar on a terminal."""
+"""Progress lines: the same on every engine, and read back as what they say."""
 
-import io
 import math
 
 import pytest
-from murmurfl.app.commands.display import RunDisplay
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.progress import RoundLine
-from murmurfl.privacy import Guarantee
-from rich.console import Console
 
-GUARANTEE = Guarantee(1.0, 1e-5, "tree noise on each machine")
 FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
 
 
@@ -44,29 +39,6 @@ def test_a_long_run_without_evaluations_says_a_few_lines_only():
     assert sum(line.wanted for line in lines) == 20
     assert lines[-1].wanted
     assert RoundLine(3, 1000, None, 1.0, "1", False, 1, 1, 0.0).wanted
-
-
-def shown(terminal):
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, width=120, color_system=None)
-    with RunDisplay(GUARANTEE, console) as display:
-        assert display.read(str(FULL))
-        assert not display.read("INFO :      something else")
-        display.message("a message")
-    return screen.getvalue()
-
-
-def test_elsewhere_each_round_is_a_line_below_the_guarantee():
-    text = shown(terminal=False)
-    assert text.splitlines() == [GUARANTEE.sentence, str(FULL), "a message"]
-
-
-def test_on_a_terminal_a_bar_moves_below_the_guarantee():
-    text = shown(terminal=True)
-    assert " ".join(text.split()).startswith(GUARANTEE.sentence)
-    assert "7/120" in text
-    assert "accuracy 87.3 %  loss 0.4375  epsilon 4.38  replies 9/10  1:02:05 left" in text
-    assert str(FULL) not in text
 
 
 def test_time_left_is_rounded_up():

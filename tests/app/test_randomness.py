@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.superlink import toml_document
+from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import (
@@ -18,9 +18,9 @@ from murmurfl.privacy import (
     LedgerError,
     SQLiteLedger,
     keys,
+    noise_stream,
     protocol,
     read_ledger,
-    release,
     row_key,
 )
 
@@ -99,7 +99,7 @@ def test_all_noise_is_of_the_ledgers_key_and_a_nonce_drawn_for_the_release(tmp_p
     key = SQLiteLedger(tmp_path / "ledger.sqlite").keys().secret_key
     assert len(key) == 32
     drawn, used = only_the_operating_system(monkeypatch), []
-    monkeypatch.setattr(release, "row_key", lambda *names: used.append(names) or row_key(*names))
+    monkeypatch.setattr(noise_stream, "row_key", lambda *names: used.append(names) or row_key(*names))
     for k in range(1, 4):
         assert values_of(ask(client, k, k - 1)).any()
         assert [len(nonce) for nonce in drawn] == [16] * k

@@ -11,9 +11,10 @@ from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
+from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.engines.start import run_in_process
-from murmurfl.app.engines.superlink import LaunchError, run_flower_app
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,23 +24,23 @@ ROOT = Path(__file__).parent.parent.parent
 def nothing_left(monkeypatch):
     """After the test, no process and no port of its launches is left."""
     markers, ports = [], []
-    environment, free_port = launch._environment, launch.free_port
+    environment, free_port = launch.launch_environment, launch.free_port
 
     def remember_marker(*arguments):
         variables = environment(*arguments)
-        markers.append(variables[launch._MARKER])
+        markers.append(variables[launch.MARKER])
         return variables
 
     def remember_port():
         ports.append(free_port())
         return ports[-1]
 
-    monkeypatch.setattr(launch, "_environment", remember_marker)
+    monkeypatch.setattr(launch, "launch_environment", remember_marker)
     monkeypatch.setattr(launch, "free_port", remember_port)
     yield
     assert markers
-    assert not [pid for marker in markers for pid in Processes(f"{launch._MARKER}={marker}").living(set())]
-    assert not [port for port in ports if launch._listening(port)]
+    assert not [pid for marker in markers for pid in Processes(f"{launch.MARKER}={marker}").living(set())]
+    assert not [port for port in ports if launch.is_listening(port)]
 
 
 def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_path, nothing_left):

@@ -130,13 +130,13 @@ def test_nothing_a_server_sends_weakens_the_noise_or_widens_the_budget(deployed)
 
 
 def test_everything_is_stopped_and_nothing_listens(deployed):
-    marker = f"{launch._MARKER}={deployed.environment[launch._MARKER]}"
+    marker = f"{launch.MARKER}={deployed.environment[launch.MARKER]}"
     assert not Processes(marker).living(set())
-    assert not launch._listening(deployed.port)
+    assert not launch.is_listening(deployed.port)
     assert not deployed.home.exists()
     ports = {int(port) for log in deployed.logs.values() for port in re.findall(r"http://127\.0\.0\.1:(\d+)", log)}
     assert ports
-    assert not [port for port in ports if launch._listening(port)]
+    assert not [port for port in ports if launch.is_listening(port)]
 
 
 def test_private_files_of_a_node_are_its_owners_alone(deployed):

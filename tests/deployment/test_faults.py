@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
-from murmurfl.app.engines.superlink import LaunchError
+from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY
 from murmurfl.app.nodes.demo import deployment, node_settings
@@ -216,7 +216,7 @@ def test_nodes_outlive_a_restart_of_the_superlink(tmp_path):
         time.sleep(5.0)  # the nodes notice
         with (running.home / "superlink-again.log").open("wb") as log:
             running.superlink = running.start_process(superlink.args, stdout=log)
-        while not launch._healthy(running.port, running.tls()):
+        while not launch.is_healthy(running.port, running.tls()):
             time.sleep(0.2)
         running.submit(second.to_mapping())
         spent = [ledger(running, name).reserved_mu for name in running.nodes]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.app.engines.superlink import LaunchError
+from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.experiment import prepare
 from murmurfl.privacy import read_ledger
 

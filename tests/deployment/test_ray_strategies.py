@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.start import ray_environment, ray_overrides, run_in_process
-from murmurfl.app.engines.superlink import run_flower_app
 
 pytestmark = pytest.mark.deployment
 

@@ -44,7 +44,7 @@ class Machines:
     def __init__(self, folder):
         self.folder, self.port, self.logs = folder, launch.free_port(), []
         # A wide terminal: Flower's tables break words.
-        self.environment = {**launch._environment(folder / "home", {}), "COLUMNS": "200"}
+        self.environment = {**launch.launch_environment(folder / "home", {}), "COLUMNS": "200"}
         (folder / "home").mkdir()
 
     def text(self, text, who, number=0):
@@ -81,7 +81,7 @@ class Machines:
             subprocess.Popen(["bash", "-euc", line], cwd=folder, env=self.environment, stdout=log, stderr=log)
 
     def stop(self):
-        for process in Processes(f"{launch._MARKER}={self.environment[launch._MARKER]}").living(set()):
+        for process in Processes(f"{launch.MARKER}={self.environment[launch.MARKER]}").living(set()):
             os.kill(process, signal.SIGKILL)
 
 

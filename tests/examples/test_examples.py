@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.engines.superlink import executable, free_port, run_flower_app
+from murmurfl.app.engines.flower_run import run_flower_app
+from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import deployment
 from murmurfl.privacy import Guarantee, PrivacyPolicy, check_mechanism, read_ledger

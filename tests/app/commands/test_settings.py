@@ -9,6 +9,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.keys import Key
 from murmurfl.app.nodes.demo import demo_config
+from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings import layered, read_settings
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
@@ -121,6 +122,15 @@ def test_a_mistyped_setting_is_named_with_what_was_meant(assignment, words):
 def test_a_file_of_all_defaults_is_the_default_run(tmp_path):
     printed = CliRunner().invoke(cli, ["keys", "--toml"]).stdout
     assert RunConfig.from_mapping(read_settings(written(tmp_path, printed))) == RunConfig()
+
+
+def test_an_epsilon_stands_for_the_mu_of_a_papers_cell():
+    paper = PAPERS["reshef-levy-2025"]
+    (cell,) = paper.cells_with({"mu": gdp_mu(2.0, 1e-5), "num-clients": 50})
+    (same,) = paper.cells_with({"epsilon": 2.0, "num-clients": 50})
+    assert same == cell
+    (other,) = paper.cells_with({"epsilon": 2.0, "delta": 1e-4, "num-clients": 50})
+    assert other.settings["mu"] == gdp_mu(2.0, 1e-4)
 
 
 MINE = """
