@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.guarantees import table_caption
 from murmurfl.app.key_reference import key_table
 from murmurfl.app.papers import PAPERS
+from murmurfl.app.papers.captions import table_caption
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
