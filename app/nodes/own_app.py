@@ -1,8 +1,8 @@
 """A real machine that answers with its operator's own ClientApp, behind the noise mod.
 
-Flower would run the ClientApp of whoever submits the run. Here the ClientApp is the one that is installed on the machine,
-named in the operator's file, with the operator's settings. :class:`~murmurfl.clients.CorrelatedNoiseMod` is around all
-of it, Flower's ``lifespan`` included.
+Flower would run the ClientApp of whoever submits the run. Here the ClientApp is the one that is installed on the
+machine, named in the operator's file, with the operator's settings. :class:`~murmurfl.clients.CorrelatedNoiseMod` is
+around all of it, Flower's ``lifespan`` included.
 """
 
 from __future__ import annotations
