@@ -118,7 +118,7 @@ def performance() -> str:
         )
         for name, peer in measured["peers"].items()
     ]
-    lines = ["| | client updates/s | seconds per 1,000 | peak memory MiB |", "|---|---|---|---|"]
+    lines = ["| | updates/s | seconds per 1,000 | peak memory MiB |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {rate:,.0f} | {1000 / rate:.3g} | {peak:,.0f} |"
         for name, rate, peak in sorted(rows, key=lambda row: -row[1])
