@@ -3,8 +3,8 @@
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
 with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: the
 operator's file decides (:mod:`murmurfl.app.nodes.config`), and without that file the machine refuses, whatever the run
-configuration says.
-(Flower's plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node`` runs the installed code.)
+configuration says. It is the installed murmurfl that answers there, also where Flower's plain ``flower-supernode`` runs
+the bundle that the server sent (:mod:`.installed`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ _PACKAGE = __name__.partition(".")[0]
 
 def has_real_machines() -> bool:
     """Whether this copy of murmurfl can make a real machine of an operator's file: a bundle's cannot."""
-    return find_spec(f"{__package__}.nodes") is not None
+    found = find_spec(f"{__package__}.nodes")
+    # Beside a bundle an editable installation may offer a room of its own: code of two versions must not mix.
+    return found is not None and found.origin is not None and Path(found.origin).resolve().is_relative_to(_ROOT)
 
 
 def answered_as_installed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

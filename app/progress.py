@@ -1,7 +1,7 @@
 """The line that a run says of a round: accuracy, loss, epsilon, replies and the time left.
 
-Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them. The
-guarantee that their epsilon belongs to stands above them, once.
+Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them.
+The guarantee that their epsilon belongs to stands above them, once.
 """
 
 from __future__ import annotations
