@@ -24,7 +24,8 @@ from murmurfl.privacy import (
     clip_per_sample,
     row_bytes,
 )
-from murmurfl.privacy.cohort import DenseContributions, release_together
+from murmurfl.privacy.cohort import release_together
+from murmurfl.privacy.contributions import DenseContributions
 
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
 # about 2^-20 of the noise's standard deviation. PyTorch models are float32.

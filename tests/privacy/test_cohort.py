@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SystemKeys
-from murmurfl.privacy.cohort import DenseContributions, release_together
+from murmurfl.privacy.cohort import release_together
+from murmurfl.privacy.contributions import DenseContributions
 
 from tests.privacy.machines import D, contribution, machine
 

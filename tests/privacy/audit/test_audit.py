@@ -32,7 +32,8 @@ from murmurfl.privacy.audit import (
     one_run_p_value,
     prefix_sums,
 )
-from murmurfl.privacy.cohort import DenseContributions, release_together
+from murmurfl.privacy.cohort import release_together
+from murmurfl.privacy.contributions import DenseContributions
 from murmurfl.privacy.mechanisms import DECODERS, WORKLOADS, CancellingNoise, Increment, OptimalNoise, TreeNoise
 from scipy.linalg import cholesky
 from scipy.stats import binom

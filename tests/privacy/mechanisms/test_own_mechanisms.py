@@ -16,7 +16,8 @@ from murmurfl.privacy import (
     make_mechanism,
     register_mechanism,
 )
-from murmurfl.privacy.cohort import DenseContributions, release_together
+from murmurfl.privacy.cohort import release_together
+from murmurfl.privacy.contributions import DenseContributions
 from murmurfl.privacy.mechanisms import CancellingNoise, Increment, check_mechanism
 
 D, RELEASES, MACHINES = 5, 7, 3
