@@ -3,12 +3,13 @@
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
 with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: the
 operator's file decides (:mod:`murmurfl.app.nodes.config`), and without that file the machine refuses, whatever the run
-configuration says.
-(Flower's plain ``flower-supernode`` runs the code of the server's bundle; ``murmurfl node`` runs the installed code.)
+configuration says. It is the installed murmurfl that answers there, also where Flower's plain ``flower-supernode`` runs
+the bundle that the server sent (:mod:`.installed`).
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -19,7 +20,7 @@ from ..clients.simulation import in_simulation
 from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
-from .nodes.config import configured_client, operators_file
+from .installed import answered_as_installed, has_real_machines
 
 
 def client_fn(context: Context) -> PrivateClient:
@@ -35,13 +36,16 @@ def client_fn(context: Context) -> PrivateClient:
         On a real node without its operator's file, or if that describes no machine.
     """
     if not in_simulation():
-        path = operators_file(context.node_config)
-        if path is None:
+        # By name, because a bundle has no such room: its code is the server's (:mod:`.installed`).
+        nodes = import_module(f"{__package__}.nodes.config") if has_real_machines() else None
+        path = None if nodes is None else nodes.operators_file(context.node_config)
+        if nodes is None or path is None:
             raise ConfigurationError(
-                "Expected an operator's configuration (ledger, key, policy) on a real node, got none: start it with "
-                "`murmurfl node CONFIG`. This app builds machines from the run configuration in simulation only."
+                "Expected an operator's configuration (ledger, key, policy) on a real node, and murmurfl installed on "
+                "it: start it with `murmurfl node CONFIG`. This app builds machines from the run configuration in "
+                "simulation only."
             )
-        return configured_client(path)
+        return nodes.configured_client(path)
     config = RunConfig.from_mapping(context.run_config)
     machine = int(context.node_config["partition-id"])
     return prepare(config).client(machine, ContextLedger(context.state, str(machine)))
@@ -81,4 +85,4 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
     return call_next(message, own)
 
 
-app = numpy_client_app(client_fn, mods=[simulated_machines])
+app = numpy_client_app(client_fn, mods=[answered_as_installed, simulated_machines])

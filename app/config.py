@@ -296,23 +296,6 @@ def run_keys() -> Mapping[str, Key]:
     return keys_of(RunConfig)
 
 
-def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by hyphenated key, without those that nothing they name reads.
-
-    For settings that were made for another method, task, partition or model than those that are now named beside them,
-    such as a paper's when somebody changes its task.
-    """
-    chosen = {one.name: values.get(one.name, one.default) for one in run_keys().values() if one.names}
-    reads = frozenset[str]().union(*(registry(name)[str(thing)].keys for name, thing in chosen.items()))
-    options = frozenset(mechanism_options_of(str(values.get("mechanism", ""))))
-
-    def is_read(name: str) -> bool:
-        one = run_keys().get(name)
-        return one is None or not one.read_by or one.name in (options if one.read_by == "mechanism" else reads)
-
-    return {name: value for name, value in values.items() if is_read(name)}
-
-
 def readers_of(one: Key) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
     if one.read_by == "mechanism":

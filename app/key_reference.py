@@ -10,6 +10,23 @@ from .config import readers_of, run_keys
 from .keys import Key, Value
 
 
+def key_schema(one: Key) -> dict[str, Any]:
+    """A key as a JSON schema."""
+    kinds = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
+    bounds = {
+        "minimum": one.at_least,
+        "exclusiveMinimum": one.above,
+        "maximum": one.at_most,
+        "exclusiveMaximum": one.below,
+    }
+    schema: dict[str, Any] = {"type": kinds[one.kind], "default": one.default, "description": one.sentence}
+    schema |= {name: bound for name, bound in bounds.items() if bound is not None}
+    if one.known and one.kind == "str":
+        own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
+        schema |= {"anyOf": [{"enum": list(one.known)}, *own]} if own else {"enum": list(one.known)}
+    return schema
+
+
 def shown(value: Value) -> str:
     """A value as it is typed; nothing for an empty text."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
@@ -57,5 +74,5 @@ def config_schema() -> Mapping[str, Any]:
         "title": "A run configuration of murmurfl",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: one.schema() for name, one in run_keys().items()},
+        "properties": {name: key_schema(one) for name, one in run_keys().items()},
     }

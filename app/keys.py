@@ -137,22 +137,6 @@ class Key:
         if not holds:
             raise refusal(self.name, self.expected, value)
 
-    def schema(self) -> dict[str, Any]:
-        """The key as a JSON schema."""
-        kinds = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
-        bounds = {
-            "minimum": self.at_least,
-            "exclusiveMinimum": self.above,
-            "maximum": self.at_most,
-            "exclusiveMaximum": self.below,
-        }
-        schema: dict[str, Any] = {"type": kinds[self.kind], "default": self.default, "description": self.sentence}
-        schema |= {name: bound for name, bound in bounds.items() if bound is not None}
-        if self.known and self.kind == "str":
-            own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if self.names or self.own else []
-            schema |= {"anyOf": [{"enum": list(self.known)}, *own]} if own else {"enum": list(self.known)}
-        return schema
-
 
 def key(default: Value, sentence: str, **declared: Any) -> Any:
     """A field that declares a run-config key; the parameters are those of :class:`Key`."""

@@ -1,13 +1,12 @@
 """The line that a run says of a round: accuracy, loss, epsilon, replies and the time left.
 
-Every engine says the same lines. Over ``flwr run`` they come back out of Flower's log, so that a line can be read as
-what it says. The guarantee that their epsilon belongs to stands above them, once.
+Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them.
+The guarantee that their epsilon belongs to stands above them, once.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from ..privacy import rounded_up
@@ -16,11 +15,6 @@ from .run import Progress
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
 
-_LINE = re.compile(
-    r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
-    r"  epsilon (?P<epsilon>\S+)(?P<note> \(.*?\))? \(whole run\)  replies (?P<aggregated>\d+)/(?P<asked>\d+)"
-    r"(?:  left (?P<left>\S+))?"
-)
 _FAST = " (fast noise: no guarantee)"
 
 
@@ -70,26 +64,6 @@ class RoundLine:
             progress.seconds_left,
         )
 
-    @classmethod
-    def read(cls, text: str) -> RoundLine | None:
-        """A line of a log back as what it says; None if it is another."""
-        found = _LINE.fullmatch(text)
-        if found is None:
-            return None
-        accuracy, loss = found["accuracy"], found["loss"]
-        left = None if found["left"] is None else _seconds(found["left"])
-        return cls(
-            int(found["round"]),
-            int(found["rounds"]),
-            None if accuracy is None else float(accuracy) / 100,
-            None if loss is None else float(loss),
-            found["epsilon"],
-            bool(found["note"]),
-            int(found["aggregated"]),
-            int(found["asked"]),
-            left,
-        )
-
     @property
     def wanted(self) -> bool:
         """Whether it is worth a line in a log: an evaluation, the last round, or one of a few in between."""
@@ -127,8 +101,3 @@ class RoundLine:
 def _clock(seconds: float) -> str:
     whole = math.ceil(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-def _seconds(clock: str) -> float:
-    hours, minutes, seconds = (int(part) for part in clock.split(":"))
-    return float(hours * 3600 + minutes * 60 + seconds)

@@ -23,23 +23,23 @@ NOISE_STD = 10.0
 LEARNING_RATE = 1e-3
 
 
-def measure_here(nodes: int, per_round: int, rounds: int) -> dict[str, float]:
+def measure_here(machines: int, per_round: int, rounds: int) -> dict[str, float]:
     """Updates a second of one pass in this process.
 
     Parameters
     ----------
-    nodes, per_round, rounds : int
+    machines, per_round, rounds : int
         M, m and T; one fresh sample a machine and round.
     """
     rng = np.random.default_rng(0)
     features = rng.standard_normal((rounds * per_round, FEATURES))
     labels = rng.integers(0, CLASSES, rounds * per_round)
     samples = rng.permutation(rounds * per_round)  # as scattered in memory as those of sampled machines are
-    last_noise = np.zeros((nodes, SIZE), dtype=np.float32)
+    last_noise = np.zeros((machines, SIZE), dtype=np.float32)
     model, query, last_query, gradient = (np.zeros(SIZE) for _ in range(4))
     started = time.perf_counter()
     for t in range(1, rounds + 1):
-        machines = rng.permutation(nodes)[:per_round]
+        asked = rng.permutation(machines)[:per_round]
         chosen = samples[(t - 1) * per_round : t * per_round]
         batch, truth = features[chosen], labels[chosen]
         residuals = t * _residuals(query, batch, truth) - (t - 1) * _residuals(last_query, batch, truth)
@@ -48,7 +48,7 @@ def measure_here(nodes: int, per_round: int, rounds: int) -> dict[str, float]:
         total = np.empty(SIZE)
         np.dot(residuals.T, batch, out=total[:-CLASSES].reshape(CLASSES, FEATURES))
         total[-CLASSES:] = residuals.sum(axis=0)
-        for machine in machines:
+        for machine in asked:
             noise = rng.standard_normal(SIZE, dtype=np.float32)
             noise *= np.float32(NOISE_STD)
             total += noise

@@ -1,4 +1,4 @@
-"""Client updates a second and peak memory of every engine: the same app, 100 nodes, 50 a round, d = 7,850, b = 1.
+"""Updates a second and peak memory of every engine: the same app, 100 machines, 50 a round, d = 7,850, b = 1.
 
 Run with ``python -m benchmarks.engines``; all engines in one run, taking turns, each in a process of its own, medians
 over repeats. The task is synthetic, with the sizes of softmax regression on MNIST: same model, same messages, nothing
@@ -126,7 +126,7 @@ def measure(repeats: int) -> dict[str, Any]:
 
 def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
-    lines = ["| engine | client updates/s | peak memory MiB |", "|---|---|---|"]
+    lines = ["| engine | updates/s | peak memory MiB |", "|---|---|---|"]
     lines += [
         f"| {engine} | {entry['updates_per_second']:,.0f} ({entry['range'][0]:,.0f} to {entry['range'][1]:,.0f}) "
         f"| {entry['peak_mib']:,.0f} |"

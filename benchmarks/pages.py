@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.guarantees import table_caption
 from murmurfl.app.key_reference import key_table
 from murmurfl.app.papers import PAPERS
+from murmurfl.app.papers.captions import table_caption
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
@@ -118,7 +118,7 @@ def performance() -> str:
         )
         for name, peer in measured["peers"].items()
     ]
-    lines = ["| | client updates/s | seconds per 1,000 | peak memory MiB |", "|---|---|---|---|"]
+    lines = ["| | updates/s | seconds per 1,000 | peak memory MiB |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {rate:,.0f} | {1000 / rate:.3g} | {peak:,.0f} |"
         for name, rate, peak in sorted(rows, key=lambda row: -row[1])

@@ -29,7 +29,7 @@ from ..privacy import (
     protocol,
     row_bytes,
 )
-from ..privacy.cohort import DenseContributions, StackedContributions
+from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.mechanisms import State
 from ..privacy.training import observing
 from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, RefusedError, Release
-from ..privacy.cohort import StackedContributions, release_together
+from ..privacy.cohort import release_together
+from ..privacy.contributions import StackedContributions
 from .base import PrivateClient, Request
 from .gradients import PerSampleGradients, Samples
 

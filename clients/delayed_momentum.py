@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, LedgerError, PrivacyPolicy, Release
-from ..privacy.cohort import StackedContributions
+from ..privacy.contributions import StackedContributions
 from ..privacy.mechanisms import State
 from .base import PrivateClient, Request, Together, stacked_gradients
 from .gradients import combined_gradients, flat_point, unflatten

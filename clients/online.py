@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Release
 from ..privacy.clipping import clip_contributions
-from ..privacy.cohort import DenseContributions, StackedContributions
+from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.policy import CONTRACTIVE_ROUNDING
 from .base import PrivateClient, Request, Together
 from .convex import (

@@ -16,7 +16,6 @@ from .guarantee import (
     Guarantee,
     Relation,
     Unit,
-    caption,
     mechanism_words,
     policy_guarantee,
     rounded_up,
@@ -24,7 +23,7 @@ from .guarantee import (
 )
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .late import late_names
-from .ledger import Account, Ledger, LedgerPage, MemoryLedger, SQLiteLedger, StreamRecord
+from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .machine import LedgeredMachine
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
@@ -33,20 +32,29 @@ from .noise_stream import RowCache
 from .outgoing import PrivacyStatement, Release
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
 from .release import PrivateMachine
-from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu, rdp_epsilon, rdp_mu
+from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 if TYPE_CHECKING:
+    from .captions import caption
+    from .ledger.memory import MemoryLedger
     from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .ledger.sqlite import SQLiteLedger
     from .ledger.summary import LedgerSummary, SessionSummary, read_ledger
+    from .rdp import rdp_epsilon, rdp_mu
 
-# For a ledger's operator: no machine needs them to release.
+# For real machines and their operators, or for tables: no run of the app needs them.
 _LATE = {
     "LedgerSummary": "ledger.summary",
+    "MemoryLedger": "ledger.memory",
+    "SQLiteLedger": "ledger.sqlite",
     "SessionSummary": "ledger.summary",
     "accept_rollback": "ledger.repair",
+    "caption": "captions",
     "needs_upgrade": "ledger.repair",
     "new_mark": "ledger.repair",
+    "rdp_epsilon": "rdp",
+    "rdp_mu": "rdp",
     "read_ledger": "ledger.summary",
     "upgrade_ledger": "ledger.repair",
 }

@@ -10,51 +10,19 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission
 from .clipping import bounded_scales, clip_contributions, clip_per_sample
+from .contributions import StackedContributions
 from .errors import ConfigurationError, RefusedError
 from .mechanisms import State
 from .noise import NoiseQuality, each_normal_row
 from .outgoing import Release
 from .release import PrivateMachine
 from .training import observe
-
-
-class StackedContributions(Protocol):
-    """Per-sample contributions of many samples, which can be clipped without being written out."""
-
-    def norms(self) -> NDArray[np.float64]:
-        """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
-        ...
-
-    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
-        """Write ``scale`` times a row to ``out``, shape (d,)."""
-        ...
-
-
-class DenseContributions:
-    """Contributions that are written out, one row a sample.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (samples, d)
-    """
-
-    def __init__(self, rows: NDArray[np.floating]) -> None:
-        self._rows = rows
-
-    def norms(self) -> NDArray[np.float64]:
-        with np.errstate(all="ignore"):
-            return np.sqrt(np.einsum("ij,ij->i", self._rows, self._rows, dtype=np.float64))
-
-    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
-        np.multiply(self._rows[row], scale, out=out)
-
 
 Admitted = tuple[int, PrivateMachine, Admission]
 Contributions = Callable[[list[int], list[slice]], StackedContributions]

@@ -108,10 +108,11 @@ class Guarantee:
     @property
     def terms(self) -> str:
         """Everything but the figures: stands once above a table."""
-        return f"{self._protects}; {self.mechanism}; {self.covers}"
+        return f"{self.protects}; {self.mechanism}; {self.covers}"
 
     @property
-    def _protects(self) -> str:
+    def protects(self) -> str:
+        """The terms but for whose noise it is: where epsilon is shown, what is protected, and against whom."""
         return f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
 
     @property
@@ -139,38 +140,6 @@ class Guarantee:
             "notes": list(self.notes),
             "sentence": self.sentence,
         }
-
-
-def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
-    """The terms of many epsilons, to stand once beside their table or figure.
-
-    Parameters
-    ----------
-    guarantees : iterable of pairs
-        The name of its row or column, and the guarantee; guarantees with the same terms are said once.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
-    # Labels in their order, by mechanism, by all other terms.
-    groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
-    notes: dict[str, None] = {}
-    for label, guarantee in guarantees:
-        mechanisms = groups.setdefault((guarantee._protects, guarantee.covers), {})
-        mechanisms.setdefault(guarantee.mechanism, {})[label] = None
-        notes |= dict.fromkeys(guarantee.notes)
-    if not groups:
-        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
-    sentences = []
-    for (protects, covers), mechanisms in groups.items():
-        labels = dict.fromkeys(label for named in mechanisms.values() for label in named)
-        of = f" of {' / '.join(labels)}" if len(groups) > 1 else ""
-        words = [f"{words} ({' / '.join(named)})" for words, named in mechanisms.items()]
-        words = list(mechanisms) if len(words) == 1 else words
-        sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
-    return " ".join([*sentences, *notes])
 
 
 def policy_guarantee(

@@ -34,7 +34,6 @@ from .admission import Admission
 from .clipping import clip_contributions
 from .data_digest import RowBytes
 from .errors import ConfigurationError
-from .gdp import gdp_epsilon
 from .keys import NoiseKeys, derived_seed
 from .ledger import Ledger
 from .machine import LedgeredMachine
@@ -104,31 +103,6 @@ def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: 
         )
     steps = public_steps + 1 if accounting == "amplified" else 1
     return 2.0 * clip_norm / (noise_std * math.sqrt(steps))
-
-
-def rdp_epsilon(mu: float, delta: float) -> float:
-    """The paper's conversion: epsilon at delta of (a, a mu^2 / 2)-RDP for all orders a, by its best order.
-
-    Notes
-    -----
-    **Formal guarantees.** An upper bound (Mironov 2017, proposition 3) for whatever has this RDP curve. A mu-GDP
-    mechanism has it and a smaller epsilon, :func:`~murmurfl.privacy.gdp_epsilon`.
-    """
-    gdp_epsilon(mu, delta)  # the checks of both arguments
-    return mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-
-
-def rdp_mu(epsilon: float, delta: float) -> float:
-    """The mu whose RDP curve the paper's conversion turns into epsilon at delta.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`rdp_epsilon`, of which this is the inverse up to rounding.
-    """
-    if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
-        raise ConfigurationError(f"Expected epsilon > 0 and delta between 0 and 1, got {epsilon!r} and {delta!r}.")
-    logarithm = math.log(1 / delta)
-    return math.sqrt(2 * logarithm + 2 * epsilon) - math.sqrt(2 * logarithm)
 
 
 def noisy_epoch(

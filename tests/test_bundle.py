@@ -5,17 +5,19 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from pathlib import Path
 
 import pytest
 from murmurfl.app import registry
+from murmurfl.privacy import SQLiteLedger, protocol
 
 from tests.harness import packages
 from tests.harness.imports import Imports
 
 APPS = ("app/server_app.py", "app/client_app.py")
-MOST_BYTES = 880_000
+MOST_BYTES = 800_000
 """Of its modules. Every byte goes to every node that takes part, and every module is one to read for whoever has to
-trust it. What the methods, tasks and models of a run need takes 864 kB; this is that, and little more."""
+trust it."""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,55 @@ print(*murmurfl.__path__)
     )
     assert ran.returncode == 0, ran.stderr.decode()
     assert ran.stdout.decode().split() == [str(tmp_path)]
+
+
+ASK = """
+import sys
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from murmurfl.app import client_app
+bundled = client_app.__file__
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+asked = RecordDict({"config": ConfigRecord({"ask": "hello", "protocol-version": 1})})
+message = Message(asked, dst_node_id=1, message_type="query")
+message.metadata.__dict__["_message_id"] = "1"
+context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={"task": "server:chosen"})
+reply = client_app.app(message, context)
+print(bundled)
+print(sys.modules["murmurfl.app.client_app"].__file__)
+print(reply.error.code if reply.has_error() else reply.content["config"]["machines"])
+"""
+
+
+def ask_real_machine(bundle, tmp_path, *options):
+    """What a plain `flower-supernode` would do with the bundle, on a machine with an operator's file."""
+    (tmp_path / "node.toml").write_text(
+        'machine = "m1"\nledger = "ledger.sqlite"\ntask = "digits"\nnum-partitions = 4\npartition-id = 1\n'
+        "clip-norm = 1.0\nbatch-size = 4\nmu = 1.0\n"
+    )
+    (tmp_path / "node.toml").chmod(0o600)
+    if not (tmp_path / "ledger.sqlite").exists():
+        SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    path = os.pathsep.join([str(bundle), *([sysconfig.get_path("purelib")] if options else [])])
+    environment = {**os.environ, "PYTHONPATH": path, "MURMURFL_NODE_CONFIG": str(tmp_path / "node.toml")}
+    ran = subprocess.run(
+        [sys.executable, *options, "-c", ASK], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.split()
+
+
+def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(built, tmp_path):
+    """And where none is installed it refuses: the bundle has no code for a ledger or an operator's file."""
+    bundle = packages.unpacked(built, tmp_path / "bundle")
+    began, ended, machine = ask_real_machine(bundle, tmp_path)
+    assert Path(began).is_relative_to(bundle)
+    assert Path(ended) == packages.ROOT / "app" / "client_app.py"  # that of this environment: the checkout's
+    assert machine == "m1"
+    # -S: no editable installation of the checkout.
+    began, ended, code = ask_real_machine(bundle, tmp_path, "-S")
+    assert began == ended
+    assert int(code) == protocol.NOT_CONFIGURED
 
 
 CHECKED = {

@@ -23,7 +23,7 @@ WITHOUT_A_PAGE = {
     "privacy/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",
     "privacy/guarantee.py:Guarantee": "says a mu that its maker vouches for",
     "privacy/mechanisms/cache.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
-    "privacy/shuffled.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
+    "privacy/rdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
 }
 """Docstrings whose formal guarantees speak of mu and rest on no page here, and why."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..config import readers_of, run_keys, unknown_key
-from ..key_reference import config_schema, expected, key_toml, readers, shown
+from ..key_reference import config_schema, expected, key_schema, key_toml, readers, shown
 from ..keys import Key
 from .completion import choices, complete_key
 from .failing import failing_clearly
@@ -44,7 +44,7 @@ def keys(
 
 def _show(one: Key, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(one.schema(), indent=2))
+        typer.echo(json.dumps(key_schema(one), indent=2))
         return
     say(f"{one.name}: {one.sentence}")
     say(f"  default  {shown(one.default) or 'empty'}")

@@ -1,7 +1,7 @@
-"""A whole deployment on this machine: a SuperLink with TLS and node keys, real nodes with ledgers, one run to its end.
+"""A whole deployment on this computer: a SuperLink with TLS and node keys, real nodes with ledgers, one run over them.
 
-``murmurfl deploy-demo`` (``make deploy-demo``) shows it and the tests drive it; docs/deployment.md is the same on
-several machines. Keys and certificates live in a scratch folder that goes with the deployment; node configurations,
+``murmurfl deploy-demo`` (``make deploy-demo``) shows it and the tests drive it; docs/deployment.md does the same on
+several computers. Keys and certificates live in a scratch folder that goes with the deployment; node configurations,
 ledgers and logs stay in the run's folder.
 """
 
@@ -34,7 +34,7 @@ from .config import NodeConfig, node_strategies
 from .ledgers import ledger_guarantee
 
 DEMO_SETTINGS: dict[str, Scalar] = {
-    # Few, heavy rounds: one over a network costs seconds whatever is computed in it.
+    # Few, heavy rounds: a round over a network costs seconds, whatever is computed in it.
     "num-clients": 4,
     "clients-per-round": 4,
     "batch-size": 32,

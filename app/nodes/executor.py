@@ -1,7 +1,7 @@
 """Answers a SuperNode's messages with one local app, and never with the code of a bundle.
 
 A SuperNode with ``--isolation process`` hands its messages to whoever asks for them at its Runtime API and knows a
-shared secret. Flower's own executor installs the run's bundle and runs its ClientApp; this one does neither: the bundle
+shared secret. Flower's own executor installs the run's bundle and runs its ClientApp. This one does neither: the bundle
 arrives as bytes that nobody opens. It stays alive between messages, so a message costs no start of a process.
 
 This is the one place that touches the private names of Flower's Runtime API; a test with a real SuperNode covers it.

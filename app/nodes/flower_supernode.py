@@ -1,7 +1,7 @@
 """Flower's own ``flower-supernode`` as a child process: it ends with its parent, and when its connection has ended.
 
-``python -m murmurfl.app.nodes.flower_supernode PARENT_PID [options of flower-supernode]``. Left to itself a SuperNode
-outlives whoever started it, and one that the SuperLink no longer knows stays as a process that does nothing.
+``python -m murmurfl.app.nodes.flower_supernode PARENT_PID [options of flower-supernode]``. Left to itself, a SuperNode
+outlives whoever started it, and a SuperNode that the SuperLink no longer knows stays as a process that does nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A real machine that answers with its operator's own ClientApp, behind the noise mod.
 
-Flower would run the ClientApp of whoever submits the run. Here it is the one that is installed on the machine, named in
-the operator's file, with the operator's settings; and around all of it, Flower's ``lifespan`` included, is
-:class:`~murmurfl.clients.CorrelatedNoiseMod`.
+Flower would run the ClientApp of whoever submits the run. Here the ClientApp is the one that is installed on the
+machine, named in the operator's file, with the operator's settings. :class:`~murmurfl.clients.CorrelatedNoiseMod` is
+around all of it, Flower's ``lifespan`` included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Answers = Callable[[Message, Context], Message]
 
 
 def read_node(path: Path) -> NodeConfig | UpdateNode:
-    """An operator's file: of a machine with murmurfl's clients, or, with ``app`` in it, of one with a ClientApp.
+    """An operator's file: of a machine with murmurfl's clients or, with ``app`` in it, with its own ClientApp.
 
     Raises
     ------

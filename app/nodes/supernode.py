@@ -183,7 +183,7 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
-    # A session of its own: Ctrl-C in the terminal reaches this process alone, which then stops the other.
+    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     executor = LocalExecutor(app, f"127.0.0.1:{port}", secret)
     try:

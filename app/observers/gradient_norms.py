@@ -1,7 +1,7 @@
 """How near a run came to a stationary point: the norm of the training loss's gradient (tran-cutkosky-2022).
 
 The paper bounds the mean over the iterates of ||grad F(w_t)||, F the mean loss over the training samples. Only a
-simulation can compute it, and it is no release: nothing of it may leave where the samples are somebody's.
+simulation can compute it. It is no release: where the samples are somebody's, it may not leave the machine.
 """
 
 from __future__ import annotations

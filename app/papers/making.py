@@ -117,7 +117,7 @@ def _found(
             waiting.append((keys, group, path))
         else:
             results |= zip(keys, kept, strict=True)
-    # The longest first, so that no worker is left with one at the end: a run costs its client updates. Then by seed:
+    # The longest first, so that no worker is left with one at the end: a run costs its releases. Then by seed:
     # data that are made from it are made once.
     waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
     return results, waiting

@@ -14,9 +14,9 @@ from typing import Any
 from ...privacy import ConfigurationError
 from ..config import RunConfig
 from ..experiment import prepare
-from ..guarantees import table_caption
 from ..methods import METHODS
 from ..report.table import Table
+from .captions import table_caption
 from .cell import Cell
 from .kind import FIGURES, Run, TableKind, Trial
 from .making import Workplace, made_together, make_runs

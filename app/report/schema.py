@@ -10,6 +10,7 @@ from typing import Any
 
 from ...privacy import RELATIONS, TRUST_MODELS, UNITS
 from ..config import run_keys
+from ..key_reference import key_schema
 from ..record import FORMAT
 
 Schema = dict[str, Any]
@@ -170,7 +171,7 @@ def _counts() -> dict[str, Schema]:
 
 def _parts() -> dict[str, Schema]:
     """What was asked for, and what became of each part."""
-    config = {name: one.schema() for name, one in run_keys().items()}
+    config = {name: key_schema(one) for name, one in run_keys().items()}
     machine = {"type": "object", "additionalProperties": {"type": ["number", "string", "boolean", "null"]}}
     return {
         "config": _value(

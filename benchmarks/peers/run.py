@@ -215,7 +215,7 @@ def _repeat(once: Callable[[Path, int], Measurement], work: Work, repeats: int) 
 def table(measured: dict[str, Measurement]) -> str:
     """Medians over the repeats, as a Markdown table."""
     lines = [
-        "| framework | version | s per 1,000 client updates | peak MiB | final loss |",
+        "| framework | version | s per 1,000 updates | peak MiB | final loss |",
         "|---|---|---|---|---|",
     ]
     for name, values in measured.items():

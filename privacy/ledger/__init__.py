@@ -12,17 +12,19 @@ the ledger on Flower's ``context.state``.
 from typing import TYPE_CHECKING
 
 from ..late import late_names
-from .memory import MemoryLedger
 from .records import Account, Ledger, LedgerPage, StreamRecord
-from .sqlite import SQLiteLedger
 
 if TYPE_CHECKING:
+    from .memory import MemoryLedger
     from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .sqlite import SQLiteLedger
     from .summary import LedgerSummary, SessionSummary, read_ledger
 
-# For a ledger's operator: no machine needs them to release.
+# For real machines and their operators: no simulation needs them.
 _LATE = {
     "LedgerSummary": "summary",
+    "MemoryLedger": "memory",
+    "SQLiteLedger": "sqlite",
     "SessionSummary": "summary",
     "accept_rollback": "repair",
     "needs_upgrade": "repair",

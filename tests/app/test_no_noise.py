@@ -13,11 +13,12 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
-from murmurfl.app.guarantees import caption_guarantee, expected_guarantee
+from murmurfl.app.guarantees import expected_guarantee
 from murmurfl.app.methods import METHODS
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.papers import Cell, reproduce
 from murmurfl.app.papers.accuracy import AccuracyTable
+from murmurfl.app.papers.captions import caption_guarantee
 from murmurfl.app.papers.making import make_run
 from murmurfl.app.record import result_document, write_record
 from murmurfl.app.report.making import make_report

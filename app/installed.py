@@ -1,0 +1,66 @@
+"""A real machine answers with the murmurfl that its operator installed, and never with a bundle's.
+
+Flower's plain ``flower-supernode`` runs the ClientApp of the bundle that the server sent. What that bundle needs to
+make a real machine of an operator's file it does not hold: it hands the message to the murmurfl that is installed on
+the machine, which had to be there to make the machine's ledger. (``murmurfl node`` does not even run the bundle.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from ..clients.simulation import in_simulation
+from ..privacy import ConfigurationError
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE = __name__.partition(".")[0]
+
+
+def has_real_machines() -> bool:
+    """Whether this copy of murmurfl can make a real machine of an operator's file: a bundle's cannot."""
+    found = find_spec(f"{__package__}.nodes")
+    # Beside a bundle an editable installation may offer a room of its own: code of two versions must not mix.
+    return found is not None and found.origin is not None and Path(found.origin).resolve().is_relative_to(_ROOT)
+
+
+def answered_as_installed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A Flower mod: on a real machine a bundle leaves the answer to the installed murmurfl.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: whoever lets a server's bundle run trusts the server. The answer is that of
+    the installed client app, with the operator's file and ledger. Without one the bundle refuses.
+    """
+    if in_simulation() or has_real_machines():
+        return call_next(message, context)
+    try:
+        installed = _installed_app()
+    except ConfigurationError:
+        return call_next(message, context)  # which refuses, and says why in the machine's log
+    return installed(message, context)
+
+
+@cache
+def _installed_app() -> ClientAppCallable:
+    """The client app of the murmurfl that is installed here; from then on it is this process's only murmurfl."""
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE}
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if Path(entry).resolve() != _ROOT]
+    for name in ours:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    try:
+        found = importlib.import_module(f"{_PACKAGE}.app.client_app")
+        importlib.import_module(f"{_PACKAGE}.app.nodes.config")
+    except ImportError as error:
+        sys.modules.update(ours)
+        sys.path[:] = path
+        raise ConfigurationError("Expected murmurfl to be installed on a real machine, got a bundle alone.") from error
+    return found.app

@@ -1,0 +1,65 @@
+"""What the epsilons in the table of a reproduction are true of, in the words of the policies behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...privacy import SIMULATED, Guarantee, caption
+from ..config import RunConfig
+from ..methods import METHODS, Problem
+from ..models.softmax import SoftmaxRegression
+from ..tasks.base import Dataset, Shard
+from .unread import without_unread
+
+_NOMINAL = 10
+"""Batches of a machine where only words are wanted of a policy."""
+
+
+def caption_guarantee(config: RunConfig) -> Guarantee:
+    """What a simulated run guarantees, without its data and what differs between the runs of a table; for captions.
+
+    The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
+    """
+    method = METHODS[config.strategy]
+    rounds, model = config.passes * _NOMINAL, SoftmaxRegression(1, 2)
+    values = method.preset(config, rounds, model).overridden(config)
+    nothing = np.zeros((config.batch_size * _NOMINAL, 1), np.float32), np.zeros(config.batch_size * _NOMINAL, np.int64)
+    data = Dataset(*nothing, *nothing, num_classes=2)
+    shards = [Shard(data, np.arange(len(data.train_labels)))]
+    problem = Problem(replace(config, max_participations=0), data, shards, model, rounds, values)
+    return method.guarantee(problem, config.mu if config.private else math.inf, notes=(SIMULATED,), brief=True)
+
+
+def table_caption(document: Mapping[str, Any]) -> str:
+    """What the epsilons in the table of a reproduction are true of.
+
+    Parameters
+    ----------
+    document : mapping
+        Of a reproduction, with its ``cells``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does not say which strategy an algorithm is.
+    """
+    guarantees, noiseless = [], dict[str, None]()
+    for cell in document["cells"]:
+        for label, entry in cell["algorithms"].items():
+            # Documents of the first version name the strategy in the label alone.
+            given = entry.get("settings") or {"strategy": label.partition(",")[0]}
+            # Those before version 0.2 may hold settings that some of a cell's algorithms do not read.
+            config = RunConfig.from_mapping(without_unread({**cell["settings"], **given}))
+            if not config.private:
+                noiseless[label] = None
+            elif entry["epsilon"]["mean"] != 0:
+                guarantees.append((label, caption_guarantee(config)))
+    sentences = [caption(guarantees)] if guarantees else []
+    if noiseless:
+        sentences.append(f"Without noise, and not private: {' / '.join(noiseless)}.")
+    return " ".join(sentences) or "No epsilon: nothing private was released."

@@ -1,0 +1,40 @@
+"""What stands once beside a table or a figure with many epsilons: the terms of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .errors import ConfigurationError
+from .guarantee import Guarantee
+
+
+def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
+    """The terms of many epsilons, to stand once beside their table or figure.
+
+    Parameters
+    ----------
+    guarantees : iterable of pairs
+        The name of its row or column, and the guarantee; guarantees with the same terms are said once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    # Labels in their order, by mechanism, by all other terms.
+    groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    notes: dict[str, None] = {}
+    for label, guarantee in guarantees:
+        mechanisms = groups.setdefault((guarantee.protects, guarantee.covers), {})
+        mechanisms.setdefault(guarantee.mechanism, {})[label] = None
+        notes |= dict.fromkeys(guarantee.notes)
+    if not groups:
+        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
+    sentences = []
+    for (protects, covers), mechanisms in groups.items():
+        labels = dict.fromkeys(label for named in mechanisms.values() for label in named)
+        of = f" of {' / '.join(labels)}" if len(groups) > 1 else ""
+        words = [f"{words} ({' / '.join(named)})" for words, named in mechanisms.items()]
+        words = list(mechanisms) if len(words) == 1 else words
+        sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
+    return " ".join([*sentences, *notes])

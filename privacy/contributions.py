@@ -1,0 +1,39 @@
+"""Contributions of many samples, clipped and written one row at a time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StackedContributions(Protocol):
+    """Per-sample contributions of many samples, which can be clipped without being written out."""
+
+    def norms(self) -> NDArray[np.float64]:
+        """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
+        ...
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        """Write ``scale`` times a row to ``out``, shape (d,)."""
+        ...
+
+
+class DenseContributions:
+    """Contributions that are written out, one row a sample.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (samples, d)
+    """
+
+    def __init__(self, rows: NDArray[np.floating]) -> None:
+        self._rows = rows
+
+    def norms(self) -> NDArray[np.float64]:
+        with np.errstate(all="ignore"):
+            return np.sqrt(np.einsum("ij,ij->i", self._rows, self._rows, dtype=np.float64))
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        np.multiply(self._rows[row], scale, out=out)
