@@ -41,8 +41,8 @@ def test_the_bundle_is_the_import_closure_of_the_two_apps(imports, built):
     modules = {name for name in names if name.endswith(".py")} - packages.BESIDE
     assert names - modules == packages.BESIDE
     needed = imports.closure([*APPS, *found_late(imports)])
-    assert not needed - modules, "the apps import this: add it to fab-include in pyproject.toml"
-    assert not modules - needed, "neither app imports this: take it out of fab-include in pyproject.toml"
+    assert needed - modules == set(), "the apps import this: add it to fab-include in pyproject.toml"
+    assert modules - needed == set(), "neither app imports this: take it out of fab-include in pyproject.toml"
 
 
 def test_the_bundle_is_small(built):

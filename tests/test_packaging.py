@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -142,9 +143,12 @@ EXTRAS = {
 }
 
 
+distributions = cache(metadata.packages_distributions)  # reads all that is installed: once is enough
+
+
 def brought_by(package):
     """The distribution of an import name, in the environment of these tests."""
-    (found,) = {name.lower().replace("_", "-") for name in metadata.packages_distributions()[package]}
+    (found,) = {name.lower().replace("_", "-") for name in distributions()[package]}
     return found
 
 

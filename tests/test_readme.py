@@ -39,6 +39,7 @@ def test_ci_runs_the_two_commands():
     assert "make test" in script
 
 
+@pytest.mark.long  # the script of every change has `make run`, and the test below `flwr run` with its overrides
 def test_make_run_with_settings(tmp_path):
     """The command line `make` would run; make itself is CI's."""
     settings = re.fullmatch(r'make run ARGS="(.*)"', MAKE_RUN).group(1)
@@ -94,6 +95,7 @@ def test_run_and_report(tmp_path, monkeypatch):
     assert "<svg" in (tmp_path / "runs" / "first" / "report" / "index.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 def test_reproduce_a_cell(tmp_path):
     command = shlex.split(REPRODUCE)

@@ -113,6 +113,7 @@ def test_losses_are_carried_over_and_the_papers_rule_collapses():
     assert carried - accuracy(lost_replies=0.2, release_rule="paper") > 0.1
 
 
+@pytest.mark.long
 @needs_mnist
 def test_on_mnist_losing_a_fifth_of_the_replies_costs_little_and_the_papers_rule_collapses():
     """On the cohort engine, whose models are the in-process engine's, losses included, and which takes a tenth."""

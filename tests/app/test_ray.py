@@ -97,6 +97,7 @@ def make_model(num_features, num_classes):
 """
 
 
+@pytest.mark.long
 def test_a_task_and_a_model_of_the_current_folder_are_found_by_all_of_ray(tmp_path, monkeypatch, nothing_left):
     """The command is started where the module lies, which is on nobody's search path."""
     (tmp_path / "mine_on_ray.py").write_text(MINE)
