@@ -69,7 +69,7 @@ test-flower: $(STAMP)
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	    --target build/flwr-$$version "flwr==$$version"; \
 	  PYTHONPATH=$(CURDIR)/build/flwr-$$version $(BIN)/python -m pytest -n 2 --dist loadfile tests/clients \
-	    tests/strategies tests/app/test_ray.py tests/app/test_launch.py tests/deployment tests/test_packaging.py $(ARGS); \
+	    tests/strategies tests/app/engines/test_ray.py tests/app/engines/test_launch.py tests/deployment tests/test_packaging.py $(ARGS); \
 	done
 
 # Each example as its README starts it: minutes.

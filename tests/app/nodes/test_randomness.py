@@ -24,7 +24,7 @@ from murmurfl.privacy import (
     row_key,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FEATURES = 5
 BASE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
 BASE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}

@@ -17,7 +17,7 @@ from murmurfl.app.engines.processes import Processes
 from murmurfl.app.engines.start import run_in_process
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
