@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..catalogue import CATALOGUE, Shelf
 from ..config import readers_of, run_keys, unknown_key
 from ..key_reference import config_schema, expected, key_schema, key_toml, readers, shown
 from ..keys import Key
@@ -73,19 +74,24 @@ def _default(text: str) -> str:
     return f"default {text}" if text else "empty by default"
 
 
+def say_shelf(shelf: Shelf) -> None:
+    """Print the things of one kind, each with its sentence."""
+    names = list(shelf.names())
+    widest = max(map(len, names))
+    say(f"{shelf.title}: {shelf.how}")
+    for name in names:
+        say(f"  {name:<{widest}}  {shelf.sentence(name).rstrip('.')}")
+
+
 def list_names(as_json: AsJson = False) -> None:
     """What there is by name: methods, tasks, features, partitions, models, mechanisms and papers."""
-    from ..catalogue import CATALOGUE
-
     with failing_clearly():
         if as_json:
             made = {key: {name: shelf.sentence(name) for name in shelf.names()} for key, shelf in CATALOGUE.items()}
             typer.echo(json.dumps(made, indent=2))
             return
         for number, shelf in enumerate(CATALOGUE.values()):
-            names = list(shelf.names())
-            widest = max(map(len, names))
-            say(f"{chr(10) if number else ''}{shelf.title}: {shelf.how}")
-            for name in names:
-                say(f"  {name:<{widest}}  {shelf.sentence(name)}")
+            if number:
+                say("")
+            say_shelf(shelf)
         say("\nOne of your own, package.module:Thing, may stand for each: docs/own.md.")

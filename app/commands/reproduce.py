@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..catalogue import CATALOGUE
 from ..own_modules import search_here
 from ..papers import PAPERS
 from .completion import complete_paper
-from .failing import failing_clearly
+from .failing import MISUSED, fail, failing_clearly
+from .keys import say_shelf
 from .settings import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import say, say_table
 
@@ -27,8 +29,9 @@ def reproduce(
         typer.Argument(
             help=f"One of {', '.join(PAPERS)}; or package.module:PAPER, a Paper of your own.",
             autocompletion=complete_paper,
+            show_default=False,
         ),
-    ],
+    ] = "",
     assignments: Assignments = None,
     config_file: ConfigFile = None,
     seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this; 0 for as many as the paper.")] = 0,
@@ -36,12 +39,18 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
     as_json: AsJson = False,
+    only_list: Annotated[bool, typer.Option("--list", help="Print the papers, and end.")] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set or --config any other cell of them."""
     from ..papers.reproduce import tables_of
     from ..papers.runs import plan_runs
 
     with failing_clearly():
+        if only_list:
+            say_shelf(CATALOGUE["paper"])
+            return
+        if not name:
+            fail("Expected the name of a paper, got none: `murmurfl reproduce --list` has them.", MISUSED)
         if ":" in name:
             search_here()
         paper = PAPERS[name]
