@@ -39,7 +39,7 @@ def run_example(project, caplog):
     return run
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def forget_registered_mechanisms():
     """The example's own mechanism is not one of ours."""
     before = dict(MECHANISMS)
