@@ -23,7 +23,7 @@ import numpy as np
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
 from .experiment import Experiment
-from .run import RunResult, model_arrays
+from .run import RunResult
 from .summary import noise_note, shown, shown_accuracy
 from .version import __version__
 
@@ -203,7 +203,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     document = _with_nulls(result_document(result))
-    arrays: dict[str, Any] = model_arrays(result)
+    arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
     (folder / MACHINES_NAME).write_text(json.dumps(machines_document(result), allow_nan=False) + "\n")

@@ -10,7 +10,6 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -29,6 +28,9 @@ from .observers.online_losses import OnlineLosses
 
 REAL_NODES = "real-nodes"
 """What the engine is called where machines are real."""
+
+_ROUNDING = 1e-9
+"""Mus are compared with this much room for the rounding of sums of squares."""
 
 
 class NoReleasesError(MurmurflError):
@@ -217,8 +219,11 @@ def run_experiment(
         watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
     mu = watch.mu
-    if deployed and not experiment.method.trusted:
-        mu = _stated_mu(statements, mu, config.num_clients)
+    if not experiment.method.trusted:
+        if deployed:
+            mu = _stated_mu(statements, mu, config.num_clients)
+        else:
+            _refuse_untrue(mu, statements)
     return RunResult(
         experiment=experiment,
         strategy=strategy,
@@ -337,6 +342,16 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     )
 
 
+def _refuse_untrue(mu: float, statements: dict[str, dict[str, Any]]) -> None:
+    """Refuse a result whose mu is not its machines': a method of one's own may say what it does not do."""
+    released = [float(one["mu-guaranteed"]) for one in statements.values() if one["releases"]]
+    if max(released, default=0.0) > mu * (1 + _ROUNDING):
+        raise ConfigurationError(
+            f"Expected machines that guarantee mu = {mu:g}, as the method says of the run, got mu = {max(released):g} "
+            "from those that made releases: its policy, asked_rounds and client do not agree. There is no result."
+        )
+
+
 def _stated_mu(statements: dict[str, dict[str, Any]], configured: float, num_clients: int) -> float:
     """The largest mu that machines state; for those that did not answer, the run configuration's."""
     stated = [float(statement["mu-guaranteed"]) for statement in statements.values()]
@@ -383,8 +398,3 @@ def _data_of(config: RunConfig) -> str:
             *(config.dirichlet_alpha, config.model, feature_bound(config)),
         )
     )
-
-
-def model_arrays(result: RunResult) -> dict[str, NDArray[Any]]:
-    """The trained model's arrays by name."""
-    return {name: np.asarray(v) for name, v in zip(result.experiment.model.names, result.parameters, strict=True)}

@@ -15,10 +15,10 @@ from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .online import OnlineClient, local_updates
 from .shuffled import ShuffledClient
-from .simulation import simulated_machine
 
 if TYPE_CHECKING:
     from .cohort import Cohort
+    from .foreign_machine import simulated_machine
     from .noise_mod import CorrelatedNoiseMod
     from .update_node import UpdateNode
     from .update_policy import UpdatePolicy
@@ -29,6 +29,7 @@ _LATE = {
     "CorrelatedNoiseMod": "noise_mod",
     "UpdateNode": "update_node",
     "UpdatePolicy": "update_policy",
+    "simulated_machine": "foreign_machine",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)

@@ -36,10 +36,11 @@ from .answers import answer
 from .base import statement_entries
 from .context_ledger import ContextLedger
 from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
+from .foreign_machine import simulated_machine
 from .gradients import unflatten
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
-from .simulation import in_simulation, simulated_machine, training_entries
+from .simulation import in_simulation, training_entries
 from .update_node import UpdateNode
 from .update_policy import UpdatePolicy, update_guarantee
 

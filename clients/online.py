@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, PrivacyPolicy, Release
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release
 from ..privacy.clipping import clip_contributions
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.policy import CONTRACTIVE_ROUNDING
@@ -38,8 +38,8 @@ from .convex import (
     declares_itself_convex,
     longest_gradient,
 )
-from .gradients import CarefulGradients, PerSampleGradients, flat_point, gradients_at, pick
-from .local_steps import LocalStepsClient
+from .gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
+from .local_steps import LocalStepsClient, LocalStepsOptions
 
 # How many values the iterates of machines computed together may have, to stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
@@ -116,20 +116,30 @@ class OnlineClient(LocalStepsClient):
     that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps are made.
     """
 
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        **options: Unpack[LocalStepsOptions],
+    ) -> None:
+        super().__init__(gradients, samples, policy, ledger, keys, **options)
+        # Not in the hooks: a subclass that overrides one and forgets the others' part must not lose these.
+        if policy.clip_unit == "contractive":
+            if type(self).contribution is not OnlineClient.contribution:
+                raise ConfigurationError(
+                    f"Expected clip_unit 'update' for {type(self).__name__}, which has a contribution of its own, got "
+                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
+                )
+            declared = check_contractive(gradients, self.learning_rate, policy.clip_norm)
+            self._farthest = farthest_point(declared, self.learning_rate, policy.clip_norm, policy.batch_size)
+
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.clip_unit == "sample":
             raise ConfigurationError("Expected clip_unit 'update' or 'contractive' for local steps, got 'sample'.")
-        if policy.clip_unit == "contractive" and cls.contribution is not OnlineClient.contribution:
-            raise ConfigurationError(
-                f"Expected clip_unit 'update' for {cls.__name__}, which has a contribution of its own, got "
-                "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
-            )
-
-    def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
-        if policy.clip_unit == "contractive":
-            declared = check_contractive(gradients, self.learning_rate, policy.clip_norm)
-            self._farthest = farthest_point(declared, self.learning_rate, policy.clip_norm, policy.batch_size)
 
     def release(self, request: Request) -> Release:
         """The machine's next release.

@@ -16,7 +16,6 @@ from .guarantee import (
     Guarantee,
     Relation,
     Unit,
-    mechanism_words,
     policy_guarantee,
     rounded_up,
     server_guarantee,
@@ -36,7 +35,7 @@ from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoc
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 if TYPE_CHECKING:
-    from .captions import caption
+    from .captions import caption, mechanism_words
     from .ledger.memory import MemoryLedger
     from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
     from .ledger.sqlite import SQLiteLedger
@@ -51,6 +50,7 @@ _LATE = {
     "SessionSummary": "ledger.summary",
     "accept_rollback": "ledger.repair",
     "caption": "captions",
+    "mechanism_words": "captions",
     "needs_upgrade": "ledger.repair",
     "new_mark": "ledger.repair",
     "rdp_epsilon": "rdp",

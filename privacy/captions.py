@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from .errors import ConfigurationError
 from .guarantee import Guarantee
+from .policy import PrivacyPolicy
 
 
 def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
@@ -38,3 +39,8 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
         words = list(mechanisms) if len(words) == 1 else words
         sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
     return " ".join([*sentences, *notes])
+
+
+def mechanism_words(policy: PrivacyPolicy) -> str:
+    """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
+    return policy.words

@@ -248,11 +248,6 @@ def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
     return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
 
 
-def mechanism_words(policy: PrivacyPolicy) -> str:
-    """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
-    return policy.words
-
-
 def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
     """A mu or an epsilon for people, never below what it is.
 

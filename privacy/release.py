@@ -87,7 +87,7 @@ class PrivateMachine(LedgeredMachine):
         self._rows = rows
 
     @cached_property
-    def noise(self) -> NoiseStream:
+    def _noise(self) -> NoiseStream:
         """What each release adds and removes."""
         return NoiseStream(self.plan, self.num_parameters, self.policy.noise_quality, self._keys, self._rows)
 
@@ -214,7 +214,7 @@ class PrivateMachine(LedgeredMachine):
         if not self.simulated:
             raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
         self._check_open(admission)
-        return self.noise.normals_key(admission.session, admission.release)
+        return self._noise.normals_key(admission.session, admission.release)
 
     def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
@@ -245,7 +245,7 @@ class PrivateMachine(LedgeredMachine):
     ) -> tuple[StreamRecord, NDArray[np.int64]]:
         """The release rule: the stream after its next release, and P_k - P_ack."""
         release = stream.release + 1
-        nonces, noise_state = self.noise.add_to(counts, stream, self._keys.nonce(session, release), normals)
+        nonces, noise_state = self._noise.add_to(counts, stream, self._keys.nonce(session, release), normals)
         if self.policy.release_rule == "paper":
             pending = {}
         else:

@@ -47,6 +47,13 @@ def commands(page):
     return found
 
 
+def write_files(page, folder):
+    """The TOML files that a page shows under their names, as a reader copies them."""
+    text = (ROOT / "docs" / page).read_text()
+    for name, content in re.findall(r"^```toml\n# (\S+\.toml)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        (folder / name).write_text(content)
+
+
 def starts(words, beginnings):
     return any(shlex.join(words).replace("'", "").startswith(beginning) for beginning in beginnings)
 
@@ -116,6 +123,7 @@ def test_its_commands_run(page, read_before, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if os.environ.get("MURMURFL_DATA"):
         (tmp_path / "data").symlink_to(os.environ["MURMURFL_DATA"])
+    write_files(page, tmp_path)
     ran = []
     for words in commands(page):
         if words[0] != "murmurfl" or is_left(words):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...clients import PrivateClient
 from ...privacy import (
     NO_NOISE,
+    ConfigurationError,
     Guarantee,
     NoisePlan,
     PrivacyPolicy,
@@ -35,6 +36,8 @@ from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
 
 _SERVER_NOISE = "server"
+_CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
+"""What a trusted server's noise is made from."""
 
 
 class Method(ABC):
@@ -236,10 +239,23 @@ class Method(ABC):
         if not self.trusted:
             return {}
         return {
-            "policy": self.policy(problem, max(problem.sizes)),
+            "policy": self._policy_of_all(problem),
             "num_rounds": problem.num_rounds,
             "noise_keys": None if deployed else SimulatedKeys(problem.config.seed, _SERVER_NOISE),
         }
+
+    def _policy_of_all(self, problem: Problem) -> PrivacyPolicy:
+        """The one policy by which a trusted server makes its noise: it must hold for every machine."""
+        policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
+        for name in _CHARGED:
+            values = {getattr(policy, name) for policy in policies}
+            if len(values) > 1:
+                raise ConfigurationError(
+                    f"Expected machines with one {name} under a trusted server, which makes one noise for all of them, "
+                    f"got {sorted(values)} with strategy = {problem.config.strategy!r}: set everybody = True in the "
+                    "method, or split the data evenly."
+                )
+        return self.policy(problem, max(problem.sizes))
 
     def server_noise(self, config: RunConfig) -> str:
         """Which noise a trusted server adds: a mechanism's name, or ``fresh``."""

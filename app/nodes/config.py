@@ -152,7 +152,8 @@ class NodeConfig:
             self._check(name, getattr(self, name) >= 1, "an integer >= 1")
         for name in ("max_participations", "budget_mu", "feature_bound", "learning_rate", "partition_seed"):
             self._check(name, getattr(self, name) >= 0, "a number >= 0")
-        once = method.samples_return or self.passes == 1
+        # How far apart a sample's turns are is the machine's to say; a trusted server could not know what to charge.
+        once = (method.samples_return and not method.trusted) or self.passes == 1
         self._check("passes", once, f"1 with strategy = {self.strategy!r}: its server counts every sample once")
         steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
         right = (self.learning_rate > 0) == method.local_steps

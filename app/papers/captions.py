@@ -16,7 +16,7 @@ from ..models.softmax import SoftmaxRegression
 from ..tasks.base import Dataset, Shard
 from .unread import without_unread
 
-_NOMINAL = 10
+_NOMINAL = 1000
 """Batches of a machine where only words are wanted of a policy."""
 
 

@@ -167,7 +167,7 @@ SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Ph
 ALLOWED = {
     "privacy/keys.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
-    "clients/simulation.py": {"SimulatedKeys"},
+    "clients/foreign_machine.py": {"SimulatedKeys"},
     "privacy/shuffled.py": {"derived_seed", "Generator", "Philox"},
 }
 
