@@ -122,7 +122,7 @@ def expected(name, number):
 def test_a_stream_without_a_cache_is_the_matrices_times_the_noise(name):
     """The definition, in floating point: prefix k is k contributions and row k of B Z."""
     subject, heard = machine(name), np.zeros(D)
-    normals = np.stack([subject.noise._normals(subject._keys.nonce("s", k)) for k in range(1, RELEASES + 1)])
+    normals = np.stack([subject._noise._normals(subject._keys.nonce("s", k)) for k in range(1, RELEASES + 1)])
     noise = subject.plan.noise_std * make_mechanism(name, RELEASES).decoder() @ normals
     for k in range(1, RELEASES + 1):
         heard += subject.release("s", k - 1, rows).values
