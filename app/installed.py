@@ -8,19 +8,22 @@ the machine, which had to be there to make the machine's ledger. (``murmurfl nod
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients.simulation import in_simulation
-from ..privacy import ConfigurationError
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGE = __name__.partition(".")[0]
+
+logger = logging.getLogger(__name__)
 
 
 def has_real_machines() -> bool:
@@ -40,27 +43,29 @@ def answered_as_installed(message: Message, context: Context, call_next: ClientA
     """
     if in_simulation() or has_real_machines():
         return call_next(message, context)
-    try:
-        installed = _installed_app()
-    except ConfigurationError:
-        return call_next(message, context)  # which refuses, and says why in the machine's log
-    return installed(message, context)
+    installed = _installed_app()
+    # Without one the bundle's own answer is a refusal, with a fixed text.
+    return (installed or call_next)(message, context)
 
 
 @cache
-def _installed_app() -> ClientAppCallable:
-    """The client app of the murmurfl that is installed here; from then on it is this process's only murmurfl."""
-    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE}
-    path = list(sys.path)
+def _installed_app() -> ClientAppCallable | None:
+    """The client app of the murmurfl installed here, from then on this process's only one; None if there is none."""
+    ours, path = _take_out(), list(sys.path)
     sys.path[:] = [entry for entry in path if Path(entry).resolve() != _ROOT]
-    for name in ours:
-        del sys.modules[name]
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(f"{_PACKAGE}.app.client_app")
         importlib.import_module(f"{_PACKAGE}.app.nodes.config")
-    except ImportError as error:
+    except Exception:  # whatever is wrong with it: its text must not leave the machine
+        logger.exception("Expected murmurfl to be installed on this machine; the server's bundle alone refuses.")
+        _take_out()  # code of two versions must not mix
         sys.modules.update(ours)
         sys.path[:] = path
-        raise ConfigurationError("Expected murmurfl to be installed on a real machine, got a bundle alone.") from error
+        return None
     return found.app
+
+
+def _take_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]
+    return {name: sys.modules.pop(name) for name in names}

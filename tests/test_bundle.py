@@ -94,7 +94,7 @@ print(reply.error.code if reply.has_error() else reply.content["config"]["machin
 """
 
 
-def ask_real_machine(bundle, tmp_path, *options):
+def ask_real_machine(bundle, tmp_path, *options, also=None):
     """What a plain `flower-supernode` would do with the bundle, on a machine with an operator's file."""
     (tmp_path / "node.toml").write_text(
         'machine = "m1"\nledger = "ledger.sqlite"\ntask = "digits"\nnum-partitions = 4\npartition-id = 1\n'
@@ -103,7 +103,8 @@ def ask_real_machine(bundle, tmp_path, *options):
     (tmp_path / "node.toml").chmod(0o600)
     if not (tmp_path / "ledger.sqlite").exists():
         SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
-    path = os.pathsep.join([str(bundle), *([sysconfig.get_path("purelib")] if options else [])])
+    more = [also] if also else []
+    path = os.pathsep.join(map(str, [bundle, *more, *([sysconfig.get_path("purelib")] if options else [])]))
     environment = {**os.environ, "PYTHONPATH": path, "MURMURFL_NODE_CONFIG": str(tmp_path / "node.toml")}
     ran = subprocess.run(
         [sys.executable, *options, "-c", ASK], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -121,6 +122,22 @@ def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(
     assert machine == "m1"
     # -S: no editable installation of the checkout.
     began, ended, code = ask_real_machine(bundle, tmp_path, "-S")
+    assert began == ended
+    assert int(code) == protocol.NOT_CONFIGURED
+
+
+def test_a_broken_installation_says_nothing_to_the_server_and_mixes_with_nothing(built, tmp_path):
+    """Its error would be Flower's reply if it got out of the mod; half of it beside the bundle would be worse."""
+    bundle, broken = packages.unpacked(built, tmp_path / "bundle"), tmp_path / "broken" / "murmurfl"
+    for name, text in {
+        "__init__": "",
+        "app/__init__": "",
+        "app/client_app": "from . import half\n",
+        "app/half": "1 / 0",
+    }.items():
+        (broken / name).with_suffix(".py").parent.mkdir(parents=True, exist_ok=True)
+        (broken / name).with_suffix(".py").write_text(text)
+    began, ended, code = ask_real_machine(bundle, tmp_path, "-S", also=broken.parent)
     assert began == ended
     assert int(code) == protocol.NOT_CONFIGURED
 
