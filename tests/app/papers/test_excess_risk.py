@@ -11,24 +11,9 @@ from murmurfl.app.papers.reproduce import run_cells, write_reproduction
 from murmurfl.app.tasks import TASKS
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
-rng = np.random.Generator(np.random.Philox(key=81))
+from tests.app.shuffled_run import BASE
 
-BASE = RunConfig(
-    strategy="shuffled",
-    task="synthetic-logistic",
-    model="logistic",
-    num_clients=1,
-    clients_per_round=1,
-    num_rounds=4,
-    synthetic_samples=60,
-    synthetic_features=5,
-    public_samples=30,
-    regularizer="l1",
-    regularizer_strength=0.02,
-    learning_rate=0.005,
-    checkpoint=False,
-    mu=2.0,
-)
+rng = np.random.Generator(np.random.Philox(key=81))
 
 
 def test_the_reproductions_are_the_papers_settings():

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.methods import METHODS
@@ -14,24 +13,9 @@ from murmurfl.strategies import proximal
 from murmurfl.strategies.shuffled import penalty
 from scipy.optimize import minimize
 
-rng = np.random.Generator(np.random.Philox(key=81))
+from tests.app.shuffled_run import BASE
 
-BASE = RunConfig(
-    strategy="shuffled",
-    task="synthetic-logistic",
-    model="logistic",
-    num_clients=1,
-    clients_per_round=1,
-    num_rounds=4,
-    synthetic_samples=60,
-    synthetic_features=5,
-    public_samples=30,
-    regularizer="l1",
-    regularizer_strength=0.02,
-    learning_rate=0.005,
-    checkpoint=False,
-    mu=2.0,
-)
+rng = np.random.Generator(np.random.Philox(key=81))
 VARIANTS = ("interleaved", "dp-shuffleg", "priv-pub", "pub-priv", "public-only")
 
 
