@@ -212,10 +212,16 @@ class AdmissionRule:
                 "this machine has trusted a server with its samples: it has no budget against servers any more",
             )
         # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
-        reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted)
+        local = self.plan.mu_local if self.policy.trust == "secure-aggregation" else None
+        reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted, local=local)
         budget = float(self.policy.budget_mu or self.policy.mu)
         if reserved.reserved_mu > budget * (1 + ROUNDING):
             raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
+        if local is not None and reserved.reserved_local_mu > self.policy.local_budget * (1 + ROUNDING):
+            raise RefusedError(
+                protocol.BUDGET_EXHAUSTED,
+                "the budget for what holds without anybody's honesty does not allow a session on this machine",
+            )
         return reserved
 
 

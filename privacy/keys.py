@@ -96,6 +96,19 @@ def _digest(size: int, *parts: object) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size, person=b"murmurfl").digest()
 
 
+def derived_bytes(size: int, *parts: object) -> bytes:
+    """Bytes from any printable parts, for the keys of a simulation: whoever knows the parts knows them.
+
+    Parameters
+    ----------
+    size : int
+        At most 64.
+    *parts
+        What they follow from.
+    """
+    return _digest(size, "derived", *parts)
+
+
 def derived_seed(*parts: object) -> int:
     """A 128-bit integer from any printable parts, to seed a NumPy bit generator for a public, noise-free purpose.
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +31,9 @@ from .outgoing import PrivacyStatement, Release
 from .policy import NO_NOISE, PrivacyPolicy
 
 ComputedT = TypeVar("ComputedT")
+
+_ID_BYTES = 16
+_NO_ID = bytes(_ID_BYTES)
 
 
 class LedgeredMachine:
@@ -82,8 +87,8 @@ class LedgeredMachine:
         _check_samples(policy, num_samples)
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
-        if self.plan.problem and not keys.simulated:
-            raise ConfigurationError(self.plan.problem)
+        if (problem := self.plan.problem or self.plan.local_problem) and not keys.simulated:
+            raise ConfigurationError(problem)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
         self._ledger = ledger
@@ -261,10 +266,15 @@ class LedgeredMachine:
         self._check_open(admission)
         self._open.discard(admission)
         before, used = admission.account, admission.samples_used
-        account = Account(used, before.reserved, self._digest_of(used, before.data))
+        account = Account(used, before.reserved, self._digest_of(used, before.data), before.reserved_local)
+        if self.policy.trust == "secure-aggregation":
+            kept = {stream.ack, *stream.pending}
+            known = {j: name for j, name in stream.ids.items() if j in kept}
+            stream = replace(stream, ids={**known, stream.release: secrets.token_bytes(_ID_BYTES)})
         admission.page.commit(admission.session, stream, account)
         counts.setflags(write=False)  # the ledger in memory may hold the very array
-        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack)
+        ids = [stream.ids.get(j, _NO_ID) for j in (stream.release, stream.ack)] if stream.ids else (b"", b"")
+        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack, *ids)
 
     def _check_open(self, admission: Admission) -> None:
         if admission not in self._open:

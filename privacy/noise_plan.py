@@ -40,6 +40,14 @@ class NoisePlan:
         shows (:func:`~murmurfl.privacy.normals.range_problem`). Then mu is infinite, and a real machine refuses.
     resolution_mu : float
         What of mu is charged for the resolution of the normals (:mod:`murmurfl.privacy.normals`).
+    mu_local : float
+        What all K releases guarantee if each of them is seen by itself: under ``secure-aggregation`` what holds
+        whatever the server, helpers and other machines do; mu itself otherwise.
+    local_problem : str
+        As ``problem``, of mu_local.
+    summing : float
+        What a sum of releases guarantees of what one of them would, for ideal normals: 1 / sqrt(h) under
+        ``secure-aggregation`` for samples that are used once.
     """
 
     mechanism: Mechanism
@@ -52,6 +60,9 @@ class NoisePlan:
     pattern: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
     resolution_mu: float = 0.0
+    mu_local: float = math.inf
+    local_problem: str = ""
+    summing: float = 1.0
 
     def spent_mu(self, releases: int) -> float:
         """Bookkeeping: the mu of the first ``releases`` releases.
@@ -67,7 +78,7 @@ class NoisePlan:
         if math.isinf(self.mu):
             return math.inf
         noise = self.sensitivity * self.mechanism.sensitivity(n=releases, **self.pattern) / self.noise_std
-        spent = math.hypot(noise, self.resolution_mu * math.sqrt(releases / self.mechanism.num_releases))
+        spent = math.hypot(noise * self.summing, self.resolution_mu * math.sqrt(releases / self.mechanism.num_releases))
         return self.mu if math.isclose(spent, self.mu, rel_tol=1e-12) else spent
 
     def epsilon(self, delta: float) -> float:

@@ -25,12 +25,16 @@ class Release:
         k.
     ack : int
         The acknowledgement it was built on.
+    release_id, ack_id : bytes
+        Random names of the two, 16 bytes each, under secure aggregation; empty otherwise.
     """
 
     counts: NDArray[np.int64]
     spacing: float
     release: int
     ack: int
+    release_id: bytes = b""
+    ack_id: bytes = b""
 
     @cached_property
     def values(self) -> NDArray[np.float64]:

@@ -24,10 +24,12 @@ from .words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
-Trust = Literal["untrusted-server", "trusted-server"]
+Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
+MOST_SUMMED = 2**11
+"""Machines whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
 NO_NOISE = "none"
 """The mechanism of a simulated machine that adds no noise, to see what noise costs."""
 
@@ -87,8 +89,19 @@ class PrivacyPolicy:
         ``fast`` is accepted only with simulated keys.
     release_rule : {"acknowledged", "paper"}
         ``acknowledged`` sends P_k - P_ack; ``paper`` always P_k - P_{k-1}, as if no reply could be lost.
-    trust : {"untrusted-server", "trusted-server"}
-        Under ``trusted-server`` the machine adds no noise: the server is trusted to. It must be asked for.
+    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
+        Under ``secure-aggregation`` the machine adds its share of the noise and hides the release under masks that only
+        a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to. Both
+        must be asked for.
+    min_honest : int
+        h, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
+        server. It cannot be checked.
+    min_cohort : int
+        The fewest releases a sum with this machine's has, under ``secure-aggregation``: h, and as many as may work with
+        the server. Helpers see to it.
+    budget_local_mu : float, optional
+        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default ``budget_mu`` times
+        sqrt(h).
 
     Notes
     -----
@@ -96,6 +109,8 @@ class PrivacyPolicy:
     all sessions budget_mu-GDP, with respect to replacement of one sample of this machine, against a server that
     chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
     the mu. Every sample is used in one release only, or in sample_participations of them, min_separation apart. Under
+    ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
+    is honest; whatever happens, the plan's ``mu_local`` does. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
     Proof: docs/proofs/release-rule.md.
@@ -117,6 +132,9 @@ class PrivacyPolicy:
     noise_quality: NoiseQuality = "exact"
     release_rule: ReleaseRule = "acknowledged"
     trust: Trust = "untrusted-server"
+    min_honest: int = 1
+    min_cohort: int = 1
+    budget_local_mu: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "mu"):
@@ -152,7 +170,46 @@ class PrivacyPolicy:
                 f"Expected max_participations <= sample_participations x min_separation = {covered}, got "
                 f"{self.max_participations}: a later release would use a sample once too often."
             )
+        self._check_secure_aggregation()
         self.make_mechanism()
+
+    def _check_secure_aggregation(self) -> None:
+        """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
+        for name in ("min_honest", "min_cohort"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+        if self.trust != "secure-aggregation":
+            if (self.min_honest, self.min_cohort, self.budget_local_mu) != (1, 1, None):
+                raise ConfigurationError(
+                    "Expected min_honest, min_cohort and budget_local_mu only with trust 'secure-aggregation', got "
+                    f"{self.min_honest}, {self.min_cohort} and {self.budget_local_mu!r} with {self.trust!r}."
+                )
+            return
+        if not self.min_honest <= self.min_cohort <= MOST_SUMMED:
+            raise ConfigurationError(
+                f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {self.min_honest} and {self.min_cohort}: "
+                "min_cohort is the honest machines of a sum and those that may work with the server."
+            )
+        if self.release_rule == "paper" and self.mechanism not in ("independent", NO_NOISE):
+            raise ConfigurationError(
+                "Expected release_rule 'acknowledged' under secure aggregation, or the mechanism 'independent', got "
+                f"{self.release_rule!r} with {self.mechanism!r}: a helper opens a correlated release only if it is "
+                "built on the last one that was opened."
+            )
+        if self.budget_local_mu is not None:
+            _check_positive("budget_local_mu", self.budget_local_mu)
+
+    @property
+    def builds_on(self) -> Literal["last-opened", "nothing"]:
+        """What a release is built on: the last one that counted, or nothing, with noise that stands alone."""
+        return "nothing" if self.release_rule == "paper" else "last-opened"
+
+    @property
+    def local_budget(self) -> float:
+        """What of mu this machine may ever spend, counted as if every release were seen by itself."""
+        budget = float(self.budget_mu or self.mu)
+        return budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
 
     def make_mechanism(self) -> Mechanism:
         """The mechanism for one session's releases."""
@@ -199,6 +256,11 @@ class PrivacyPolicy:
         }
 
     @property
+    def participations(self) -> int:
+        """In how many releases a sample may be: a policy may allow more than its cap has room for."""
+        return min(self.sample_participations, -(-self.max_participations // self.min_separation))
+
+    @property
     def words(self) -> str:
         """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee.
 
@@ -215,13 +277,21 @@ class PrivacyPolicy:
             self.mechanism,
             (schedule, *dict(self.mechanism_options).values()),
             sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
-            # A policy may allow more participations than its cap has room for.
-            participations=min(self.sample_participations, -(-self.max_participations // self.min_separation)),
+            participations=self.participations,
         )
 
     def plan(self, num_parameters: int) -> NoisePlan:
         """The noise this policy needs for a model of ``num_parameters`` parameters."""
         return _plan(self, num_parameters)
+
+    def shared_terms(self, num_parameters: int) -> str:
+        """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
+
+        Notes
+        -----
+        **Formal guarantees.** None of its own. mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
+        """
+        return _shared_terms(self, num_parameters)
 
     def terms(self, num_parameters: int) -> str:
         """The policy and its noise as a JSON document, for whoever reads a ledger."""
@@ -240,12 +310,20 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     _, largest_std = mechanism.row_std_range()
     if not math.isfinite(noise_std * largest_std):
         raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
-    mu, problem, hint = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std, "", 0.0
+    mu_local = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std
+    mu, problem, hint, local_problem = mu_local * _summing(policy, mechanism), "", 0.0, ""
     if policy.noise_quality == "exact":
-        shift = min(mu, policy.sample_participations * sensitivity * mechanism.largest_entry() / noise_std)
+        shift = min(mu_local, policy.sample_participations * sensitivity * mechanism.largest_entry() / noise_std)
         normals = num_parameters * policy.normals_per_parameter
+        grid_per_std = grid.spacing / (noise_std * mechanism.rounded_std()[0])
+        if policy.trust == "secure-aggregation":
+            local_problem = range_problem(shift, normals, policy.delta, mu_local)
+            mu_local = math.inf if local_problem else math.hypot(mu_local, resolution_mu(normals, grid_per_std))
+            # The sum has every machine's rows in it. Where its range ends nobody has worked out: ideal normals in the
+            # place of all of them cost delta exp(epsilon) times what is missing, which a shift of mu stands for.
+            normals, shift = normals * MOST_SUMMED, mu
         problem = range_problem(shift, normals, policy.delta, policy.mu)
-        hint = resolution_mu(normals, grid.spacing / (noise_std * mechanism.rounded_std()[0]))
+        hint = resolution_mu(normals, grid_per_std)
         mu = math.inf if problem else math.hypot(mu, hint)
     largest = releases * (policy.clip_norm + grid.charge(num_parameters)) + 2 * LARGEST_NORMAL * noise_std * largest_std
     if largest / grid.spacing >= _LARGEST_COUNT:
@@ -256,7 +334,38 @@ def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     # Calibration and the line above are inverse up to rounding, so the configured mu is stated exactly.
     mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
     fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
-    return NoisePlan(mechanism, grid, sensitivity, noise_std, mu, fingerprint, largest, policy.pattern, problem, hint)
+    if policy.trust != "secure-aggregation":
+        mu_local, local_problem = mu, problem
+    return NoisePlan(
+        mechanism,
+        grid,
+        sensitivity,
+        noise_std,
+        mu,
+        fingerprint,
+        largest,
+        policy.pattern,
+        problem,
+        hint,
+        mu_local,
+        local_problem,
+        _summing(policy, mechanism),
+    )
+
+
+def _summing(policy: PrivacyPolicy, mechanism: Mechanism) -> float:
+    """What a sum of releases guarantees of what one of them would: mu / mu_local, for ideal normals; 1 without sums.
+
+    1 / sqrt(h) for a sample that is used once, and for releases that stand alone. For a sample that returns in
+    releases that build on each other, what each of its turns costs is added up: the turns' own sums may have other
+    machines in them, whose samples are less far apart (docs/secure-aggregation.md).
+    """
+    if policy.trust != "secure-aggregation":
+        return 1.0
+    if policy.participations == 1 or policy.builds_on == "nothing":
+        return 1.0 / math.sqrt(policy.min_honest)
+    apart = policy.participations * mechanism.sensitivity()
+    return apart / mechanism.sensitivity(**policy.pattern) / math.sqrt(policy.min_honest)
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
@@ -273,8 +382,32 @@ def _fingerprint(
     policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
 ) -> str:
     """A name for a policy, d and everything that its noise depends on, the version of the normals included."""
-    settled = (sorted(asdict(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
+    settled = (sorted(_settled(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
     return hashlib.sha256(repr(settled).encode() + identity).hexdigest()
+
+
+def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
+    """A policy's fields; without those of secure aggregation under another trust: sessions begun before go on."""
+    fields = asdict(policy)
+    if policy.trust != "secure-aggregation":
+        for name in ("min_honest", "min_cohort", "budget_local_mu"):
+            del fields[name]
+    return fields
+
+
+@lru_cache(maxsize=1024)
+def _shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
+    plan = policy.plan(num_parameters)
+    shared = (
+        plan.sensitivity,
+        plan.grid.spacing,
+        (policy.mechanism, policy.schedule, policy.num_rounds, policy.mechanism_options),
+        policy.max_participations,
+        plan.noise_std,
+        policy.builds_on,
+        NOISE_VERSION,
+    )
+    return hashlib.sha256(repr(shared).encode() + plan.mechanism.identity()).hexdigest()
 
 
 def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
@@ -311,11 +444,11 @@ def _served(
     """Grid, charged sensitivity and noise for mu; None if the normals cannot serve it."""
     (least_std, _), (mean_std, rounded_std) = mechanism.row_std_range(), mechanism.rounded_std()
     # Each value of a release may be the sum of several normals, as in an epoch.
-    normals, rounded_std = (
-        num_parameters * policy.normals_per_parameter,
-        rounded_std * math.sqrt(policy.normals_per_parameter / policy.max_participations),
-    )
-    ideal_std = mechanism.noise_std(policy.sensitivity, mu, **policy.pattern)
+    normals, summing = num_parameters * policy.normals_per_parameter, _summing(policy, mechanism)
+    if policy.trust == "secure-aggregation":
+        normals *= MOST_SUMMED
+    rounded_std = rounded_std * math.sqrt(policy.normals_per_parameter / policy.max_participations)
+    ideal_std = mechanism.noise_std(policy.sensitivity, mu / summing, **policy.pattern)
     finest = policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
     wanted = min(ideal_std * least_std * _GRID_PER_SIGMA, finest)
     if policy.noise_quality == "exact":
@@ -323,12 +456,12 @@ def _served(
     grid = Grid(power_of_two_at_most(wanted))
     for _ in range(_MOST_DOUBLINGS):
         sensitivity = policy.sensitivity + grid.charge(num_parameters)
-        noise_std = mechanism.noise_std(sensitivity, mu, **policy.pattern)
+        noise_std = mechanism.noise_std(sensitivity, mu / summing, **policy.pattern)
         if policy.noise_quality != "exact":
             return grid, sensitivity, noise_std
         ideal = ideal_mu(mu, normals, grid.spacing / (noise_std * mean_std))
         if grid.spacing >= FINEST_GRID * noise_std * rounded_std and not math.isnan(ideal):
-            noise_std = mechanism.noise_std(sensitivity, ideal, **policy.pattern)
+            noise_std = mechanism.noise_std(sensitivity, ideal / summing, **policy.pattern)
             return (grid, sensitivity, noise_std) if noise_std <= _MOST_MORE_NOISE * ideal_std else None
         grid = Grid(2.0 * grid.spacing)
     return None
@@ -344,7 +477,7 @@ def _terms(policy: PrivacyPolicy, num_parameters: int) -> str:
         "spacing": plan.grid.spacing,
         "noise_version": NOISE_VERSION,
     }
-    return json.dumps({**asdict(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
+    return json.dumps({**_settled(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
 
 
 def _check_positive(name: str, value: Any) -> None:

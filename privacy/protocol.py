@@ -36,6 +36,20 @@ MU_GUARANTEED = "mu-guaranteed"
 DELTA = "delta"
 CLIENT_LEVEL = "client-level"
 
+# Of a masked release (:mod:`.masking`), in the ConfigRecord of its reply beside MACHINE; its ArrayRecord has the model's
+# shapes in uint64.
+HEADER = "header"
+SEALS = "seals"
+SIGNATURE = "signature"
+
+# Of a helper: what it answers to a hello (a name, or in a simulation several), and to QUERY_OPEN.
+HELPERS = "helpers"
+ROSTER = "roster"
+QUERY_OPEN = "query.open"
+OPENING = "opening"  # names a request to open: the server's, one for each set of releases
+HELPER = "helper"
+SET_DIGEST = "set-digest"
+
 # Of a reply with results of an evaluation, which no noise protects.
 NOT_PRIVATE = "not-private"
 
@@ -60,6 +74,7 @@ NOT_CONFIGURED = 1008
 INTERNAL_ERROR = 1009
 EVALUATION_BLOCKED = 1010
 LEDGER_UNUSABLE = 1011
+OPENING_REFUSED = 1012
 
 REFUSAL_NAMES: dict[int, str] = {
     MALFORMED_REQUEST: "malformed-request",
@@ -73,4 +88,5 @@ REFUSAL_NAMES: dict[int, str] = {
     INTERNAL_ERROR: "internal-error",
     EVALUATION_BLOCKED: "evaluation-blocked",
     LEDGER_UNUSABLE: "ledger-unusable",
+    OPENING_REFUSED: "opening-refused",
 }

@@ -41,6 +41,9 @@ class StreamRecord:
         a ledger nobody reads may leave it out.
     noted : tuple of floating-point arrays
         Public values a client wants to find again at its next release, such as the query point of release k.
+    ids : mapping of int to bytes
+        Under secure aggregation the random names, 16 bytes each, of the release that was acknowledged and of those that
+        may still be; empty otherwise.
     """
 
     fingerprint: str
@@ -51,10 +54,12 @@ class StreamRecord:
     noise_state: State = ()
     terms: str = ""
     noted: State = ()
+    ids: Mapping[int, bytes] = field(default_factory=dict)
 
     def acknowledged(self, ack: int, pending: Mapping[int, NDArray[np.int64]]) -> StreamRecord:
         """The stream after an acknowledgement."""
-        return self._changed({"ack": ack, "pending": pending})
+        ids = {j: name for j, name in self.ids.items() if j >= ack} if self.ids else self.ids
+        return self._changed({"ack": ack, "pending": pending, "ids": ids})
 
     def released(self, nonces: bytes, pending: Mapping[int, NDArray[np.int64]], noise_state: State) -> StreamRecord:
         """The stream after one more release."""
@@ -85,11 +90,15 @@ class Account:
         version 0.1 have infinity for a trusted server too.
     data : str
         Digest of the samples used up (:class:`~murmurfl.privacy.data_digest.DataDigest`); empty where none is kept.
+    reserved_local : mapping of str to float
+        mu_local of the sessions under secure aggregation: what holds for them whatever happens. Of all others that is
+        what they reserved.
     """
 
     samples_used: int = 0
     reserved: Mapping[str, float] = field(default_factory=dict)
     data: str = ""
+    reserved_local: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reserved_mu(self) -> float:
@@ -97,6 +106,12 @@ class Account:
         if any(math.isinf(mu) for mu in self.reserved.values()):
             return math.inf
         return compose_gdp(map(abs, self.reserved.values()))
+
+    @property
+    def reserved_local_mu(self) -> float:
+        """The mu of all sessions together as if every release had been seen by itself."""
+        local = {session: abs(mu) for session, mu in self.reserved.items()} | dict(self.reserved_local)
+        return math.inf if any(map(math.isinf, local.values())) else compose_gdp(local.values())
 
     @property
     def unbounded(self) -> bool:
@@ -108,9 +123,20 @@ class Account:
         reserved = self.reserved.get(session, math.inf)
         return math.inf if no_bound(reserved) else reserved
 
-    def reserve(self, session: str, mu: float, *, trusted: bool = False) -> Account:
-        """The account with one more session; ``trusted``: its mu is a trusted server's word."""
-        return replace(self, reserved={**self.reserved, session: -mu if trusted else mu})
+    def reserve(self, session: str, mu: float, *, trusted: bool = False, local: float | None = None) -> Account:
+        """The account with one more session.
+
+        Parameters
+        ----------
+        session : str
+        mu : float
+        trusted : bool
+            Whether mu is a trusted server's word.
+        local : float, optional
+            mu_local, under secure aggregation.
+        """
+        reserved_local = self.reserved_local if local is None else {**self.reserved_local, session: local}
+        return replace(self, reserved={**self.reserved, session: -mu if trusted else mu}, reserved_local=reserved_local)
 
 
 def no_bound(mu: float) -> bool:
