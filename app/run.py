@@ -374,9 +374,11 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
     if not patience or len(silent) < patience:
         return
     reasons = " and ".join(sorted({reason for report in silent for reason in report.refused}))
+    closed = next((report.closed for report in reversed(silent) if report.closed), "")
     raise NoReleasesError(
         f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
-        f"{silent[-1].server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{silent[-1].server_round}: {f'the last that was closed had {closed}; ' if closed else ''}"
+        f"{f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
         f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
         "many such rounds are waited for."
     )
