@@ -1,7 +1,7 @@
 """Machines under masks and helpers that open their sums, on a grid for tests, and the same machines without masks.
 
-Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test can
-have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point.
+Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test
+can have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point.
 """
 
 import json
