@@ -13,23 +13,24 @@ from .failing import fail, failing_clearly
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
 
+SuperLink = Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)]
+RootCertificates = Annotated[Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")]
+NodeKey = Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")]
+
 
 def node(
     config: Annotated[Path, typer.Argument(help="The operator's node configuration (TOML); see docs/deployment.md.")],
-    superlink: Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)] = "",
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")
-    ] = None,
-    auth_private_key: Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")] = False,
+    superlink: SuperLink = "",
+    root_certificates: RootCertificates = None,
+    auth_private_key: NodeKey = None,
+    insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_standard_error()
     with failing_clearly():
         from ..nodes.supernode import Connection, machine_of, run_node
 
@@ -39,6 +40,13 @@ def node(
             say(f"{description}\nConfiguration, data and ledger are in order.")
         else:
             run_node(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
+
+
+def log_to_standard_error() -> None:
+    """What a node has to say goes where systemd and whoever started it look."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def deploy_demo(
