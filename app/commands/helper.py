@@ -18,9 +18,7 @@ def helper(
     root_certificates: RootCertificates = None,
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check configuration, keys and record, and end.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check configuration, keys and record, and end.")] = False,
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
     log_to_standard_error()

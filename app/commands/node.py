@@ -55,12 +55,16 @@ def deploy_demo(
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
+    trust: Annotated[
+        str, typer.Option(help="As --set trust=...: secure-aggregation starts helpers too.", show_default=False)
+    ] = "",
     verbose: Verbose = False,
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from ..guarantees import expected_guarantee
-    from ..nodes.demo import demo_config, ledger_line, run_demo
+    from ..nodes.demo import demo_config, ledger_line, record_line, run_demo
     from ..summary import summary_lines
+    from ..trust import SECURE
     from .display import RunDisplay
     from .folders import folder_for
 
@@ -75,11 +79,14 @@ def deploy_demo(
         with folder_for(out.resolve(), name, "deploy-demo") as folder:
             if name and folder.exists():
                 fail(f"Expected a new run folder, got {folder}; choose another --name.")
-            config = demo_config(settings_of(config_file, assignments), out.resolve(), name or folder.name)
-            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
+            settings = settings_of(config_file, [*(assignments or []), *([f"trust={trust}"] if trust else [])])
+            config = demo_config(settings, out.resolve(), name or folder.name)
+            helpers = f", and {config.helpers} helpers with records" if config.trust_model == SECURE else ""
+            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers{helpers} ...")
             with RunDisplay(expected_guarantee(config, deployed=True)) as display:
-                document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
+                demonstrated = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
-        lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
-        for line in [*summary_lines(document, folder), "", *lines]:
+        lines = [ledger_line(machine, ledger) for machine, ledger in demonstrated.ledgers.items()]
+        lines += [record_line(helper, sets) for helper, sets in demonstrated.opened.items()]
+        for line in [*summary_lines(demonstrated.document, folder), "", *lines]:
             say(line)

@@ -41,6 +41,7 @@ from ..models import make_model
 from ..models.base import Model
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
+from ..trust import SECURE
 from .own_samples import OwnSamples
 
 __all__ = [
@@ -54,7 +55,6 @@ __all__ = [
 ]
 
 
-SECURE_AGGREGATION = "secure-aggregation"
 SUMS = ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key", "budget_local_mu")
 """Fields that only secure aggregation reads."""
 
@@ -197,18 +197,17 @@ class NodeConfig:
 
     def _check_trust(self) -> None:
         """Refuse a trust model that the strategy does not have, and keys of secure aggregation without it."""
-        own = "trusted-server" if self.method.trusted else "untrusted-server"
-        able = (own, SECURE_AGGREGATION) if SECURE_AGGREGATION in self.method.trusts else (own,)
-        named = " or ".join(map(repr, able))
-        self._check("trust", self.trust in ("", *able), f"{named} with strategy = {self.strategy!r}")
+        able = self.method.trusts
+        named = f"{' or '.join(map(repr, able))} with strategy = {self.strategy!r}"
+        self._check("trust", self.trust in ("", *able), named)
         unset = {f.name: f.default for f in fields(self) if f.name in SUMS}
-        if self.trust != SECURE_AGGREGATION:
+        if self.trust != SECURE:
             for name, default in unset.items():
-                expected = f"unset, for it is read with trust = {SECURE_AGGREGATION!r} only"
+                expected = f"unset, for it is read with trust = {SECURE!r} only"
                 self._check(name, getattr(self, name) == default, expected)
             return
-        for name in unset.keys() - {"budget_local_mu"}:
-            self._check(name, bool(getattr(self, name)), f"set, with trust = {SECURE_AGGREGATION!r}")
+        for name in unset:
+            self._check(name, name == "budget_local_mu" or bool(getattr(self, name)), f"set, with trust = {SECURE!r}")
         self._check("min_honest", 1 <= self.min_honest <= self.min_cohort, f"from 1 to min-cohort = {self.min_cohort}")
         self._check("budget_local_mu", self.budget_local_mu >= 0, "a number >= 0")
 
@@ -282,11 +281,15 @@ class NodeConfig:
 
     def _sums(self, ledger: SQLiteLedger) -> dict[str, Any]:
         """What a policy under secure aggregation says beyond the others."""
-        if self.trust != SECURE_AGGREGATION:
+        if self.trust != SECURE:
             return {}
         local = self.budget_local_mu or getattr(ledger, "budget_local_mu", None)
-        names = {"min_honest": self.min_honest, "min_cohort": self.min_cohort, "budget_local_mu": local}
-        return {"trust": SECURE_AGGREGATION, **names}
+        return {
+            "trust": SECURE,
+            "min_honest": self.min_honest,
+            "min_cohort": self.min_cohort,
+            "budget_local_mu": local,
+        }
 
     def masking(self) -> Masking | None:
         """What hides this machine's releases; None but under secure aggregation.
@@ -301,7 +304,7 @@ class NodeConfig:
         **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking` for the roster that the operator
         pinned: whatever the server says of helpers and other machines counts for nothing.
         """
-        if self.trust != SECURE_AGGREGATION:
+        if self.trust != SECURE:
             return None
         roster = read_roster(Path(self.roster), self.roster_digest)
         return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
@@ -372,10 +375,14 @@ def describe(client: PrivateClient) -> str:
             f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    return (
-        f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
-        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {budget}."
+    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local)
+    sums = (
+        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
+        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
+        if client.masking is not None
+        else f" Budget of all runs: mu = {budget}."
     )
+    return f"{name}: up to {releases} releases of {policy.batch_size} samples a run, {guarantee.sentence}{sums}"
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ..engines.loopback import LaunchError
 from ..engines.toml import Scalar
 from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
+from ..trust import SECURE
 from .config import NodeConfig, node_strategies
 from .deployment import deployment
+from .helper_config import HelperConfig
 from .ledgers import ledger_guarantee
 
 DEMO_SETTINGS: dict[str, Scalar] = {
@@ -29,6 +32,10 @@ DEMO_SETTINGS: dict[str, Scalar] = {
     "round-timeout-s": 120.0,
     "node-deadline-s": 90.0,
 }
+
+
+_OF_SUMS: dict[str, Scalar] = {"num-clients": 6, "clients-per-round": 6}
+"""In their place under secure aggregation: enough machines for a sum that tolerates some that collude or are lost."""
 
 
 def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
@@ -69,6 +76,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     }
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
+    if policy.trust == SECURE:
+        settings |= {"trust": SECURE, "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
     if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate
         settings["feature-bound"] = config.feature_bound
@@ -84,10 +93,32 @@ def ledger_line(machine: str, ledger: LedgerSummary) -> str:
     )
 
 
-def run_demo(
-    config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, LedgerSummary]]:
-    """Deploy one node for each machine of a run configuration and run it over them, to the end.
+def record_line(helper: str, sets: int) -> str:
+    """What a helper's record says, in one line."""
+    return f"  record of {helper}: {sets} sums opened"
+
+
+@dataclass(frozen=True)
+class Demonstrated:
+    """What a demonstration left.
+
+    Parameters
+    ----------
+    document : dict
+        The run's ``result.json``.
+    ledgers : dict of str to LedgerSummary
+        What each node's ledger says.
+    opened : dict of str to int
+        How many sums each helper opened, by its record; empty without helpers.
+    """
+
+    document: dict[str, Any]
+    ledgers: dict[str, LedgerSummary]
+    opened: dict[str, int]
+
+
+def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]) -> Demonstrated:
+    """Deploy one node for each machine of a run configuration, and its helpers, and run it over them, to the end.
 
     Parameters
     ----------
@@ -100,11 +131,6 @@ def run_demo(
     on_line : callable
         Gets the lines of the run's log.
 
-    Returns
-    -------
-    tuple
-        The run's ``result.json``, and what each node's ledger says.
-
     Raises
     ------
     MurmurflError
@@ -114,8 +140,8 @@ def run_demo(
     settings = {f"node-{machine}": node_settings(experiment, machine) for machine in range(config.num_clients)}
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with deployment(folder, timeout_s=timeout_s, on_line=on_line, environment=environment) as deployed:
-        deployed.add_nodes(settings)
-        for name in deployed.nodes:
+        deployed.add_nodes(settings, [f"helper-{number}" for number in range(_helpers(config))])
+        for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
         try:
             deployed.submit(config.to_mapping())
@@ -129,7 +155,16 @@ def run_demo(
             raise LedgerError(f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.")
     if sum(recorded.values()) < document["aggregated"]:
         raise LedgerError(f"Expected {document['aggregated']} releases in the ledgers, got {sum(recorded.values())}.")
-    return document, ledgers
+    helpers = {name: HelperConfig.read(files.config) for name, files in deployed.helpers.items()}
+    opened = {name: sets_opened(Path(helper.record)) for name, helper in helpers.items()}
+    for name, sets in opened.items():
+        if sets < document["rounds"]:
+            raise OpeningRecordError(f"Expected {document['rounds']} sums in {name}'s record, got {sets}.")
+    return Demonstrated(document, ledgers, opened)
+
+
+def _helpers(config: RunConfig) -> int:
+    return config.helpers if config.trust_model == SECURE else 0
 
 
 def _reason(folder: Path) -> str:
@@ -139,7 +174,8 @@ def _reason(folder: Path) -> str:
 
 def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunConfig:
     """The demonstration's run configuration with overrides, its files in ``out / name``."""
-    given = {**DEMO_SETTINGS, **overrides, "out-dir": str(out), "run-name": name}
+    of_sums = _OF_SUMS if overrides.get("trust") == SECURE else {}
+    given = {**DEMO_SETTINGS, **of_sums, **overrides, "out-dir": str(out), "run-name": name}
     if "num-clients" in overrides and "clients-per-round" not in overrides:
         given["clients-per-round"] = overrides["num-clients"]
     return RunConfig.from_mapping(given)

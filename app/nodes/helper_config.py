@@ -15,7 +15,7 @@ from ...clients.operators_file import named_values, read_operators_file
 from ...clients.roster_files import read_helper_key, read_roster
 from ...privacy import ConfigurationError
 from ...privacy.opening import Opener
-from ...privacy.opening_record import SQLiteOpeningRecord
+from ...privacy.opening_file import SQLiteOpeningRecord
 from ...privacy.roster import HelperKey, Roster
 from ..keys import typed_value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...clients.roster_files import write_helper_key, write_machine_key
 from ...privacy import ConfigurationError
-from ...privacy.opening_record import SQLiteOpeningRecord
+from ...privacy.opening_file import SQLiteOpeningRecord
 from ...privacy.roster import HelperKey, MachineKey
 from .cards import CARD_SUFFIX, Card
 
@@ -63,8 +63,9 @@ def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -
     card = Card.of_helper(name, key)
 
     def write() -> None:
-        SQLiteOpeningRecord.create(record, helper=name, mark=mark)
-        write_helper_key(path, name, key)  # last: a key without a record would be of no use, and the other is harmless
+        # Last the key: a record without one is of no use to anybody, and the other way round it could be given another.
+        SQLiteOpeningRecord.create(record, helper=key.entry(name), mark=mark)
+        write_helper_key(path, name, key)
 
     return _made(path, card, write)
 
