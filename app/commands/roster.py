@@ -27,7 +27,10 @@ _COMPARE = (
 @roster_cli.command()
 def key(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="The private key's new file; its card goes to PATH.card.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="The private key's new file, say clinic.key; its card goes to clinic.card."
+        ),
     ],
     machine: Annotated[str, typer.Option(help="The machine whose key it is.", show_default=False)] = "",
     helper: Annotated[str, typer.Option(help="Or the helper.", show_default=False)] = "",

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError
-from ...privacy.roster import HelperEntry, HelperKey, MachineKey, Roster
-
-CARD_SUFFIX = ".card"
+from ...privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
 
 _FORMAT_KEY = "murmurfl-card"
 _FORMAT = 1

@@ -25,13 +25,13 @@ from ...clients.roster_files import read_machine_key, read_roster
 from ...privacy import (
     MECHANISMS,
     ConfigurationError,
+    Masking,
     PrivacyPolicy,
     SQLiteLedger,
     policy_guarantee,
     protocol,
     rounded_up,
 )
-from ...privacy.masking import Masking
 from ..config import RunConfig
 from ..keys import typed_value
 from ..mechanisms import known_mechanism

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError, LedgerError, LedgerSummary, read_ledger, rounded_up
+from ...privacy import (
+    ConfigurationError,
+    LedgerError,
+    LedgerSummary,
+    OpeningRecordError,
+    SQLiteOpeningRecord,
+    read_ledger,
+    rounded_up,
+)
 from ..config import RunConfig
 from ..engines.loopback import LaunchError
 from ..engines.toml import Scalar
@@ -156,7 +164,7 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
     if sum(recorded.values()) < document["aggregated"]:
         raise LedgerError(f"Expected {document['aggregated']} releases in the ledgers, got {sum(recorded.values())}.")
     helpers = {name: HelperConfig.read(files.config) for name, files in deployed.helpers.items()}
-    opened = {name: sets_opened(Path(helper.record)) for name, helper in helpers.items()}
+    opened = {name: SQLiteOpeningRecord(helper.record).sets for name, helper in helpers.items()}
     for name, sets in opened.items():
         if sets < document["rounds"]:
             raise OpeningRecordError(f"Expected {document['rounds']} sums in {name}'s record, got {sets}.")

@@ -13,10 +13,7 @@ from typing import Any
 
 from ...clients.operators_file import named_values, read_operators_file
 from ...clients.roster_files import read_helper_key, read_roster
-from ...privacy import ConfigurationError
-from ...privacy.opening import Opener
-from ...privacy.opening_file import SQLiteOpeningRecord
-from ...privacy.roster import HelperKey, Roster
+from ...privacy import ConfigurationError, HelperKey, Opener, SQLiteOpeningRecord
 from ..keys import typed_value
 
 
@@ -107,5 +104,5 @@ class HelperConfig:
         **Formal guarantees.** Those of :class:`~murmurfl.privacy.opening.Opener`, with a record that outlives the
         process and is never made here: a fresh one would have forgotten what was opened.
         """
-        roster: Roster = read_roster(Path(self.roster), self.roster_digest)
+        roster = read_roster(Path(self.roster), self.roster_digest)
         return Opener(self.helper, self.keys(), roster, SQLiteOpeningRecord(Path(self.record)))

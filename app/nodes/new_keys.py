@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...clients.roster_files import write_helper_key, write_machine_key
-from ...privacy import ConfigurationError
-from ...privacy.opening_file import SQLiteOpeningRecord
-from ...privacy.roster import HelperKey, MachineKey
-from .cards import CARD_SUFFIX, Card
+from ...privacy import ConfigurationError, HelperKey, MachineKey, SQLiteOpeningRecord
+from .cards import Card
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -
 
 
 def _made(path: Path, card: Card, write: Callable[[], None]) -> NewKey:
-    shown = path.with_name(path.name + CARD_SUFFIX)
+    shown = path.with_name(path.name.removesuffix(".key") + ".card")
     for one in (path, shown):
         if one.exists():
             raise ConfigurationError(f"Expected nothing at {one}, where a new key is to be made, got a file.")

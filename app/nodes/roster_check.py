@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ...clients.operators_file import operators_values
 from ...clients.roster_files import read_machine_key, read_roster
-from ...privacy import MurmurflError
-from ...privacy.roster import Roster
+from ...privacy import MurmurflError, Roster
 from .cards import Card, cards_of
 from .helper_config import HelperConfig
 from .own_app import read_node

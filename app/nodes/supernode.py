@@ -24,8 +24,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import UpdateNode, numpy_client_app
 from ...clients.helper import helper_app
-from ...privacy import ConfigurationError
-from ...privacy.opening import Opener
+from ...privacy import ConfigurationError, Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from .config import NodeConfig, describe
