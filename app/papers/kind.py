@@ -16,7 +16,7 @@ from ..config import RunConfig
 from ..report.table import Table
 
 Run = Mapping[str, Any]
-"""What a table needs of a run: the :data:`FIGURES` and its ``curves``."""
+"""What a table needs of a run: its :attr:`TableKind.figures` and its ``curves``."""
 
 FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
 """What every table needs of a run's result."""
@@ -54,6 +54,8 @@ class TableKind(ABC):
     """Such as ``accuracy``."""
     sentence: str
     """What it shows, in words."""
+    figures: tuple[str, ...] = FIGURES
+    """What it takes from a run's result, the :data:`FIGURES` and more."""
     curves_needed: frozenset[str] = frozenset()
     """The curves it cannot do without; a finished run that was kept without them is made again."""
     digits: int | None = None
