@@ -349,6 +349,11 @@ def stacked_gradients(
 def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
     """What a machine has spent in a session and what it guarantees, as plain values; independent of its data."""
     statement = machine.statement(session)
+    sums = {
+        protocol.MU_LOCAL: statement.mu_local,
+        protocol.MIN_HONEST: statement.min_honest,
+        protocol.MIN_COHORT: statement.min_cohort,
+    }
     return {
         "releases": statement.releases,
         "mu-spent": statement.mu_spent,
@@ -363,4 +368,5 @@ def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
+        **{name: value for name, value in sums.items() if value is not None},
     }

@@ -91,8 +91,8 @@ class PrivacyPolicy:
         ``acknowledged`` sends P_k - P_ack; ``paper`` always P_k - P_{k-1}, as if no reply could be lost.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
         Under ``secure-aggregation`` the machine adds its share of the noise and hides the release under masks that only
-        a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to. Both
-        must be asked for.
+        a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to.
+        Both must be asked for.
     min_honest : int
         h, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
         server. It cannot be checked.
@@ -278,6 +278,7 @@ class PrivacyPolicy:
             (schedule, *dict(self.mechanism_options).values()),
             sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
             participations=self.participations,
+            masked=self.trust == "secure-aggregation",
         )
 
     def plan(self, num_parameters: int) -> NoisePlan:

@@ -21,6 +21,8 @@ class Mu2Method(Method):
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
     keys = Method.keys | {"diameter", "schedule", "release-rule"}
     presets = ("practical", "paper")
+    sums_suffice = True
+    with_trusted_server = "trusted-mu2"
     on_real_nodes = True
     client_type = Mu2Client
     strategy_type = Mu2
@@ -61,6 +63,8 @@ class TrustedMu2Method(Mu2Method):
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
     keys = Method.keys | {"diameter", "release-rule"}
     trusted = True
+    sums_suffice = False
+    with_trusted_server = ""
     mechanisms = ()
     samples_return = False
     client_type = Mu2Client
@@ -84,6 +88,8 @@ class DelayedMomentumMethod(Mu2Method):
     sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
     keys = Method.keys | {"diameter", "schedule"}
     release_rule = "acknowledged"
+    sums_suffice = False
+    with_trusted_server = ""
     on_real_nodes = False
     client_type = DelayedMomentumClient
     strategy_type = DelayedMomentum
