@@ -35,13 +35,15 @@ def caption_guarantee(config: RunConfig) -> Guarantee:
     return method.guarantee(problem, config.mu if config.private else math.inf, notes=(SIMULATED,), brief=True)
 
 
-def table_caption(document: Mapping[str, Any]) -> str:
+def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
     """What the epsilons in the table of a reproduction are true of.
 
     Parameters
     ----------
     document : mapping
         Of a reproduction, with its ``cells``.
+    in_columns : bool
+        Whether the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
 
     Raises
     ------
@@ -59,7 +61,7 @@ def table_caption(document: Mapping[str, Any]) -> str:
                 noiseless[label] = None
             elif entry["epsilon"]["mean"] != 0:
                 guarantees.append((label, caption_guarantee(config)))
-    sentences = [caption(guarantees)] if guarantees else []
+    sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
     if noiseless:
         sentences.append(f"Without noise, and not private: {' / '.join(noiseless)}.")
     return " ".join(sentences) or "No epsilon: nothing private was released."

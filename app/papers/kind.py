@@ -58,6 +58,8 @@ class TableKind(ABC):
     """What it takes from a run's result, the :data:`FIGURES` and more."""
     curves_needed: frozenset[str] = frozenset()
     """The curves it cannot do without; a finished run that was kept without them is made again."""
+    honest_in_columns: bool = False
+    """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
     digits: int | None = None
     """To how many digits a document keeps the figures of single runs; None is all."""
     indent: int | None = 2

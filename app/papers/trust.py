@@ -27,6 +27,7 @@ class TrustTable(TableKind):
     sentence = "test accuracy by whom a machine trusts, with what holds under that and what holds whatever happens"
     figures = (*FIGURES, "mu_local", "epsilon_local")
     curves_needed = frozenset({_CLOSED})
+    honest_in_columns = True
 
     columns = (
         Column("table", "the part of the table that the line belongs to", label=True),
