@@ -88,7 +88,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     from ..guarantees import expected_guarantee
     from ..progress import RoundLine
     from ..record import write_record
-    from ..run import Progress
+    from ..result import Progress
     from ..trackers import tracking
     from .display import RunDisplay
 

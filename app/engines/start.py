@@ -15,7 +15,8 @@ from ..config import RunConfig
 from ..experiment import prepare
 from ..own_modules import environment_for
 from ..record import RESULT_NAME, result_document
-from ..run import Progress, RunResult, run_experiment
+from ..result import Progress, RunResult
+from ..run import run_experiment
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .flower_run import run_flower_app
 from .inprocess import InProcessGrid

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -310,6 +311,8 @@ class Method(ABC):
         problem: Problem,
         mu: float,
         *,
+        mu_local: float | None = None,
+        min_honest: int | None = None,
         notes: Iterable[str] = (),
         words: str = "",
         stated: bool = False,
@@ -322,6 +325,10 @@ class Method(ABC):
         problem : Problem
         mu : float
             Of everything the run may release; infinite without noise, 0 if nobody is asked.
+        mu_local : float, optional
+            Under secure aggregation, what holds whatever happens.
+        min_honest : int, optional
+            Under secure aggregation, h where it is not the run configuration's: real machines have their own.
         notes : iterable of str
             What the figure rests on.
         words : str
@@ -336,7 +343,9 @@ class Method(ABC):
             rounds = None if brief else problem.num_rounds
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
         words = self.brief_words(policy) if brief else words
-        return policy_guarantee(policy, mu, notes=notes, words=words, stated=stated)
+        if min_honest is not None:
+            policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
+        return policy_guarantee(policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """A policy's words for the caption of many runs."""
