@@ -16,9 +16,12 @@ from ..config import RunConfig
 from ..report.table import Table
 
 Run = Mapping[str, Any]
-"""What a table needs of a run: its :attr:`TableKind.figures` and its ``curves``."""
+"""What a table needs of a run: the :data:`FIGURES` and its ``curves``."""
 
-FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
+FIGURES = (
+    "accuracy", "loss", "mu", "epsilon", "mu_local", "epsilon_local", "delta", "seconds", "releases", "refusals",
+    "lost_replies",
+)  # fmt: skip
 """What every table needs of a run's result."""
 
 
@@ -54,8 +57,6 @@ class TableKind(ABC):
     """Such as ``accuracy``."""
     sentence: str
     """What it shows, in words."""
-    figures: tuple[str, ...] = FIGURES
-    """What it takes from a run's result, the :data:`FIGURES` and more."""
     curves_needed: frozenset[str] = frozenset()
     """The curves it cannot do without; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False

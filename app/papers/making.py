@@ -131,15 +131,14 @@ def make_group(group: Sequence[RunConfig], kind: TableKind, engine: str) -> list
 
 
 def make_run(config: RunConfig, kind: TableKind, engine: str) -> Run:
-    """One run on an engine: the figures and the curves that its kind of table wants."""
+    """One run on an engine: the figures that every table needs, and the curves that its kind wants."""
     document = run_document(config, engine)
-    return {**{name: document[name] for name in kind.figures}, "curves": kind.curves(document)}
+    return {**{name: document[name] for name in FIGURES}, "curves": kind.curves(document)}
 
 
 def _swept(config: RunConfig, kind: TableKind, engine: str) -> bool:
-    # A sweep computes what machines would, without machines, and keeps few figures and curves.
-    enough = kind.curves_needed <= CURVES and set(kind.figures) <= set(FIGURES)
-    return engine == "cohort" and enough and METHODS[config.strategy].sweeps(config)
+    # A sweep computes what machines would, without machines, and keeps few curves.
+    return engine == "cohort" and kind.curves_needed <= CURVES and METHODS[config.strategy].sweeps(config)
 
 
 def _kept(path: Path, kind: TableKind) -> list[Run] | None:
@@ -147,8 +146,8 @@ def _kept(path: Path, kind: TableKind) -> list[Run] | None:
         return None
     made = json.loads(path.read_text())
     runs = made if isinstance(made, list) else [made]
-    # A run that another kind of table kept may lack the curves and the figures that this one shows.
-    enough = (kind.curves_needed <= set(run.get("curves") or ()) and set(kind.figures) <= set(run) for run in runs)
+    # A run that another kind of table kept may lack the curves that this one shows; one of an older version, figures.
+    enough = (kind.curves_needed <= set(run.get("curves") or ()) and set(FIGURES) <= set(run) for run in runs)
     return runs if all(enough) else None
 
 

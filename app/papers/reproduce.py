@@ -18,7 +18,7 @@ from ..methods import METHODS
 from ..report.table import Table
 from .captions import table_caption
 from .cell import Cell
-from .kind import Run, TableKind, Trial
+from .kind import FIGURES, Run, TableKind, Trial
 from .making import Workplace, made_together, make_runs
 from .over_seeds import statistics
 from .paper import Paper
@@ -147,7 +147,7 @@ def _cell_document(
         trials = _trials(index, label, cell, results)
         best = kind.best(trials)
         algorithms[label] = {
-            **{name: statistics([run[name] for run in best.runs], kind.digits) for name in kind.figures},
+            **{name: statistics([run[name] for run in best.runs], kind.digits) for name in FIGURES},
             "settings": dict(options),
             "paper": dict(cell.paper.get(label, {})),
             **kind.entry(best, trials, choices.get((index, label), [])),

@@ -11,7 +11,7 @@ from ..config import RunConfig
 from ..report.table import Column, Row, Table
 from .accuracy import ACCURACY, NOISE, SECONDS, accuracy_rows
 from .drawing import add_legend, colours, new_figure, save
-from .kind import FIGURES, TableKind, Trial
+from .kind import TableKind, Trial
 from .over_seeds import statistics
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ class TrustTable(TableKind):
 
     name = "trust"
     sentence = "test accuracy by whom a machine trusts, with what holds under that and what holds whatever happens"
-    figures = (*FIGURES, "mu_local", "epsilon_local")
     curves_needed = frozenset({_CLOSED})
     honest_in_columns = True
 
