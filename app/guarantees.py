@@ -151,7 +151,8 @@ def run_guarantee(
     **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu`. For real machines it is
     what they say or, before they were asked, what the run configuration expects; the notes say which.
     """
-    words = stated_words(str(one.get("mechanism", "")) for one in (statements or {}).values()) if deployed else ""
+    stated = (str(one.get("mechanism", "")) for one in (statements or {}).values())
+    words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
     notes = (_basis(experiment, deployed, statements), *_of_one_policy(experiment, deployed))
     return experiment.method.guarantee(
         experiment,
