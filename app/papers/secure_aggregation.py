@@ -92,5 +92,6 @@ def _fitting(cell: Cell, overrides: Overrides) -> Cell:
     algorithms = {
         label: {**options, **kinds.get(label, {}), **{name: overrides[name] for name in options if name in overrides}}
         for label, options in cell.algorithms.items()
+        if label in kinds or "min-cohort" not in options  # where replies are lost there are fewer
     }
     return replace(cell, algorithms=algorithms)
