@@ -217,10 +217,12 @@ class LedgeredMachine:
             stream, account = page.stream(session), page.account()
         releases = 0 if stream is None else stream.release
         if stream is None or stream.fingerprint == self._fingerprint:
-            spent, guaranteed = self.plan.spent_mu(releases), self.plan.mu
+            spent, guaranteed, local = self.plan.spent_mu(releases), self.plan.mu, self.plan.mu_local
         else:
-            # Opened under another policy, or closed: today's noise says nothing of it, what it reserved holds for it.
-            spent = guaranteed = account.bound_of(session)
+            # Opened under another policy, or closed: today's noise and today's h say nothing of it, what it reserved
+            # for the case that nobody is honest holds for it.
+            spent = guaranteed = local = account.local_bound_of(session)
+        summed = self.policy.trust == "secure-aggregation"
         unbounded = not self.policy.adds_noise or account.unbounded
         return PrivacyStatement(
             releases=releases,
@@ -230,6 +232,9 @@ class LedgeredMachine:
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
             releases_left=self._rule.releases_left(stream, account),
+            mu_local=local if summed else None,
+            min_honest=self.policy.min_honest if summed else None,
+            min_cohort=self.policy.min_cohort if summed else None,
         )
 
     def _answer(
