@@ -19,6 +19,7 @@ from .shuffled import ShuffledClient
 if TYPE_CHECKING:
     from .cohort import Cohort
     from .foreign_machine import simulated_machine
+    from .helper import ContextOpeningRecord, answer_helper, helper_app
     from .noise_mod import CorrelatedNoiseMod
     from .update_node import UpdateNode
     from .update_policy import UpdatePolicy
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 # For other people's projects and for many machines at a time: murmurfl's own app uses none of them on a machine.
 _LATE = {
     "Cohort": "cohort",
+    "ContextOpeningRecord": "helper",
     "CorrelatedNoiseMod": "noise_mod",
     "UpdateNode": "update_node",
     "UpdatePolicy": "update_policy",
+    "answer_helper": "helper",
+    "helper_app": "helper",
     "simulated_machine": "foreign_machine",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
@@ -37,6 +41,7 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
 __all__ = [
     "Cohort",
     "ContextLedger",
+    "ContextOpeningRecord",
     "ConvexSmoothGradients",
     "CorrelatedNoiseMod",
     "DelayedMomentumClient",
@@ -52,6 +57,8 @@ __all__ = [
     "TorchGradients",
     "UpdateNode",
     "UpdatePolicy",
+    "answer_helper",
+    "helper_app",
     "local_updates",
     "numpy_client_app",
     "simulated_machine",

@@ -91,7 +91,7 @@ class _ContextPage(LedgerPage):
                 pending=pending,
                 noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
                 noted=tuple(arrays[f"noted-{i}"] for i in range(int(entries["num-noted"]))),
-                ids=dict(zip(entries["named"], entries["ids"], strict=True)),
+                ids=dict(zip(map(int, entries["named"]), entries["ids"], strict=True)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(

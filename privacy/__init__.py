@@ -24,13 +24,17 @@ from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
 from .late import late_names
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .machine import LedgeredMachine
+from .masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
 from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .noise_plan import NoisePlan
 from .noise_stream import RowCache
+from .opening import Opener, Opening, OpeningRefusedError, is_opening, set_digest
+from .opening_record import MemoryOpeningRecord, OpeningPage, OpeningRecord, OpeningRecordError
 from .outgoing import PrivacyStatement, Release
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
 from .release import PrivateMachine
+from .roster import HelperEntry, HelperKey, MachineKey, Roster
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
     from .ledger.sqlite import SQLiteLedger
     from .ledger.summary import LedgerSummary, SessionSummary, read_ledger
+    from .opening_file import SQLiteOpeningRecord
     from .rdp import rdp_epsilon, rdp_mu
 
 # For real machines and their operators, or for tables: no run of the app needs them.
@@ -47,6 +52,7 @@ _LATE = {
     "LedgerSummary": "ledger.summary",
     "MemoryLedger": "ledger.memory",
     "SQLiteLedger": "ledger.sqlite",
+    "SQLiteOpeningRecord": "opening_file",
     "SessionSummary": "ledger.summary",
     "accept_rollback": "ledger.repair",
     "caption": "captions",
@@ -82,25 +88,42 @@ __all__ = [
     "ConfigurationError",
     "Grid",
     "Guarantee",
+    "Header",
+    "HelperEntry",
+    "HelperKey",
     "Ledger",
     "LedgerError",
     "LedgerPage",
     "LedgerSummary",
     "LedgeredMachine",
+    "MachineKey",
+    "MaskedRelease",
+    "MaskedReleaseError",
+    "Masking",
     "Mechanism",
     "MemoryLedger",
+    "MemoryOpeningRecord",
     "MurmurflError",
     "NoiseKeys",
     "NoisePlan",
+    "Opener",
+    "Opening",
+    "OpeningPage",
+    "OpeningRecord",
+    "OpeningRecordError",
+    "OpeningRefusedError",
     "PrivacyPolicy",
     "PrivacyStatement",
     "PrivateMachine",
     "RefusedError",
     "Relation",
     "Release",
+    "Roster",
     "RowBytes",
     "RowCache",
     "SQLiteLedger",
+    "SQLiteOpeningRecord",
+    "Sealed",
     "SessionSummary",
     "ShuffledMachine",
     "ShuffledPolicy",
@@ -111,9 +134,11 @@ __all__ = [
     "Unit",
     "UnsupportedFlowerError",
     "accept_rollback",
+    "add_mask",
     "any_data",
     "caption",
     "check_mechanism",
+    "checked_header",
     "clip_per_sample",
     "compose_gdp",
     "derived_seed",
@@ -122,6 +147,7 @@ __all__ = [
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",
+    "is_opening",
     "make_mechanism",
     "mechanism_words",
     "needs_upgrade",
@@ -137,6 +163,7 @@ __all__ = [
     "row_key",
     "server_guarantee",
     "server_noise_words",
+    "set_digest",
     "standard_normals",
     "stated_words",
     "upgrade_ledger",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAGIC = b"\x93NUMPY"
-_PLAIN = {"float64": b"'<f8'", "float32": b"'<f4'", "int64": b"'<i8'"}
+_PLAIN = {"float64": b"'<f8'", "float32": b"'<f4'", "int64": b"'<i8'", "uint64": b"'<u8'"}
 
 
 def read_array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:

@@ -15,8 +15,10 @@ Source: docs/secure-aggregation.md, section 2.
 from __future__ import annotations
 
 import json
+import math
+import re
 import secrets
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,7 +32,7 @@ from . import protocol
 from .errors import ConfigurationError, MurmurflError
 from .outgoing import Release
 from .policy import PrivacyPolicy
-from .roster import HelperKey, MachineKey, Roster, is_signed
+from .roster import MOST_MACHINES, HelperKey, MachineKey, Roster, is_signed
 
 MASKING_VERSION = 1
 """The version of header, seal and mask."""
@@ -46,10 +48,15 @@ NOTHING_OPENED = bytes(ID_BYTES)
 SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
 
+LONGEST_HEADER = 2**16
+LARGEST_SIZE = 2**40
+
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _SEAL_LABEL = b"murmurfl mask seed 1\x00"
 _SIGN_LABEL = b"murmurfl masked release 1\x00"
-_BLOCK = 1 << 20  # bytes of keystream at a time: they stay in cache
+_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 1 << 17  # bytes of keystream at a time: they stay in the nearer caches
 _ZEROS = bytes(_BLOCK)
 
 
@@ -113,7 +120,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The one way to write this header."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Header:
@@ -125,6 +132,8 @@ class Header:
             If it is none, or is written in another way: two ways to write one header would be two headers.
         """
         try:
+            if not isinstance(content, bytes) or len(content) > LONGEST_HEADER:
+                raise ValueError("not the bytes of a header")
             values = json.loads(content)
             if set(values) != {field.name for field in fields(cls)}:
                 raise ValueError("other fields")
@@ -148,9 +157,13 @@ class Header:
             and 0 < len(self.session) <= protocol.LONGEST_SESSION_NAME
             and 0 < len(self.machine) <= protocol.LONGEST_MACHINE_NAME
             and 1 <= self.release <= protocol.LARGEST_ROUND
-            and self.size >= 1
-            and self.min_cohort >= 1
-            and len(self.release_id) == len(self.ack_id) == 2 * ID_BYTES
+            and 1 <= self.size <= LARGEST_SIZE
+            and 1 <= self.min_cohort <= MOST_MACHINES
+            and bool(_ID.fullmatch(self.release_id) and _ID.fullmatch(self.ack_id))
+            and self.release_id not in (self.ack_id, NOTHING_OPENED.hex())
+            and (self.builds_on == "last-opened" or self.ack_id == NOTHING_OPENED.hex())
+            and bool(_DIGEST.fullmatch(self.roster) and _DIGEST.fullmatch(self.terms))
+            and math.isfinite(self.spacing)
             and self.spacing > 0
         )
         if not right:
@@ -177,7 +190,7 @@ class Sealed:
 
     @property
     def signed(self) -> bytes:
-        """What the signature covers."""
+        """What the signature covers: which bytes are the header and which each helper's seal, and their order."""
         parts = (self.header, *self.seals)
         return _SIGN_LABEL + b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
@@ -219,7 +232,7 @@ class Masking:
     **Formal guarantees.** With one helper whose key is secret, a masked release tells nothing about its counts, to
     anybody who has not been given that helper's sum over a cohort with it. Seeds are the operating system's, fresh for
     every call, and are not kept: the release of a repeated request has other masks. A helper opens a release only under
-    :class:`~murmurfl.privacy.opening.OpeningRule`, by what the header says; it is bound to the seeds.
+    the rule of :class:`~murmurfl.privacy.Opener`, by what the header says; it is bound to the seeds.
     """
 
     def __init__(self, name: str, key: MachineKey, roster: Roster) -> None:
@@ -273,6 +286,11 @@ class Masking:
         **Formal guarantees.** Those of the class.
         """
         self.check_policy(policy)
+        if release.counts.dtype != np.int64 or {len(release.release_id), len(release.ack_id)} != {ID_BYTES}:
+            raise ConfigurationError(
+                "Expected a release of int64 counts with ids, as a PrivateMachine makes it under trust "
+                "'secure-aggregation', got another."
+            )
         header = Header(
             session=session,
             machine=self.name,
@@ -327,6 +345,8 @@ def checked_header(sealed: Sealed, roster: Roster) -> Header:
         If it is not.
     """
     header = Header.from_bytes(sealed.header)
+    if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
+        raise MaskedReleaseError(f"Expected seals of {SEAL_BYTES} bytes, got another length or kind.")
     public = roster.machines.get(header.machine)
     if public is None or not is_signed(public, sealed.signature, sealed.signed):
         raise MaskedReleaseError("Expected a masked release signed by a machine of the roster, got another.")
@@ -349,10 +369,10 @@ def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> 
     -----
     **Formal guarantees.** The seed must not leave the helper: with all helpers' seeds a release is seen by itself.
     """
-    seal = sealed.seals[header.helpers.index(helper)]
     try:
+        seal = sealed.seals[header.helpers.index(helper)]
         seed = _SUITE.decrypt(seal, key.sealing, info=_seal_info(helper, sealed.header))
-    except (InvalidTag, ValueError) as error:
+    except (InvalidTag, ValueError, IndexError) as error:
         raise MaskedReleaseError("Expected a seal for this helper and this release, got another.") from error
     if len(seed) != SEED_BYTES:
         raise MaskedReleaseError(f"Expected a seed of {SEED_BYTES} bytes in a seal, got another length.")

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from . import protocol
+from .curves import is_sealing_point, is_signing_point
 from .errors import ConfigurationError
 from .keys import derived_bytes
 
@@ -31,6 +33,9 @@ KEY_BYTES = 32
 
 MOST_MACHINES = 2**11
 """Machines of a roster: so many int64 sums, each below 2^52, cannot wrap around."""
+
+MOST_HELPERS = 16
+"""Helpers of a roster: all of them are needed for every sum."""
 
 _FORMAT = 1
 _FORMAT_KEY = "murmurfl-roster"
@@ -173,30 +178,36 @@ class Roster:
     Notes
     -----
     **Formal guarantees.** None of its own. Two names with one key would be one machine that counts twice, so they are
-    refused; that two keys are two *people* is the operators' to know (a roster full of one person's keys degrades mu to
-    what the others' noise gives).
+    refused; that two keys are two *people* is the operators' to know (a roster full of one person's keys leaves
+    what the noise of the others gives).
     """
 
     machines: Mapping[str, bytes]
     helpers: tuple[HelperEntry, ...]
 
     def __post_init__(self) -> None:
+        # Copies: the digest must stay that of what is inside.
+        object.__setattr__(self, "machines", dict(self.machines))
+        object.__setattr__(self, "helpers", tuple(self.helpers))
         if not 0 < len(self.machines) <= MOST_MACHINES:
             raise ConfigurationError(f"Expected a roster of 1 to {MOST_MACHINES} machines, got {len(self.machines)}.")
-        if not self.helpers:
-            raise ConfigurationError("Expected a roster with at least one helper, got none.")
-        helpers = [helper.name for helper in self.helpers]
-        for name in (*self.machines, *helpers):
-            if not isinstance(name, str) or not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
-                raise ConfigurationError(
-                    f"Expected names of 1 to {protocol.LONGEST_MACHINE_NAME} characters in a roster, got {name!r}."
-                )
-        if twice := _twice([*self.machines, *helpers]):
+        if not 0 < len(self.helpers) <= MOST_HELPERS:
+            raise ConfigurationError(f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.")
+        names = [*self.machines, *(helper.name for helper in self.helpers)]
+        for name in names:
+            _check_name(name)
+        if (twice := _twice(names)) is not None:
             raise ConfigurationError(f"Expected every name once in a roster, got {twice!r} twice.")
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        for name, key in self.machines.items():
+            _check_key(f"machine {name!r}", key, is_signing_point)
+        for helper in self.helpers:
+            _check_key(f"helper {helper.name!r} to sign with", helper.signing, is_signing_point)
+            _check_key(f"helper {helper.name!r} to seal for", helper.sealing, is_sealing_point)
         keys = [*self.machines.values(), *(key for one in self.helpers for key in (one.sealing, one.signing))]
-        for key in keys:
-            _check_bytes("a public key", key)
-        if _twice(keys):
+        if _twice(keys) is not None:
             raise ConfigurationError("Expected every key once in a roster, got one twice: each makes its own.")
 
     @property
@@ -223,6 +234,8 @@ class Roster:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")
             machines = {name: bytes.fromhex(key) for name, key in document["machines"].items()}
+            if any(set(one) != {"name", "sealing", "signing"} for one in document["helpers"]):
+                raise ValueError("not the keys of a helper")
             helpers = tuple(
                 HelperEntry(one["name"], bytes.fromhex(one["sealing"]), bytes.fromhex(one["signing"]))
                 for one in document["helpers"]
@@ -230,6 +243,21 @@ class Roster:
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigurationError(f"Expected a roster of format {_FORMAT}, got something else ({error}).") from error
         return cls(machines, helpers)
+
+    @classmethod
+    def from_json(cls, text: str) -> Roster:
+        """A roster from the text of :attr:`document`.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is none, or names anything twice: of two keys under one name other readers would see the other one.
+        """
+        try:
+            document = json.loads(text, object_pairs_hook=_each_once)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigurationError(f"Expected a roster of format {_FORMAT}, got something else ({error}).") from error
+        return cls.from_document(document)
 
     @cached_property
     def digest(self) -> str:
@@ -254,7 +282,7 @@ def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether an Ed25519 signature is that of a public key on a message."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-    except (InvalidSignature, ValueError):
+    except (InvalidSignature, ValueError, TypeError):
         return False
     return True
 
@@ -262,6 +290,31 @@ def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
 def _check_bytes(what: str, value: Any) -> None:
     if not isinstance(value, bytes) or len(value) != KEY_BYTES:
         raise ConfigurationError(f"Expected {what} of {KEY_BYTES} bytes, got another length or kind.")
+
+
+def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
+    _check_bytes(f"the public key of {whose}", key)
+    if not is_point(key):
+        raise ConfigurationError(
+            f"Expected the public key of {whose} to be one that only its owner can use, got a point that is none: have "
+            "its operator make another card."
+        )
+
+
+def _check_name(name: Any) -> None:
+    # People compare names by eye: what does not show, or shows as another name does, is none.
+    right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME and name.isprintable()
+    if not right or name != unicodedata.normalize("NFC", name).strip():
+        raise ConfigurationError(
+            f"Expected names of 1 to {protocol.LONGEST_MACHINE_NAME} characters that can be seen (Unicode's form NFC, "
+            f"no space at either end) in a roster, got {name!r}."
+        )
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (twice := _twice([name for name, _ in pairs])) is not None:
+        raise ValueError(f"{twice!r} stands twice")
+    return dict(pairs)
 
 
 def _twice(values: list[Any]) -> Any:

@@ -20,6 +20,13 @@ from .reduced_tree_momentum import (
     reduced_tree_momentum_step,
 )
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .secure_aggregation import (
+    HelpersDisagreeError,
+    HelperUnavailableError,
+    OpeningError,
+    SecureAggregation,
+    WrongSumError,
+)
 from .shuffled import (
     REGULARIZERS,
     VARIANTS,
@@ -58,6 +65,8 @@ __all__ = [
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
+    "HelperUnavailableError",
+    "HelpersDisagreeError",
     "IncompleteRoundError",
     "IsrlDp",
     "IsrlDpState",
@@ -69,6 +78,7 @@ __all__ = [
     "NoisySGDState",
     "OnlineFedSGD",
     "OnlineState",
+    "OpeningError",
     "Outcome",
     "PublicEpochs",
     "ReducedTreeMomentum",
@@ -79,11 +89,13 @@ __all__ = [
     "Reply",
     "RoundReport",
     "RoundRequest",
+    "SecureAggregation",
     "ShuffledAvg",
     "ShuffledState",
     "TreeMomentum",
     "TreeMomentumState",
     "TrustedMu2",
+    "WrongSumError",
     "average_step",
     "delayed_momentum_step",
     "isrl_dp_step",

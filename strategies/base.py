@@ -20,8 +20,9 @@ from ..privacy import ConfigurationError, protocol
 from ..privacy.training import observing
 from .layout import vector_size
 from .machines import NodesUnavailableError, by_length_and_name, rounds_possible
-from .replies import DirectMachines, Reply, RoundRequest, exchange, read_outcome
+from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, read_outcome
 from .rounds import Rounds
+from .secure_rounds import SecureRounds
 from .statements import ask_statements, releases_left
 
 _STATEMENT_TIMEOUT_S = 60.0
@@ -64,6 +65,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         training that asks one of them for more.
     on_round : callable, optional
         Called after every round with its report and the central evaluation's metrics.
+    secure_aggregation : SecureAggregation, optional
+        That machines release under masks, and that helpers open sums of them only. A round whose sum is not opened is
+        closed: its report says why, nothing is acknowledged, and machines carry over what they released.
 
     Notes
     -----
@@ -96,6 +100,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             If fewer than ``clients_per_round`` machines are connected when the deadline passes.
         """
         self._ensure_state(arrays)
+        self._grid = grid
         self._meet(grid)
         self._nodes = self.machines.node_map()
         request = self._plan_round(server_round, self._nodes)
@@ -114,7 +119,8 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
-        outcomes = [read_outcome(reply, self._layout, asked, self.largest_value) for reply in replies]
+        masked = self._secure is not None
+        outcomes = [read_outcome(reply, self._layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
@@ -172,6 +178,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             If too few machines are connected when the deadline passes.
         CheckpointError
             If a checkpoint exists and is damaged or of another training.
+        OpeningError
+            Under secure aggregation, if a sum cannot be opened and the server's patience is at its end; the training
+            can be resumed from its checkpoint.
         ConfigurationError
             If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
         """
@@ -185,9 +194,11 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         result = Result()
         started = time.monotonic()
         self._ensure_state(initial_arrays)
+        self._timeout = timeout
         done = self._resume(result)
-        if done < num_rounds and not self.run_dry:
-            self._check_rounds(grid, done, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
+        released = done + (self._secure is not None and self._secure.held is not None)
+        if released < num_rounds and not self.run_dry:
+            self._check_rounds(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             log(INFO, "Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
@@ -245,8 +256,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
+        needed = self.clients_per_round if self.machines.names else self.num_clients
         if not isinstance(grid, DirectMachines):
-            self.machines.meet(grid, self.clients_per_round if self.machines.names else self.num_clients)
+            self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
         elif not self.machines.names:
             names = sorted(grid.names(), key=by_length_and_name)
             if len(names) < self.num_clients:
@@ -283,7 +295,10 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         timeout: float,
     ) -> MetricRecord | None:
         """Ask the machines of a round and take the step; the counts of the round."""
+        if self._secure is not None and self._secure.held is not None:
+            return self._resume_round(self._secure, grid).metrics
         if isinstance(grid, DirectMachines):
+            self._grid = None
             self._meet(grid)
             return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
         messages = self.configure_train(server_round, initial_arrays, config, grid)
@@ -291,6 +306,14 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             replies = exchange(grid, messages, timeout)
         self._observed = observer.machines
         return self.aggregate_train(server_round, replies)[1]
+
+    def _resume_round(self, secure: SecureRounds, grid: Grid | DirectMachines) -> RoundReport:
+        """Go on where a server ended that may have asked helpers: with the very set that it had saved."""
+        if isinstance(grid, DirectMachines):
+            raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
+        self._grid = grid
+        secure.helpers.meet(grid, 0)
+        return self._open_held(secure)
 
     def _after_round(
         self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result

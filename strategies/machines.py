@@ -8,20 +8,20 @@ seed and the round alone, so every engine asks the same machines.
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from logging import INFO, WARNING
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..privacy import ConfigurationError, MurmurflError, derived_seed, protocol
+from ..privacy import ConfigurationError, MurmurflError, derived_seed
+from .hello import Introduction, failure, hello, introduction
 
 Sampling = Literal["uniform", "balanced"]
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
@@ -194,15 +194,15 @@ class MachineDirectory:
         """Whether a node may report several names: in a simulation only."""
         self._sleep = sleep
         self._message_type = message_type
-        self._hosted: dict[int, list[str]] = {}
+        self._hosted: dict[int, Introduction] = {}
         self._greeted: dict[int, tuple[str, float]] = {}
         self._warned: set[str] = set()
         self._failures: Counter[str] = Counter()
 
     def node_of(self, name: str) -> int | None:
         """The connected node a machine is on, or None."""
-        for node_id, names in self._hosted.items():
-            if name in names:
+        for node_id, met in self._hosted.items():
+            if name in met.machines:
                 return node_id
         return None
 
@@ -210,18 +210,33 @@ class MachineDirectory:
         """Connected machines of the training and their nodes."""
         members = set(self.names)
         nodes: dict[str, int] = {}
-        for node_id, names in self._hosted.items():  # in the order in which they were met
-            for name in names:
+        for node_id, met in self._hosted.items():  # in the order in which they were met
+            for name in met.machines:
                 if name in members:
                     nodes.setdefault(name, node_id)
         return nodes
+
+    def helpers(self) -> dict[str, tuple[int, str]]:
+        """Connected helpers, the nodes they are on, and the roster each says it works with."""
+        found: dict[str, tuple[int, str]] = {}
+        for node_id, met in self._hosted.items():
+            for name in met.helpers:
+                found.setdefault(name, (node_id, met.roster))
+        return found
 
     def restore(self, names: list[str]) -> None:
         """Take the machines of an earlier session, from a checkpoint."""
         self.names = list(names)
 
-    def meet(self, grid: Grid, needed: int) -> None:
+    def meet(self, grid: Grid, needed: int, helpers: int = 0) -> None:
         """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.
+
+        Parameters
+        ----------
+        grid : Grid
+        needed : int
+        helpers : int
+            Helpers to wait for as well.
 
         Raises
         ------
@@ -231,22 +246,30 @@ class MachineDirectory:
         deadline = time.monotonic() + self.deadline_s
         pause = _FIRST_PAUSE_S
         while True:
-            self._refresh(grid)
+            self.refresh(grid)
             if not self.names and len(known := self._known()) >= self.num_clients:
                 self.names = known[: self.num_clients]
-            if self.names and len(self.node_map()) >= needed:
+            enough = bool(self.names) and len(self.node_map()) >= needed
+            if enough and len(self.helpers()) >= helpers:
                 return
             if time.monotonic() >= deadline:
-                raise NodesUnavailableError(self._shortage(needed))
-            log(INFO, "Waiting for machines: %d of %d connected.", len(self._known()), needed)
+                raise NodesUnavailableError(self._no_helpers(helpers) if enough else self._shortage(needed))
+            if enough:
+                log(INFO, "Waiting for helpers: %d of %d connected.", len(self.helpers()), helpers)
+            else:
+                log(INFO, "Waiting for machines: %d of %d connected.", len(self._known()), needed)
             self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _refresh(self, grid: Grid) -> None:
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+        self._sleep(seconds)
+
+    def refresh(self, grid: Grid) -> None:
         """Greet nodes that are new and take the answers that have come so far; does not wait for any."""
         now = time.monotonic()
         connected = set(grid.get_node_ids())
-        self._hosted = {node_id: names for node_id, names in self._hosted.items() if node_id in connected}
+        self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
         # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
         self._greeted = {
             node_id: (message_id, since)
@@ -255,7 +278,7 @@ class MachineDirectory:
         }
         new = sorted(connected - self._hosted.keys() - self._greeted.keys())
         if new:
-            message_ids = list(grid.push_messages([_hello(node_id, self._message_type) for node_id in new]))
+            message_ids = list(grid.push_messages([hello(node_id, self._message_type) for node_id in new]))
             for node_id, message_id in zip(new, message_ids, strict=False):
                 self._greeted[node_id] = (message_id or "", now)
         waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
@@ -270,16 +293,17 @@ class MachineDirectory:
         self._report_repeated()
 
     def _met(self, reply: Message, node_id: int) -> None:
-        names = None if reply.has_error() else _names_in(reply)
-        if names is not None and (len(names) == 1 or self.several_on_a_node):
-            self._hosted[node_id] = names
+        met = introduction(reply)
+        several = 0 if met is None else len(met.machines) + len(met.helpers)
+        if met is not None and (several == 1 or self.several_on_a_node):
+            self._hosted[node_id] = met
             del self._greeted[node_id]
             return
         self._greeted[node_id] = ("", self._greeted[node_id][1])
-        if names is None:
-            self._failures[_failure(reply)] += 1
+        if met is None:
+            self._failures[failure(reply)] += 1
             return
-        log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, len(names))
+        log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
         self._failures[_SEVERAL_NAMES] += 1
 
     def _report_repeated(self) -> None:
@@ -293,13 +317,25 @@ class MachineDirectory:
         return sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
 
     def _all_names(self) -> Iterable[str]:
-        return (name for names in self._hosted.values() for name in names)
+        return (name for met in self._hosted.values() for name in met.machines)
 
     def _known(self) -> list[str]:
         return sorted(set(self._all_names()), key=by_length_and_name)
 
+    def _no_helpers(self, needed: int) -> str:
+        connected = self.helpers()
+        names = f" ({', '.join(map(repr, sorted(connected)))})" if connected else ""
+        return (
+            f"Expected {needed} helpers within {self.deadline_s:g} s, got {len(connected)}{names}{self._said()}. Start "
+            "them (murmurfl helper), or raise node-deadline-s; without every helper no sum can be opened."
+        )
+
+    def _said(self) -> str:
+        """What nodes answered that could not be met."""
+        return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+
     def _shortage(self, needed: int) -> str:
-        failures = "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+        failures = self._said()
         if repeated := self._repeated():
             shown = ", ".join(map(repr, repeated[:_MOST_NAMED]))
             failures += f"; {len(repeated)} reported by several nodes, of which one is asked: {shown}"
@@ -310,37 +346,3 @@ class MachineDirectory:
             f"Expected {needed} machines within {self.deadline_s:g} s, got {len(connected)}{missing if gone else ''}"
             f"{failures}. Start more nodes, lower num-clients or clients-per-round, or raise node-deadline-s."
         )
-
-
-def _failure(reply: Message) -> str:
-    """Why a node could not be met, in words a node cannot choose."""
-    stated: Any = None
-    if not reply.has_error():
-        config = reply.content.config_records.get(protocol.CONFIG)
-        stated = None if config is None else config.get(protocol.VERSION)
-    elif reply.error.code != protocol.PROTOCOL_MISMATCH:
-        return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
-    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
-        stated = int(found[1])
-    if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
-        name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
-        return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
-    return "an answer this server does not understand"
-
-
-def _hello(node_id: int, message_type: str) -> Message:
-    config = ConfigRecord({protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION})
-    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
-
-
-def _names_in(reply: Message) -> list[str] | None:
-    config = reply.content.config_records.get(protocol.CONFIG)
-    if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
-        return None
-    names = config.get(protocol.MACHINES)
-    names = [names] if isinstance(names, str) else names
-    if not isinstance(names, list) or not names:
-        return None
-    if not all(isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME for name in names):
-        return None
-    return [str(name) for name in names]

@@ -15,6 +15,7 @@ from flwr.app import MetricRecord
 from ..privacy import ConfigurationError, protocol
 from .machines import SAMPLINGS, Sampling
 from .replies import RoundReport
+from .secure_aggregation import SecureAggregation
 
 OnRound = Callable[[RoundReport, MetricRecord | None], None]
 """What is called after every round, with its report and the metrics of the central evaluation."""
@@ -32,6 +33,7 @@ class RoundOptions(TypedDict, total=False):
     evaluate_every: int
     run_dry: bool
     on_round: OnRound | None
+    secure_aggregation: SecureAggregation | None
 
 
 class ReleaseOptions(RoundOptions, total=False):
@@ -60,3 +62,24 @@ def check_rounds_options(
         raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
     if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
         raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+
+
+def check_secure_aggregation(option: SecureAggregation | None, clients_per_round: int, refusing: str) -> None:
+    """Refuse secure aggregation where a strategy needs more than sums (``refusing`` is its name), or none could open.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if option is None:
+        return
+    if refusing:
+        raise ConfigurationError(
+            f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "
+            "OnlineFedSGD, NoisySGD and CorrelatedFedAvg are."
+        )
+    if option.min_cohort > clients_per_round:
+        raise ConfigurationError(
+            f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got {option.min_cohort}: no "
+            "round could ever be opened."
+        )

@@ -32,7 +32,7 @@ from ..privacy import ConfigurationError, MurmurflError, row_key
 from ..privacy.noise import NONCE_BYTES, standard_normal_rows
 from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
 from .layout import Vector
-from .replies import Outcome, ReleaseSum, RoundReport
+from .replies import Outcome, RoundReport, Summation
 from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
@@ -254,7 +254,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
                 self._cached[name, size] = row.copy()
         return rows
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         report = super()._believe(server_round, outcomes, release_sum)
         if report.aggregated < self.num_clients:
             raise IncompleteRoundError(

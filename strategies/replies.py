@@ -13,10 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid as FlowerGrid
+from numpy.typing import NDArray
 
-from ..privacy import Release, protocol
+from ..privacy import ConfigurationError, Release, protocol
 from ..privacy.arrays import read_array
 from ..privacy.grid import Grid
+from ..privacy.masking import MaskedRelease, Sealed
 from ..privacy.training import TrainingFigures
 from .layout import Layout, Vector
 
@@ -44,6 +46,10 @@ class RoundReport:
         Replies dropped for their shape, values or entries.
     refused : dict of str to int
         Error replies by reason.
+    unopened : int
+        Under secure aggregation: replies that came, and were carried over because the round was closed.
+    closed : str
+        Why it was closed; empty if it was not.
     """
 
     server_round: int
@@ -53,6 +59,8 @@ class RoundReport:
     late: int = 0
     malformed: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    unopened: int = 0
+    closed: str = ""
 
     @property
     def refusals(self) -> int:
@@ -70,6 +78,7 @@ class RoundReport:
                 "late": self.late,
                 "malformed": self.malformed,
                 "refused": self.refusals,
+                **({"unopened": self.unopened} if self.closed else {}),
             }
         )
 
@@ -109,8 +118,9 @@ class Reply:
         Its name, on the node it came from.
     release, ack : int
         k, and the acknowledgement the release was built on.
-    contents : ndarray of shape (d,), float64, or Release
-        P_k - P_ack: what was sent, or in a simulation without messages the release itself.
+    contents : ndarray of shape (d,), float64, or Release, or MaskedRelease
+        P_k - P_ack: what was sent, or in a simulation without messages the release itself; under secure aggregation
+        what is under its masks.
     metrics : mapping
         The other entries.
     """
@@ -118,13 +128,29 @@ class Reply:
     machine: str
     release: int
     ack: int
-    contents: Vector | Release
+    contents: Vector | Release | MaskedRelease
     metrics: Mapping[str, Any]
 
     @property
     def values(self) -> Vector:
-        """P_k - P_ack, shape (d,)."""
+        """P_k - P_ack, shape (d,).
+
+        Raises
+        ------
+        ConfigurationError
+            If it is masked: nobody sees it then.
+        """
+        if isinstance(self.contents, MaskedRelease):
+            raise ConfigurationError("Expected a release without masks, got a masked one: only sums can be seen.")
         return self.contents.values if isinstance(self.contents, Release) else self.contents
+
+
+class Summation(Protocol):
+    """Where a round's releases are added up."""
+
+    def add(self, reply: Reply) -> None:
+        """One more release."""
+        ...
 
 
 class ReleaseSum:
@@ -153,7 +179,7 @@ class ReleaseSum:
         """One more release."""
         contents = reply.contents
         if not isinstance(contents, Release):
-            self._values += contents
+            self._values += reply.values
             return
         if contents.spacing != self._spacing or self._together == self._MOST_TOGETHER:
             self._collect()
@@ -209,14 +235,26 @@ class DirectMachines(Protocol):
 
 
 def read_outcome(
-    message: Message, layout: Layout, nodes: Mapping[str, int], largest_value: float = LARGEST_VALUE
+    message: Message,
+    layout: Layout,
+    nodes: Mapping[str, int],
+    largest_value: float = LARGEST_VALUE,
+    *,
+    masked: bool = False,
 ) -> Outcome:
     """A message as what it says; parameters as for :func:`read_reply`."""
-    return Refusal(message.error.code) if message.has_error() else read_reply(message, layout, nodes, largest_value)
+    if message.has_error():
+        return Refusal(message.error.code)
+    return read_reply(message, layout, nodes, largest_value, masked=masked)
 
 
 def read_reply(
-    message: Message, layout: Layout, nodes: Mapping[str, int], largest_value: float = LARGEST_VALUE
+    message: Message,
+    layout: Layout,
+    nodes: Mapping[str, int],
+    largest_value: float = LARGEST_VALUE,
+    *,
+    masked: bool = False,
 ) -> Reply | None:
     """A reply's contents, or None if it is malformed.
 
@@ -229,7 +267,9 @@ def read_reply(
     nodes : mapping of str to int
         The machines asked in this round, and the nodes they are on: a machine answers for itself only.
     largest_value : float
-        A larger magnitude is no release; a huge one would swallow everybody else's.
+        A larger magnitude is no release; a huge one would swallow everybody else's. It does not show under masks.
+    masked : bool
+        Whether machines answer under masks.
     """
     arrays, metrics, config = (
         message.content.get(key, None) for key in (protocol.ARRAYS, protocol.METRICS, protocol.CONFIG)
@@ -241,7 +281,18 @@ def read_reply(
         return None
     if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
         return None
-    if not isinstance(release, int) or not isinstance(ack, int) or len(arrays) != len(layout):
+    if not isinstance(release, int) or not isinstance(ack, int):
+        return None
+    parts = _read_parts(arrays, layout)
+    contents: Vector | MaskedRelease | None = None
+    if parts is not None:
+        contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
+    return None if contents is None else Reply(name, release, ack, contents, dict(metrics))
+
+
+def _read_parts(arrays: ArrayRecord, layout: Layout) -> list[NDArray[Any]] | None:
+    """The arrays of a reply, if they have the model's shapes."""
+    if len(arrays) != len(layout):
         return None
     parts = []
     for array, (_, shape, _) in zip(arrays.values(), layout, strict=True):
@@ -249,14 +300,30 @@ def read_reply(
             values = read_array(array.dtype, array.shape, array.data)
         except (TypeError, ValueError):
             return None
-        if values.shape != shape or values.dtype.kind != "f":
+        if values.shape != shape:
             return None
-        parts.append(np.asarray(values, dtype=np.float64).ravel())
-    vector = np.concatenate(parts)
-    # Also false for NaN.
-    if not np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE):
+        parts.append(values)
+    return parts
+
+
+def _read_values(parts: list[NDArray[Any]], largest_value: float) -> Vector | None:
+    if any(values.dtype.kind != "f" for values in parts):
         return None
-    return Reply(name, release, ack, vector, dict(metrics))
+    vector = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in parts])
+    # Also false for NaN.
+    return vector if np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE) else None
+
+
+def _read_masked(parts: list[NDArray[Any]], config: Mapping[str, Any]) -> MaskedRelease | None:
+    header, seals, signature = (config.get(key) for key in (protocol.HEADER, protocol.SEALS, protocol.SIGNATURE))
+    if any(values.dtype != np.dtype(np.uint64) for values in parts):
+        return None
+    if not (isinstance(header, bytes) and isinstance(signature, bytes) and isinstance(seals, list)):
+        return None
+    if not all(isinstance(seal, bytes) for seal in seals):
+        return None
+    counts = np.concatenate([values.ravel() for values in parts])
+    return MaskedRelease(counts, Sealed(header, tuple(map(bytes, seals)), signature))
 
 
 def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> list[Message]:

@@ -11,13 +11,15 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, MessageType
 from flwr.common.logger import log
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from ..privacy import ConfigurationError, protocol
@@ -26,10 +28,16 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .clipping_watch import ALL_MACHINES, ClippingWatch
 from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory, Sampling, sample_machines
-from .options import OnRound, check_rounds_options
-from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest
+from .opening import Helpers
+from .options import OnRound, check_rounds_options, check_secure_aggregation
+from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest, Summation
+from .secure_aggregation import SecureAggregation
+from .secure_rounds import SecureRounds
+from .summation import CohortSum
 
 StateT = TypeVar("StateT")
+
+_TIMEOUT_S = 3600.0
 
 
 class Rounds(ABC, Generic[StateT]):
@@ -45,6 +53,8 @@ class Rounds(ABC, Generic[StateT]):
     state_type: ClassVar[type[Any]]
     acknowledges: ClassVar[bool] = True
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
+    sums_suffice: ClassVar[bool] = True
+    """Whether the rounds need nothing of releases but their sum, so that they may come under masks."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
     """The type of the messages in which machines are asked who they are and what they have spent."""
 
@@ -62,8 +72,11 @@ class Rounds(ABC, Generic[StateT]):
         evaluate_every: int = 1,
         run_dry: bool = False,
         on_round: OnRound | None = None,
+        secure_aggregation: SecureAggregation | None = None,
     ) -> None:
         check_rounds_options(num_clients, clients_per_round, sampling, session, evaluate_every)
+        refusing = "" if self.sums_suffice and self.acknowledges else type(self).__name__
+        check_secure_aggregation(secure_aggregation, clients_per_round, refusing)
         if not largest_value > 0:
             raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
         self.num_clients = num_clients
@@ -85,6 +98,13 @@ class Rounds(ABC, Generic[StateT]):
         self.largest_value = float(largest_value)
         self.evaluate_every = evaluate_every
         self.run_dry = run_dry
+        self.secure_aggregation = secure_aggregation
+        self._secure: SecureRounds | None = None
+        if secure_aggregation is not None:
+            helpers = Helpers(secure_aggregation, self.machines, self.message_type_of_queries)
+            self._secure = SecureRounds(secure_aggregation, helpers, clients_per_round, self.largest_value)
+        self._grid: Grid | None = None  # None for machines that are asked without messages
+        self._timeout = _TIMEOUT_S
         self._fresh_seed = seed is None
         self._fresh_session = session is None
         self._on_round = on_round
@@ -115,6 +135,7 @@ class Rounds(ABC, Generic[StateT]):
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint must agree on; plain values."""
+        secure = self.secure_aggregation
         return {
             "strategy": type(self).__name__,
             "num_clients": self.num_clients,
@@ -122,6 +143,7 @@ class Rounds(ABC, Generic[StateT]):
             "seed": None if self._fresh_seed else self.seed,
             "sampling": self.sampling,
             "session": None if self._fresh_session else self.session,
+            **({} if secure is None else {"secure_aggregation": secure.settled}),
         }
 
     def check_reply(self, reply: Reply) -> bool:
@@ -155,15 +177,55 @@ class Rounds(ABC, Generic[StateT]):
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
-        release_sum = ReleaseSum(vector_size(self._layout))
-        report = self._believe(server_round, outcomes, release_sum)
-        self.state = self.step(self.state, release_sum.total(), server_round)
+        size = vector_size(self._layout)
+        if self._secure is None:
+            release_sum = ReleaseSum(size)
+            report = self._believe(server_round, outcomes, release_sum)
+            return self._step(report, release_sum.total())
+        cohort, direct = CohortSum(size), self._grid is None
+        screened = self._secure.screened(outcomes, self.session, size, self._is_late, direct=direct)
+        report = self._believe(server_round, screened, cohort)
+        self._secure.hold(cohort, report, self._asked)
+        return self._open_held(self._secure)
+
+    def _open_held(self, secure: SecureRounds) -> RoundReport:
+        """Have the set of a round opened, and take the step; also of a round that was interrupted there."""
+        held = secure.held
+        if held is None:
+            raise ConfigurationError("Expected a set of releases before it is opened.")
+        closed, total = secure.too_few(held), np.zeros(held.total.size)
+        if not closed:
+            if held.sealed:
+                # Before any helper is asked: once it may be open, there must never be another one in its place.
+                self._save()
+            closed = secure.greet(self._grid, held)
+        if not closed:
+            opened = secure.open(self._grid, self.session, held, self._timeout)
+            closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
+        report = RoundReport(**held.report)
+        if closed:
+            report = replace(report, aggregated=0, unopened=report.aggregated, closed=closed)
+            log(WARNING, "Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
+        else:
+            secure.opened(held)
+            self.acks.update(held.releases)
+            _log_losses(report)
+        taken = {} if closed else held.releases
+        self.participation = {name: taken.get(name) for name in held.asked}
+        secure.held = None
+        return self._step(report, total)
+
+    def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
+        """The step of a round that is over."""
+        if self.state is None:
+            raise ConfigurationError("Expected a state before a step is taken.")
+        self.state = self.step(self.state, release_sum, report.server_round)
         self.history.append(report)
         return report
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
-        aggregated: set[str] = set()
+        aggregated: dict[str, int] = {}
         refused: Counter[str] = Counter()
         late = malformed = 0
         figures: dict[str, TrainingFigures] = {}
@@ -178,13 +240,14 @@ class Rounds(ABC, Generic[StateT]):
                 late += 1
             else:
                 release_sum.add(outcome)
-                self.acks[outcome.machine] = outcome.release
-                aggregated.add(outcome.machine)
+                if self._secure is None:  # else it counts once it is opened
+                    self.acks[outcome.machine] = outcome.release
+                aggregated[outcome.machine] = outcome.release
                 found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
                 if found is not None:
                     figures[outcome.machine] = found
         self._clipping.take(server_round, figures)
-        self.participation = {name: self.acks[name] if name in aggregated else None for name in self._asked}
+        self.participation = {name: aggregated.get(name) for name in self._asked}
         answered = len(aggregated) + late + malformed + sum(refused.values())
         report = RoundReport(
             server_round=server_round,
@@ -195,7 +258,8 @@ class Rounds(ABC, Generic[StateT]):
             malformed=malformed,
             refused=dict(sorted(refused.items())),
         )
-        _log_losses(report)
+        if self._secure is None:  # else it is not over yet
+            _log_losses(report)
         return report
 
     def _is_late(self, reply: Reply) -> bool:
@@ -238,7 +302,8 @@ class Rounds(ABC, Generic[StateT]):
             "machines": self.machines.names,
             "seed": self.seed,
             "session": self.session,
-            "history": [asdict(report) for report in self.history],
+            "history": [_plain(report) for report in self.history],
+            **({} if self._secure is None else self._secure.kept()),
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -271,6 +336,14 @@ class Rounds(ABC, Generic[StateT]):
         self.machines.restore(list(saved["machines"]))
         self.seed, self.session = int(saved["seed"]), str(saved["session"])
         self.history = [RoundReport(**report) for report in saved["history"]]
+        if self._secure is not None:
+            self._secure.restore(saved)
+
+
+def _plain(report: RoundReport) -> dict[str, Any]:
+    """A report for a checkpoint; what only closed rounds have stands only there, so that older ones read the same."""
+    closed = ("unopened", "closed")
+    return {name: value for name, value in asdict(report).items() if value or name not in closed}
 
 
 def _log_losses(report: RoundReport) -> None:

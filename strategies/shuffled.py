@@ -137,6 +137,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     """
 
     state_type: ClassVar[type[ShuffledState]] = ShuffledState
+    sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before
 
     def __init__(
         self,

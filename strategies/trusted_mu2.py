@@ -18,7 +18,7 @@ from ..privacy import ConfigurationError
 from .layout import Vector
 from .mu2 import Mu2, Mu2State, mu2_step
 from .projected import ProjectedOptions
-from .replies import Outcome, ReleaseSum, Reply, RoundReport, RoundRequest
+from .replies import Outcome, Reply, RoundReport, RoundRequest, Summation
 from .trusted_server import TrustedOptions, TrustedServer, could_be_honest
 
 
@@ -102,7 +102,7 @@ class TrustedMu2(TrustedServer[Mu2State], Mu2):
         self._unheard.update(request.acks.keys())
         return request
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: ReleaseSum) -> RoundReport:
+    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         report = super()._believe(server_round, outcomes, release_sum)
         for name, release in self.participation.items():
             if release is not None:

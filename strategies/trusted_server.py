@@ -11,7 +11,7 @@ import hmac
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Required, TypeVar, Unpack
+from typing import Any, ClassVar, Required, TypeVar, Unpack
 
 import numpy as np
 from flwr.serverapp.strategy import Result
@@ -119,6 +119,8 @@ class TrustedServer(ReleaseStrategy[StateT]):
     (:mod:`.trusted_checkpoint`: what is written when, and what cannot be noticed). With seeded keys nothing is kept
     beside the checkpoint: they protect nobody.
     """
+
+    sums_suffice: ClassVar[bool] = False
 
     def __init__(
         self,
