@@ -14,12 +14,12 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .config import RunConfig
-    from .run import RunResult
+    from .result import RunResult
     from .simulation import simulate
 
 __all__ = ["RunConfig", "RunResult", "simulate"]
 
-_LATE = {"RunConfig": "config", "RunResult": "run", "simulate": "simulation"}
+_LATE = {"RunConfig": "config", "RunResult": "result", "simulate": "simulation"}
 """The module each public name stands in."""
 
 

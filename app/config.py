@@ -8,9 +8,8 @@ a key that none of the chosen ones reads must be left at its default.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -24,13 +23,16 @@ from ..privacy import (
     ORDERS,
     RELEASE_RULES,
     SCHEDULES,
+    TRUST_MODELS,
     ConfigurationError,
+    Trust,
     gdp_mu,
 )
 from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
-from .keys import Key, Value, key, keys_of, refusal
+from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .mechanisms import mechanism_options_of
 from .registry import registry
+from .trust import SECURE, check_cohorts, check_lost_replies, cohort_floor, honest_machines, keys_of_trust
 
 PRESETS = ("practical", "paper")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -60,7 +62,8 @@ class RunConfig:
 
     Notes
     -----
-    ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero.
+    ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero. A
+    method that has a sister for a trusted server, such as ``mu2``, becomes that one with ``trust = trusted-server``.
     """
 
     strategy: str = key("mu2", "The method: how machines and server train.", names=True)
@@ -93,6 +96,28 @@ class RunConfig:
     )
     max_participations: int = key(
         0, "K, the cap of a machine's releases.", at_least=0, zero="as many as rounds and samples allow"
+    )
+    trust: str = key(
+        "",
+        "Who is trusted, and with what. Under `secure-aggregation` the server sees only sums of many machines' "
+        "releases, as long as one helper is honest; under `trusted-server` it sees them all and adds the noise.",
+        choices=("", *TRUST_MODELS),
+        zero="the method's own",
+    )
+    helpers: int = key(2, "Helpers, each of whom must open every sum.", at_least=1, at_most=64, read_by="trust")
+    min_cohort: int = key(
+        0,
+        "n, the fewest releases of a sum; a round with fewer stays closed, and machines carry theirs over.",
+        at_least=0,
+        zero="four fifths of clients-per-round, rounded up",
+        read_by="trust",
+    )
+    colluders: int = key(
+        -1,
+        "Machines of a sum that may work with the server: mu is for the h = min-cohort - colluders others; -1 for what "
+        "leaves half of clients-per-round.",
+        at_least=-1,
+        read_by="trust",
     )
     run_dry: bool = key(
         False, "Whether rounds go on when machines have used up their samples or reached their cap: these refuse then."
@@ -204,6 +229,7 @@ class RunConfig:
         for one in run_keys().values():
             one.check(getattr(self, one.attribute))
         self._settle_mu()
+        self._settle_trust()
         if self.clients_per_round > self.num_clients:
             raise refusal("clients_per_round", f"at most num-clients = {self.num_clients}", self.clients_per_round)
         if self.passes > 1 and self.max_participations:
@@ -216,6 +242,9 @@ class RunConfig:
             one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
         }
         self._check_read(frozenset().union(*(thing.keys for thing in chosen.values())))
+        if self.trust == SECURE:
+            check_cohorts(self.num_clients, self.clients_per_round, self.min_cohort, self.colluders)
+            check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
         for thing in chosen.values():
             thing.check(self)
 
@@ -227,6 +256,13 @@ class RunConfig:
         object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         object.__setattr__(self, "epsilon", 0.0)
 
+    def _settle_trust(self) -> None:
+        methods = registry("strategy")
+        # A subclass of one's own inherits the sister's name, and is another method.
+        sister = methods[self.strategy].with_trusted_server if self.strategy in methods else ""
+        if sister and self.trust == "trusted-server":
+            object.__setattr__(self, "strategy", sister)
+
     def _check_read(self, reads: frozenset[str]) -> None:
         """Refuse keys that are set and that nothing that was chosen reads."""
         for one in run_keys().values():
@@ -234,7 +270,8 @@ class RunConfig:
             if not one.read_by or value == one.default:
                 continue
             chosen = getattr(self, one.read_by)
-            if one.name not in (mechanism_options_of(chosen) if one.read_by == "mechanism" else reads):
+            own = {"mechanism": mechanism_options_of(self.mechanism), "trust": keys_of_trust(self.trust)}
+            if one.name not in own.get(one.read_by, reads):
                 readers = readers_of(one)
                 by = f"; it is read by {', '.join(readers)}" if readers else ""
                 raise ConfigurationError(
@@ -256,6 +293,31 @@ class RunConfig:
     def private(self) -> bool:
         """Whether anything is private: nothing is without noise."""
         return self.mechanism != NO_NOISE
+
+    @property
+    def trust_model(self) -> Trust:
+        """Who is trusted, and with what: as set, or the method's own."""
+        return self.trust or registry("strategy")[self.strategy].own_trust  # type: ignore[return-value]
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server sees only sums."""
+        return self.trust_model == SECURE
+
+    @property
+    def cohort_floor(self) -> int:
+        """n, the fewest releases of a sum; 1 where the server sees every release by itself."""
+        return cohort_floor(self.clients_per_round, self.min_cohort) if self.secure else 1
+
+    @property
+    def min_honest(self) -> int:
+        """h, how many machines of every sum are taken to be honest; 1 where the server sees every release by itself."""
+        return honest_machines(self.clients_per_round, self.cohort_floor, self.colluders) if self.secure else 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of a simulation that sends messages: the machines, and the helpers behind them."""
+        return self.num_clients + (self.helpers if self.secure else 0)
 
     @property
     def mechanism_options(self) -> dict[str, str | int]:
@@ -300,6 +362,8 @@ def readers_of(one: Key) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
     if one.read_by == "mechanism":
         return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
+    if one.read_by == "trust":
+        return [name for name in TRUST_MODELS if one.name in keys_of_trust(name)]
     return registry(one.read_by).reading(one.name) if one.read_by else []
 
 
@@ -327,38 +391,3 @@ def check_run_name(name: str) -> None:
             f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
             f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
         )
-
-
-def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The refusal of a run-config key that there is not: with the nearest one, or all of them."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-    return ConfigurationError(f"Expected a known run-config key, got {name!r}; {meant}")
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
-    """``key=value`` texts as a mapping, each value read as its key's type.
-
-    Raises
-    ------
-    ConfigurationError
-        If a text has no ``=``, the key is unknown, the value does not read as its type, or mu and epsilon are both set.
-    """
-    values: dict[str, Value] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        name, text = name.strip(), text.strip()
-        if not equals:
-            raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
-        if name not in run_keys():
-            raise unknown_key(name, run_keys())
-        values[name] = run_keys()[name].parsed(text)
-    if "mu" in values and values.get("epsilon"):
-        raise mu_and_epsilon(values["mu"], values["epsilon"])
-    return values
-
-
-def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
-    """The refusal of both: each says how private a run is to be."""
-    return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")

@@ -14,13 +14,19 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from ..clients import PrivateClient
 from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
-from ..strategies import ReleaseStrategy
+from ..privacy.masking import Masking
+from ..privacy.roster import MachineKey, Roster
+from ..strategies import ReleaseStrategy, SecureAggregation
 from .config import RunConfig
 from .methods import METHODS, Method, Problem
 from .methods.presets import feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_shortage, shortage
 from .tasks.loading import load_dataset, load_shards
+from .trust import SECURE, helper_names
+
+_FOR_EVER = 2**31
+"""Rounds in which helpers are waited for, where that is never given up."""
 
 
 class Experiment(Problem):
@@ -73,12 +79,61 @@ class Experiment(Problem):
         """The different noise plans of the machines."""
         return self.method.plans(self)
 
-    def client(self, machine: int, ledger: Ledger, rows: RowCache | None = None) -> PrivateClient:
-        """A simulated machine, with seeded keys. For engines only."""
+    @cached_property
+    def roster(self) -> Roster:
+        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
+
+        Raises
+        ------
+        ConfigurationError
+            Under another trust model.
+
+        Notes
+        -----
+        **Formal guarantees.** None: whoever knows the seed knows every key. Real machines have rosters of their own.
+        """
+        if not self.config.secure:
+            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
+        machines = tuple(str(machine) for machine in range(self.config.num_clients))
+        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
+
+    def masking(self, machine: int) -> Masking:
+        """A simulated machine's masks.
+
+        Raises
+        ------
+        ConfigurationError
+            Under another trust model than secure aggregation.
+
+        Notes
+        -----
+        **Formal guarantees.** None, as of :attr:`roster`.
+        """
+        name = str(machine)
+        return Masking(name, MachineKey.simulated(self.config.seed, name), self.roster)
+
+    def client(
+        self, machine: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
+    ) -> PrivateClient:
+        """A simulated machine, with seeded keys. For engines only.
+
+        Parameters
+        ----------
+        machine : int
+        ledger : Ledger
+        rows : RowCache, optional
+            Of noise rows.
+        masked : bool
+            Whether it hides its releases under secure aggregation, as it must where it answers messages. Masks cancel
+            exactly, so an engine without messages leaves them out.
+        """
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
         parts = (self.model, self.shards[machine], self.policy(machine), ledger, keys)
-        return self.method.client(*parts, name=name, rows=rows, **self.method.client_options(self, machine))
+        options = dict(self.method.client_options(self, machine))
+        if masked and self.config.secure:
+            options["masking"] = self.masking(machine)
+        return self.method.client(*parts, name=name, rows=rows, **options)
 
     def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half.
@@ -103,9 +158,23 @@ class Experiment(Problem):
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
             "run_dry": config.run_dry or not deployed,
+            **self._summation(deployed),
             **options,
         }
         return self.method.strategy(self, common, deployed=deployed)
+
+    def _summation(self, deployed: bool) -> dict[str, SecureAggregation]:
+        """What a strategy is told of secure aggregation, if anything."""
+        config = self.config
+        if not config.secure:
+            return {}
+        told = SecureAggregation(
+            min_cohort=config.cohort_floor,
+            helpers=config.helpers,
+            patience=config.give_up_after or _FOR_EVER,
+            roster="" if deployed else self.roster.digest,
+        )
+        return {"secure_aggregation": told}
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""
@@ -136,6 +205,20 @@ class Experiment(Problem):
             server: Any = self.strategy()
             return server.guaranteed_mu(self.model.num_parameters)
         return max(plan.mu for plan in self.plans())
+
+    def local_mu(self) -> float | None:
+        """Mu_local of everything a machine may release, under secure aggregation; None under another trust model.
+
+        Notes
+        -----
+        **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow, whatever
+        server, helpers and other machines do. Infinite without noise.
+        """
+        if not self.config.secure:
+            return None
+        if not self.asked_rounds:
+            return 0.0
+        return max(plan.mu_local for plan in self.plans()) if self.config.private else math.inf
 
 
 @lru_cache(maxsize=2)

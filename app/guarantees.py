@@ -6,10 +6,12 @@ The words come from the policy that was used and from nowhere else; the method h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, overload
 
-from ..privacy import SIMULATED, Guarantee, stated_words
+from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, stated_words
 from .config import RunConfig
 from .experiment import Experiment, prepare
 
@@ -18,19 +20,127 @@ _NOMINAL = 10
 
 EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
 
+ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
+
+_ROUNDING = 1e-9
+"""Mus are compared with this much room for the rounding of sums of squares."""
+
 Statements = Mapping[str, Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What a run guarantees, in numbers.
+
+    Parameters
+    ----------
+    mu : float
+        Of everything the run may release; infinite without noise, 0 if nobody is asked.
+    mu_local : float or None
+        Under secure aggregation, what holds whatever server, helpers and other machines do.
+    min_honest, min_cohort : int or None
+        Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: :func:`run_guarantee` says in words what they are true of.
+    """
+
+    mu: float
+    mu_local: float | None = None
+    min_honest: int | None = None
+    min_cohort: int | None = None
+
+
+def configured_figures(experiment: Experiment) -> Figures:
+    """What a run guarantees by the policies of its configuration.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu` and
+    :meth:`~murmurfl.app.experiment.Experiment.local_mu`.
+    """
+    config = experiment.config
+    numbers = (config.min_honest, config.cohort_floor) if config.secure else (None, None)
+    return Figures(experiment.guaranteed_mu(), experiment.local_mu(), *numbers)
+
+
+def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
+    """What real machines state: the largest mus and, as what mu rests on, the fewest honest machines.
+
+    Parameters
+    ----------
+    expected : Figures
+        What the run configuration expects of them: counts for machines that did not answer.
+    statements : mapping
+        What each machine says of itself.
+    num_clients : int
+        Machines in all.
+
+    Notes
+    -----
+    **Formal guarantees.** A server cannot check what machines say. Machines that share sums have one noise, and so one
+    mu_local: the largest of their mus is that of the fewest honest machines.
+    """
+    silent = len(statements) < num_clients
+    stated = list(statements.values())
+
+    def all_of(entry: str, own: float | None, fallback: str = "") -> list[float]:
+        values = [float(one.get(entry, one.get(fallback))) for one in stated if entry in one or fallback in one]
+        return values + ([float(own)] if own is not None and (silent or not values) else [])
+
+    mu = max(all_of("mu-guaranteed", expected.mu))
+    if expected.mu_local is None:
+        return Figures(mu)
+    return Figures(
+        mu,
+        max(all_of("mu-local", expected.mu_local, "mu-guaranteed")),
+        int(min(all_of("min-honest", expected.min_honest))),
+        int(min(all_of("min-cohort", expected.min_cohort))),
+    )
+
+
+def refuse_untrue(figures: Figures, statements: Statements) -> None:
+    """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    released = [one for one in statements.values() if one["releases"]]
+    claims = [("mu", figures.mu, [float(one["mu-guaranteed"]) for one in released])]
+    if figures.mu_local is not None:
+        local = [float(one.get("mu-local", one["mu-guaranteed"])) for one in released]
+        claims.append(("mu whatever happens", figures.mu_local, local))
+    for name, claimed, found in claims:
+        if max(found, default=0.0) > claimed * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected machines that guarantee {name} = {claimed:g}, as the method says of the run, got {name} = "
+                f"{max(found):g} from those that made releases: its policy, asked_rounds and client do not agree. "
+                "There is no result."
+            )
+
+
+@overload
+def epsilon_of(mu: float, delta: float) -> float: ...
+@overload
+def epsilon_of(mu: float | None, delta: float) -> float | None: ...
+def epsilon_of(mu: float | None, delta: float) -> float | None:
+    """Epsilon at delta of a mu that may be infinite, or unknown."""
+    if mu is None:
+        return None
+    return gdp_epsilon(mu, delta) if math.isfinite(mu) else math.inf
+
+
 def run_guarantee(
-    experiment: Experiment, mu: float, *, deployed: bool = False, statements: Statements | None = None
+    experiment: Experiment, figures: Figures, *, deployed: bool = False, statements: Statements | None = None
 ) -> Guarantee:
     """What a run guarantees.
 
     Parameters
     ----------
     experiment : Experiment
-    mu : float
-        Of everything the run may release; infinite without noise, 0 if nobody is asked.
+    figures : Figures
     deployed : bool
         Whether the machines are real ones.
     statements : mapping, optional
@@ -41,9 +151,18 @@ def run_guarantee(
     **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu`. For real machines it is
     what they say or, before they were asked, what the run configuration expects; the notes say which.
     """
-    words = stated_words(str(one.get("mechanism", "")) for one in (statements or {}).values()) if deployed else ""
-    notes = (_basis(experiment, deployed, statements),)
-    return experiment.method.guarantee(experiment, mu, notes=notes, words=words, stated=deployed)
+    stated = (str(one.get("mechanism", "")) for one in (statements or {}).values())
+    words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
+    notes = (_basis(experiment, deployed, statements), *_of_one_policy(experiment, deployed))
+    return experiment.method.guarantee(
+        experiment,
+        figures.mu,
+        mu_local=figures.mu_local,
+        min_honest=figures.min_honest,
+        notes=notes,
+        words=words,
+        stated=deployed,
+    )
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
@@ -57,7 +176,7 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
     experiment = prepare(config)
     if not deployed:
         experiment.check_rounds()
-    return run_guarantee(experiment, experiment.guaranteed_mu(), deployed=deployed)
+    return run_guarantee(experiment, configured_figures(experiment), deployed=deployed)
 
 
 def _basis(experiment: Experiment, deployed: bool, statements: Statements | None) -> str:
@@ -69,3 +188,14 @@ def _basis(experiment: Experiment, deployed: bool, statements: Statements | None
         return EXPECTED
     answered = f"{len(statements)} of {experiment.config.num_clients} machines"
     return f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
+
+
+def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
+    """That machines with more samples use no more of them than the one with the fewest, where that is so."""
+    config = experiment.config
+    if deployed or not config.secure:
+        return ()
+    cap = experiment.policy().max_participations
+    most = config.passes * (max(experiment.sizes) // config.batch_size)
+    possible = config.max_participations or min(experiment.num_rounds, most)
+    return (ONE_POLICY.format(cap=cap),) if cap < possible else ()

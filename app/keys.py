@@ -7,6 +7,7 @@ made from it and from nothing else.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -157,6 +158,19 @@ def keys_of(kind: type[Any]) -> Mapping[str, Key]:
 def refusal(name: str, expected: str, got: Any) -> ConfigurationError:
     """One line: which key, what was expected, what came."""
     return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
+
+
+def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
+    """The refusal of a run-config key that there is not: with the nearest one, or all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    return ConfigurationError(f"Expected a known run-config key, got {name!r}; {meant}")
+
+
+def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
+    """The refusal of both: each says how private a run is to be."""
+    return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")
 
 
 def typed_value(name: str, value: Any, kind: str) -> Any:

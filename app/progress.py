@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ..privacy import rounded_up
-from .run import Progress
+from .result import Progress
 
 _LINES = 20
 """Rounds without an evaluation say so many lines in a run, and no more."""
@@ -30,6 +30,8 @@ class RoundLine:
         Of the central evaluation, in rounds that have one.
     epsilon : str
         Of the whole run, rounded up.
+    epsilon_local : str
+        Under secure aggregation, what holds whatever happens, rounded up; empty under another trust.
     fast : bool
         Whether the noise is ``fast``, so that epsilon protects nobody.
     aggregated, asked : int
@@ -47,6 +49,7 @@ class RoundLine:
     aggregated: int
     asked: int
     seconds_left: float | None
+    epsilon_local: str = ""
 
     @classmethod
     def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
@@ -62,6 +65,7 @@ class RoundLine:
             report.aggregated,
             report.asked,
             progress.seconds_left,
+            "" if progress.epsilon_local is None else rounded_up(progress.epsilon_local),
         )
 
     @property
@@ -72,8 +76,9 @@ class RoundLine:
 
     @property
     def epsilon_text(self) -> str:
-        """Epsilon, and what must stand beside it where noise is fast."""
-        return f"{self.epsilon}{_FAST if self.fast else ''}"
+        """Epsilon, the local one where there is one, and what must stand beside it where noise is fast."""
+        local = f" or {self.epsilon_local}" if self.epsilon_local else ""
+        return f"{self.epsilon}{local}{_FAST if self.fast else ''}"
 
     @property
     def time_left(self) -> str:

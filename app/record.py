@@ -23,7 +23,7 @@ import numpy as np
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
 from .experiment import Experiment
-from .run import RunResult
+from .result import RunResult
 from .summary import noise_note, shown, shown_accuracy
 from .version import __version__
 
@@ -66,6 +66,11 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "loss": result.loss,
         "mu": _finite_or_none(result.mu),
         "epsilon": _finite_or_none(result.epsilon),
+        "mu_local": _finite_or_none(result.mu_local),
+        "epsilon_local": _finite_or_none(result.epsilon_local),
+        "min_honest": result.min_honest,
+        "min_cohort": result.min_cohort,
+        "helpers": config.helpers if config.secure else None,
         "delta": config.delta,
         "guarantee": guarantee.sentence,
         "privacy": guarantee.document(),
@@ -77,6 +82,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "lost_replies": sum(report.lost for report in history),
         "late_replies": sum(report.late for report in history),
         "malformed_replies": sum(report.malformed for report in history),
+        "closed_rounds": sum(bool(report.closed) for report in history),
         "num_parameters": result.experiment.model.num_parameters,
         "seconds": result.seconds,
         "config": {

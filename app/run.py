@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -13,126 +12,24 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Guarantee, MurmurflError, gdp_epsilon
-from ..privacy.training import TrainingFigures
+from ..privacy import ConfigurationError, MurmurflError
 from ..strategies import DirectMachines, ReleaseStrategy, RoundReport
 from .config import RunConfig
 from .experiment import Experiment, prepare
-from .guarantees import run_guarantee
+from .guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
 from .methods.presets import feature_bound
 from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
+from .result import Progress, RunResult
 
 REAL_NODES = "real-nodes"
 """What the engine is called where machines are real."""
 
-_ROUNDING = 1e-9
-"""Mus are compared with this much room for the rounding of sums of squares."""
-
 
 class NoReleasesError(MurmurflError):
     """Machines have sent nothing that could be aggregated for too long."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands after a round.
-
-    Parameters
-    ----------
-    report : RoundReport
-    num_rounds : int
-    loss, accuracy : float or None
-        Of the central evaluation, in rounds that have one.
-    mu, epsilon : float
-        The guarantee of the whole run.
-    seconds_left : float or None
-        Until the last round, if the others take as long as those after the first; None after the first, which waits
-        for the machines to start.
-    machines : mapping
-        The machines that were asked, and of each the number of its release that was aggregated, or None.
-    """
-
-    report: RoundReport
-    num_rounds: int
-    loss: float | None
-    accuracy: float | None
-    mu: float
-    epsilon: float
-    seconds_left: float | None = None
-    machines: Mapping[str, int | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What came out of a run.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    strategy : ReleaseStrategy
-        After its last round.
-    parameters : list of ndarray
-        The published model.
-    progress : list of Progress
-        One a round.
-    statements : dict
-        What each machine says it has spent, by name.
-    mu, epsilon : float
-        The guarantee, at the configuration's delta.
-    seconds : float
-        Wall-clock time of the rounds.
-    online : dict or None
-        Cumulative loss and regrets, where they were computed
-        (:meth:`murmurfl.app.observers.online_losses.OnlineLosses.document`).
-    deployed : bool
-        Whether the machines were real ones.
-    training : dict of int to TrainingFigures
-        What clipping did in each round of a simulation: not private.
-    gradient_norms : dict or None
-        The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
-    engine : str
-        What carried the messages: ``cohort``, ``inprocess``, ``ray`` or ``real-nodes``; empty for a grid of one's own.
-
-    Notes
-    -----
-    **Formal guarantees.** ``mu`` is what everything the run released guarantees, in simulation by the policies of the
-    run configuration, on real machines by what they state; :attr:`guarantee` says of what and against whom. Nothing
-    here is more than the server knows, but for ``training``, ``gradient_norms`` and ``online``, which only a simulation
-    has and which are marked as not private where they are written.
-    """
-
-    experiment: Experiment
-    strategy: ReleaseStrategy[Any]
-    parameters: list[NDArray[Any]]
-    progress: list[Progress]
-    statements: dict[str, dict[str, Any]]
-    mu: float
-    epsilon: float
-    seconds: float
-    online: dict[str, Any] | None = None
-    deployed: bool = False
-    gradient_norms: dict[str, Any] | None = None
-    training: Mapping[int, TrainingFigures] = field(default_factory=dict)
-    engine: str = ""
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the run guarantees, in figures and words; no epsilon is shown without it."""
-        return run_guarantee(self.experiment, self.mu, deployed=self.deployed, statements=self.statements)
-
-    @property
-    def accuracy(self) -> float | None:
-        """On the test set, after the last round; None where the model has none."""
-        return next((p.accuracy for p in reversed(self.progress) if p.accuracy is not None), None)
-
-    @property
-    def loss(self) -> float:
-        """On the test set, after the last round."""
-        return float(next(p.loss for p in reversed(self.progress) if p.loss is not None))
 
 
 def check_deployed(config: RunConfig) -> None:
@@ -218,26 +115,29 @@ def run_experiment(
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
         watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
-    mu = watch.mu
+    figures = watch.figures
     if not experiment.method.trusted:
         if deployed:
-            mu = _stated_mu(statements, mu, config.num_clients)
+            figures = stated_figures(figures, statements, config.num_clients)
         else:
-            _refuse_untrue(mu, statements)
+            refuse_untrue(figures, statements)
     return RunResult(
         experiment=experiment,
         strategy=strategy,
         parameters=result.arrays.to_numpy_ndarrays(),
         progress=watch.progress,
         statements=statements,
-        mu=mu,
-        epsilon=_epsilon(mu, config.delta),
+        mu=figures.mu,
+        epsilon=epsilon_of(figures.mu, config.delta),
         seconds=seconds,
         online=None if watch.regret is None else watch.regret.document(),
         deployed=deployed,
         gradient_norms=None if watch.norms is None else watch.norms.document(),
         training={} if deployed else strategy.training,
         engine=REAL_NODES if deployed else engine,
+        mu_local=figures.mu_local,
+        min_honest=figures.min_honest,
+        min_cohort=figures.min_cohort,
     )
 
 
@@ -256,7 +156,7 @@ class _Watch:
         self.experiment = experiment
         self.strategy: ReleaseStrategy[Any] | None = None
         self.progress: list[Progress] = []
-        self.mu = experiment.guaranteed_mu()
+        self.figures = configured_figures(experiment)
         self.regret = _regret_of(experiment)
         # Computed from samples that only a simulation has.
         wanted = config.gradient_norm and not deployed
@@ -288,10 +188,12 @@ class _Watch:
                 self.experiment.num_rounds,
                 loss,
                 accuracy,
-                self.mu,
-                _epsilon(self.mu, config.delta),
+                self.figures.mu,
+                epsilon_of(self.figures.mu, config.delta),
                 self._seconds_left(report),
                 {} if self.strategy is None else self.strategy.participation,
+                self.figures.mu_local,
+                epsilon_of(self.figures.mu_local, config.delta),
             )
         )
         if report.aggregated:
@@ -313,10 +215,6 @@ class _Watch:
         if not self.progress:
             return None if to_do else 0.0
         return (self._ended[-1] - self._ended[0]) / len(self.progress) * to_do
-
-
-def _epsilon(mu: float, delta: float) -> float:
-    return gdp_epsilon(mu, delta) if math.isfinite(mu) else math.inf
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:
@@ -342,22 +240,6 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
         f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if said else ''}{'; '.join(said)}; "
         "see the machines' logs."
     )
-
-
-def _refuse_untrue(mu: float, statements: dict[str, dict[str, Any]]) -> None:
-    """Refuse a result whose mu is not its machines': a method of one's own may say what it does not do."""
-    released = [float(one["mu-guaranteed"]) for one in statements.values() if one["releases"]]
-    if max(released, default=0.0) > mu * (1 + _ROUNDING):
-        raise ConfigurationError(
-            f"Expected machines that guarantee mu = {mu:g}, as the method says of the run, got mu = {max(released):g} "
-            "from those that made releases: its policy, asked_rounds and client do not agree. There is no result."
-        )
-
-
-def _stated_mu(statements: dict[str, dict[str, Any]], configured: float, num_clients: int) -> float:
-    """The largest mu that machines state; for those that did not answer, the run configuration's."""
-    stated = [float(statement["mu-guaranteed"]) for statement in statements.values()]
-    return max([*stated, *([configured] if len(statements) < num_clients else [])])
 
 
 def _say_shortage(experiment: Experiment) -> None:

@@ -16,7 +16,8 @@ from .config import RunConfig
 from .guarantees import expected_guarantee
 from .progress import RoundLine
 from .record import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
-from .run import Progress, check_deployed, run_experiment
+from .result import Progress
+from .run import check_deployed, run_experiment
 from .summary import summary_lines
 from .trackers import tracking
 

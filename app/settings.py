@@ -7,13 +7,13 @@ other one out of force; both in one place are refused.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError
-from .config import mu_and_epsilon, run_keys, unknown_key
-from .keys import Value
+from .config import run_keys
+from .keys import Value, mu_and_epsilon, unknown_key
 
 _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
@@ -40,6 +40,28 @@ def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
                 merged.pop(_SAME[name], None)
             merged[name] = value
     return merged
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
+    """``key=value`` texts as a mapping, each value read as its key's type.
+
+    Raises
+    ------
+    ConfigurationError
+        If a text has no ``=``, the key is unknown, the value does not read as its type, or mu and epsilon are both set.
+    """
+    values: dict[str, Value] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name, text = name.strip(), text.strip()
+        if not equals:
+            raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
+        if name not in run_keys():
+            raise unknown_key(name, run_keys())
+        values[name] = run_keys()[name].parsed(text)
+    if "mu" in values and values.get("epsilon"):
+        raise mu_and_epsilon(values["mu"], values["epsilon"])
+    return values
 
 
 def read_settings(path: Path) -> dict[str, Value]:

@@ -9,7 +9,7 @@ from ..privacy import ConfigurationError
 from .config import RunConfig
 from .engines import run_cohort, run_in_process
 from .keys import Value
-from .run import Progress, RunResult
+from .result import Progress, RunResult
 from .settings import layered
 
 _ENGINES = {"cohort": run_cohort, "inprocess": run_in_process}
@@ -36,7 +36,7 @@ def simulate(
         ``cohort`` asks machines together and without messages, and is the faster one; ``inprocess`` sends the app's
         messages. The noise and the ledgers are the same, and the model is up to the rounding of gradients.
     on_progress : callable, optional
-        Called after every round with its :class:`~murmurfl.app.run.Progress`.
+        Called after every round with its :class:`~murmurfl.app.result.Progress`.
     **settings
         Run-config keys with underscores for hyphens, such as ``num_rounds=5``; they win over ``config``. ``epsilon``
         may stand for ``mu``. A task, model, features, method or mechanism of one's own is named as everywhere,

@@ -34,14 +34,12 @@ def shown_accuracy(document: Mapping[str, Any]) -> str:
 
 def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     """A short summary for people."""
+    note = noise_note(document["config"]["noise-quality"])
     rows = [
         ("test accuracy", shown_accuracy(document)),
         ("mu", shown(document["mu"])),
-        (
-            "epsilon",
-            f"{shown(document['epsilon'])} at delta = {document['delta']:g}"
-            f"{noise_note(document['config']['noise-quality'])}",
-        ),
+        ("epsilon", f"{shown(document['epsilon'])} at delta = {document['delta']:g}{note}"),
+        *_whatever_happens(document, note),
         ("rounds", str(document["rounds"])),
         ("machines", str(document["num_clients"])),
         ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
@@ -54,3 +52,25 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
+
+
+def is_summed(document: Mapping[str, Any]) -> bool:
+    """Whether a result is of a run whose server saw only sums; one of an earlier murmurfl does not say."""
+    return document.get("min_honest") is not None
+
+
+def _whatever_happens(document: Mapping[str, Any], note: str) -> list[tuple[str, str]]:
+    """Under secure aggregation: what mu rests on, and what holds without."""
+    if not is_summed(document):
+        return []
+    closed = document["closed_rounds"]
+    honest = f"1 of {document['helpers']} helpers and {document['min_honest']} machines of each sum"
+    return [
+        ("if honest", honest),
+        ("mu local", f"{shown(document['mu_local'])} whatever happens"),
+        ("epsilon local", f"{shown(document['epsilon_local'])} at delta = {document['delta']:g}{note}"),
+        (
+            "sums",
+            f"of at least {document['min_cohort']} machines{f'; {closed} rounds stayed closed' if closed else ''}",
+        ),
+    ]

@@ -19,12 +19,14 @@ from typing import Any
 
 from ..privacy import Guarantee, MurmurflError
 from .config import RunConfig
-from .run import Progress
+from .result import Progress
 from .summary import shown_accuracy
 
 PROJECT = "murmurfl"
 EPSILON = "epsilon_of_the_whole_run"
-"""The one epsilon that is logged, constant over the rounds; its sentence is logged with it."""
+"""The epsilon that is logged, constant over the rounds; its sentence is logged with it."""
+EPSILON_LOCAL = "epsilon_whatever_happens"
+"""Under secure aggregation, the other one of that sentence."""
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +185,7 @@ class Tracking:
         values = {
             **{name: value for name in ("accuracy", "loss") if (value := getattr(progress, name)) is not None},
             EPSILON: progress.epsilon,
+            **({} if progress.epsilon_local is None else {EPSILON_LOCAL: progress.epsilon_local}),
             **{f"replies/{name}": value for name, value in report.metrics.items()},
         }
         for tracker in self._trackers:

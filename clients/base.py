@@ -29,10 +29,12 @@ from ..privacy import (
     protocol,
     row_bytes,
 )
-from ..privacy.contributions import DenseContributions, StackedContributions
+from ..privacy.contributions import StackedContributions
+from ..privacy.masking import Masking
 from ..privacy.mechanisms import State
 from ..privacy.training import observing
-from .gradients import PerSampleGradients, Samples, combined_gradients, unflatten
+from .gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
+from .masked import check_can_send, check_masking, outgoing_reply
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import training_entries
 
@@ -81,6 +83,7 @@ class ClientOptions(TypedDict, total=False):
 
     name: Required[str]
     rows: RowCache | None
+    masking: Masking | None
 
 
 class PrivateClient(NumPyClient):
@@ -102,24 +105,30 @@ class PrivateClient(NumPyClient):
         The machine's name (its partition id, say); it is public.
     rows : RowCache, optional
         For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+    masking : Masking, optional
+        The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
 
     Raises
     ------
     ConfigurationError
-        If the policy cannot hold for this model and this number of samples.
+        If the policy cannot hold for this model and this number of samples, or this kind of machine cannot keep it.
 
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything it returns or refuses
     with, for replacement of one sample, against any server that does not choose the code the machine runs,
     provided row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number
-    of releases are public. Timing is not protected.
+    of releases are public. Timing is not protected. Under secure aggregation nothing is sent without masks, simulated
+    or not: what :meth:`release` gives has only the machine's share of the noise, and is for :meth:`fit` to hide.
     Proof: docs/proofs/release-rule.md.
     """
 
     query_points: ClassVar[int] = 1
     """How many points of the model's shape a request carries."""
     machine_type: ClassVar[type[PrivateMachine]] = PrivateMachine
+    summable: ClassVar[bool] = False
+    """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
+    standing alone. A subclass is another kind of machine, and says so for itself."""
 
     def __init__(
         self,
@@ -131,15 +140,24 @@ class PrivateClient(NumPyClient):
         *,
         name: str,
         rows: RowCache | None = None,
+        masking: Masking | None = None,
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
             raise ConfigurationError(
                 f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
             )
+        # Not in the hook below: a subclass that overrides it and forgets the others' part must not lose this.
+        if policy.trust == "secure-aggregation" and not vars(type(self)).get("summable", False):
+            raise ConfigurationError(
+                f"Expected a kind of machine that serves trust 'secure-aggregation', got {type(self).__name__}: its "
+                "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class)."
+            )
         self.check_policy(policy)
+        check_masking(policy, masking, name, simulated=keys.simulated)
         self.check_model(gradients, policy)
         self.name = name
+        self.masking = masking
         self.gradients = gradients
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
@@ -239,17 +257,22 @@ class PrivateClient(NumPyClient):
         tuple
             The release in the model's shapes, the configured batch size, and the entries of the reply: none of them
             but the release depends on data. Simulated machines in another process add entries that do
-            (:mod:`murmurfl.privacy.training`).
+            (:mod:`murmurfl.privacy.training`). Under secure aggregation the release is masked, in uint64, and its
+            header, seals and signature are among the entries.
 
         Raises
         ------
         RefusedError
             If the request is malformed or the machine's policy forbids it; nothing was released or spent.
+        ConfigurationError
+            Under secure aggregation without masks; nothing was released or spent.
 
         Notes
         -----
         **Formal guarantees.** Those of the class.
         """
+        policy = self.machine.policy
+        check_can_send(policy, self.masking)
         request = self._read(parameters, config)
         figures = None
         if self.machine.simulated:  # figures depend on the data: a real machine does not even collect them
@@ -258,15 +281,20 @@ class PrivateClient(NumPyClient):
             figures = observer.figures()
         else:
             release = self.release(request)
+        # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
+        sent, entries = outgoing_reply(
+            release, self._shapes, masking=self.masking, session=request.session, policy=policy
+        )
         metrics = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
             protocol.ACK: release.ack,
             protocol.SENSITIVITY: self.machine.plan.sensitivity,
             protocol.MACHINE: self.name,
+            **entries,
             **training_entries(self.name, figures),
         }
-        return unflatten(release.values, self._shapes), self.machine.policy.batch_size, metrics
+        return sent, policy.batch_size, metrics
 
     def release(self, request: Request) -> Release:
         """The machine's next release, for a request that has passed every check.
@@ -278,7 +306,8 @@ class PrivateClient(NumPyClient):
 
         Notes
         -----
-        **Formal guarantees.** Those of the class.
+        **Formal guarantees.** Those of the class. Under secure aggregation it has only the machine's share of the noise
+        and must stay on the machine: by itself it guarantees the plan's mu_local, not mu.
         """
         return self.machine.release(
             request.session, request.ack, lambda samples: self._contribution_of(request, samples)
@@ -332,23 +361,14 @@ class PrivateClient(NumPyClient):
         return Request(server_round, session, ack, tuple(points))
 
 
-def stacked_gradients(
-    gradients: PerSampleGradients,
-    points: Sequence[Sequence[NDArray[Any]]],
-    weights: Sequence[float | NDArray[np.float64]],
-    samples: Any,
-) -> StackedContributions:
-    """:func:`~murmurfl.clients.gradients.combined_gradients`, not written out where the model knows how."""
-    stacked = getattr(gradients, "stacked", None)
-    if stacked is not None:
-        return stacked(points, weights, samples)
-    with np.errstate(all="ignore"):
-        return DenseContributions(combined_gradients(gradients, points, weights, samples))
-
-
 def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
     """What a machine has spent in a session and what it guarantees, as plain values; independent of its data."""
     statement = machine.statement(session)
+    sums = {
+        protocol.MU_LOCAL: statement.mu_local,
+        protocol.MIN_HONEST: statement.min_honest,
+        protocol.MIN_COHORT: statement.min_cohort,
+    }
     return {
         "releases": statement.releases,
         "mu-spent": statement.mu_spent,
@@ -363,4 +383,5 @@ def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
+        **{name: value for name, value in sums.items() if value is not None},
     }

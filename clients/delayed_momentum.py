@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, LedgerError, PrivacyPolicy, Release
 from ..privacy.contributions import StackedContributions
 from ..privacy.mechanisms import State
-from .base import PrivateClient, Request, Together, stacked_gradients
-from .gradients import combined_gradients, flat_point, unflatten
+from .base import PrivateClient, Request, Together
+from .gradients import combined_gradients, flat_point, stacked_gradients, unflatten
 
 
 class DelayedMomentumClient(PrivateClient):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.errors import is_interrupt
 from ..privacy.extras import check_installed
 
@@ -98,6 +99,20 @@ def combined_gradients(
     if total is None:
         raise ConfigurationError(f"Expected a query point with a weight other than 0, got weights {tuple(weights)}.")
     return total
+
+
+def stacked_gradients(
+    gradients: PerSampleGradients,
+    points: Sequence[Sequence[NDArray[Any]]],
+    weights: Sequence[float | NDArray[np.float64]],
+    samples: Any,
+) -> StackedContributions:
+    """:func:`combined_gradients`, not written out where the model knows how."""
+    stacked = getattr(gradients, "stacked", None)
+    if stacked is not None:
+        return stacked(points, weights, samples)
+    with np.errstate(all="ignore"):
+        return DenseContributions(combined_gradients(gradients, points, weights, samples))
 
 
 def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:

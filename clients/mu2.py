@@ -29,6 +29,7 @@ class Mu2Client(PrivateClient):
     """
 
     query_points: ClassVar[int] = 2
+    summable: ClassVar[bool] = True
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:

@@ -6,6 +6,8 @@ fresh noise. Every sample is in one release, so sigma = Delta / mu without compo
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
 from .base import PrivateClient
 
@@ -20,6 +22,8 @@ class NoisySGDClient(PrivateClient):
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`.
     """
+
+    summable: ClassVar[bool] = True
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:

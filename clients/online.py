@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,8 @@ class OnlineClient(LocalStepsClient):
     local iterates could move g by more than is charged is refused (:func:`farthest_point`). On a real machine a sample
     that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps are made.
     """
+
+    summable: ClassVar[bool] = True
 
     def __init__(
         self,

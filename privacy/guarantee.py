@@ -1,9 +1,10 @@
 """What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
 
 An epsilon alone says nothing. A :class:`Guarantee` carries what makes it mean something: delta, the unit that is
-protected, the neighbouring relation, against whom it holds, and whose noise of which mechanism. It is said in one way
-only: by :attr:`Guarantee.sentence`, and by :func:`caption` for a table or a figure with many of them. The words come
-from the policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
+protected, the neighbouring relation, against whom it holds, and whose noise of which mechanism. Under secure
+aggregation two figures belong together: what holds if enough machines are honest, and what holds whatever happens. It
+is said in one way only: by :attr:`Guarantee.sentence`, and by :func:`caption` for a table or a figure with many of
+them. The words come from the policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
@@ -27,6 +28,7 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 _UNITS: dict[Unit, str] = {"sample": "one sample of one machine", "machine": "all samples of one machine"}
 _AGAINST: dict[Trust, str] = {
     "untrusted-server": "against the server and everybody else",
+    "secure-aggregation": "against the server and everybody else",
     "trusted-server": "against everybody but the trusted server",
 }
 _DIGITS = 4
@@ -54,7 +56,7 @@ class Guarantee:
         Where epsilon is shown.
     mechanism : str
         Whose noise of which mechanism, such as ``cancelling (uniform) noise on each machine``.
-    trust : {"untrusted-server", "trusted-server"}
+    trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
         Against whom it holds.
     unit : {"sample", "machine"}
         What is protected as a whole.
@@ -64,6 +66,11 @@ class Guarantee:
         Which releases the figure is true of.
     notes : tuple of str
         Sentences about what the figure rests on.
+    mu_local : float, optional
+        Gaussian-DP parameter that holds whatever server, helpers and other machines do. Under ``secure-aggregation``,
+        and only there; infinite where nothing does.
+    min_honest : int, optional
+        How many machines of each sum must be honest for ``mu``, likewise, the one it protects among them.
 
     Raises
     ------
@@ -80,6 +87,11 @@ class Guarantee:
     >>> print(Guarantee(1.0, 1e-5, "tree noise on each machine"))  # doctest: +NORMALIZE_WHITESPACE
     mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
     server and everybody else; tree noise on each machine; over all releases its cap allows.
+    >>> sums = Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=7.0711, min_honest=50)
+    >>> print(sums)  # doctest: +NORMALIZE_WHITESPACE
+    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
+    server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = 54.38
+    whatever happens; tree noise; over all releases its cap allows.
     """
 
     mu: float
@@ -90,6 +102,8 @@ class Guarantee:
     relation: Relation = "replacement"
     covers: str = SESSION
     notes: tuple[str, ...] = ()
+    mu_local: float | None = None
+    min_honest: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("trust", TRUST_MODELS), ("unit", UNITS), ("relation", RELATIONS)):
@@ -99,11 +113,36 @@ class Guarantee:
             if not getattr(self, name).strip():
                 raise ConfigurationError(f"Expected {name} of a guarantee in words, got an empty text.")
         gdp_epsilon(self.mu, self.delta)  # the checks of both
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        """Refuse one figure of secure aggregation without the other, or without what it rests on."""
+        missing = [name for name in ("mu_local", "min_honest") if getattr(self, name) is None]
+        if self.trust != "secure-aggregation":
+            if len(missing) < 2:
+                raise ConfigurationError(
+                    "Expected mu_local and min_honest only with trust 'secure-aggregation', got "
+                    f"{self.mu_local!r} and {self.min_honest!r} with {self.trust!r}."
+                )
+            return
+        if missing:
+            raise ConfigurationError(
+                f"Expected {' and '.join(missing)} of a guarantee with trust 'secure-aggregation', got None: its mu is "
+                "not shown without what it rests on and what holds whatever happens."
+            )
+        if isinstance(self.min_honest, bool) or not isinstance(self.min_honest, int) or self.min_honest < 1:
+            raise ConfigurationError(f"Expected min_honest to be an integer >= 1, got {self.min_honest!r}.")
+        gdp_epsilon(float(self.mu_local or 0.0), self.delta)
 
     @property
     def epsilon(self) -> float:
         """Epsilon at delta; infinite where nothing is guaranteed."""
         return gdp_epsilon(self.mu, self.delta)
+
+    @property
+    def epsilon_local(self) -> float | None:
+        """Epsilon at delta whatever happens, under secure aggregation; None otherwise."""
+        return None if self.mu_local is None else gdp_epsilon(self.mu_local, self.delta)
 
     @property
     def terms(self) -> str:
@@ -113,7 +152,31 @@ class Guarantee:
     @property
     def protects(self) -> str:
         """The terms but for whose noise it is: where epsilon is shown, what is protected, and against whom."""
-        return f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
+        return self.protected("" if self.min_honest is None else str(self.min_honest))
+
+    def protected(self, honest: str) -> str:
+        """What :attr:`protects` says, with a word in the place of the number of honest machines.
+
+        Parameters
+        ----------
+        honest : str
+            Such as ``h`` beside a column that has the numbers. Read under ``secure-aggregation`` only.
+        """
+        protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
+        if self.min_honest is None:
+            return protects
+        return (
+            f"{protects} if one helper and {honest} {'machine' if honest == '1' else 'machines'} of each sum are honest"
+        )
+
+    @property
+    def whatever_happens(self) -> str:
+        """The figures that rest on nobody's honesty, for a sentence; empty but under secure aggregation."""
+        if self.mu_local is None or self.epsilon_local is None:
+            return ""
+        if math.isinf(self.mu_local):
+            return "nothing if they are not"
+        return f"mu = {rounded_up(self.mu_local)}, epsilon = {rounded_up(self.epsilon_local)} whatever happens"
 
     @property
     def sentence(self) -> str:
@@ -121,20 +184,24 @@ class Guarantee:
         figures = f"mu = {rounded_up(self.mu)} Gaussian DP, epsilon = {rounded_up(self.epsilon)}"
         if math.isinf(self.mu):
             figures = "Nothing is guaranteed, epsilon is infinite"
-        return " ".join([f"{figures} {self.terms}.", *self.notes])
+        local = f", and {self.whatever_happens}" if self.whatever_happens else ""
+        return " ".join([f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", *self.notes])
 
     def __str__(self) -> str:
         return self.sentence
 
     def document(self) -> dict[str, Any]:
-        """Everything as plain values; None for what is infinite."""
+        """Everything as plain values; None for what is infinite, and for what only secure aggregation has."""
         return {
-            "mu": self.mu if math.isfinite(self.mu) else None,
-            "epsilon": self.epsilon if math.isfinite(self.mu) else None,
+            "mu": _finite(self.mu),
+            "epsilon": _finite(self.epsilon),
             "delta": self.delta,
             "unit": self.unit,
             "relation": self.relation,
             "trust": self.trust,
+            "mu_local": _finite(self.mu_local),
+            "epsilon_local": _finite(self.epsilon_local),
+            "min_honest": self.min_honest,
             "mechanism": self.mechanism,
             "covers": self.covers,
             "notes": list(self.notes),
@@ -142,10 +209,23 @@ class Guarantee:
         }
 
 
+class _Sums(TypedDict, total=False):
+    """What only secure aggregation adds to a guarantee."""
+
+    trust: Trust
+    mu_local: float | None
+    min_honest: int
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def policy_guarantee(
     policy: PrivacyPolicy,
     mu: float,
     *,
+    mu_local: float | None = None,
     covers: str = SESSION,
     unit: Unit = "sample",
     notes: Iterable[str] = (),
@@ -161,6 +241,9 @@ def policy_guarantee(
         what the server vouches for is :func:`server_guarantee`.
     mu : float
         Of its noise plan; infinite where the machine adds no noise, 0 if no machine is asked for a release.
+    mu_local : float, optional
+        Of its noise plan, or of several machines the largest: under ``secure-aggregation``, and required there.
+        Otherwise it is left out of account.
     covers : str
         Which releases it is true of.
     unit : {"sample", "machine"}
@@ -172,6 +255,11 @@ def policy_guarantee(
     stated : bool
         Whether mu is what real machines say, or are expected to say: then it is theirs to explain why it is infinite.
 
+    Raises
+    ------
+    ConfigurationError
+        If ``mu_local`` is missing where it belongs to mu.
+
     Notes
     -----
     **Formal guarantees.** None of its own: it says in words what the policy guarantees, and never shows a figure where
@@ -182,8 +270,12 @@ def policy_guarantee(
     if not policy.adds_noise:
         notes = (*_not_private(policy), *notes)
         return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
+    sums: _Sums = {}
+    if policy.trust == "secure-aggregation":
+        sums = {"trust": policy.trust, "mu_local": mu_local, "min_honest": policy.min_honest}
+        mu = mu if mu_local is None else min(mu, mu_local)  # what holds whatever happens holds
     notes = (*_fast(policy), *(() if stated else beyond_range(policy, mu)), *notes)
-    return Guarantee(mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes)
+    return Guarantee(mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes, **sums)
 
 
 def server_guarantee(

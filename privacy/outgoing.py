@@ -67,6 +67,11 @@ class PrivacyStatement:
     releases_left : int
         How many more releases of this session its cap and the fresh samples allow; whether the budget allows a session
         at all is not in it.
+    mu_local : float, optional
+        Under secure aggregation, mu of all the releases this session may make, whatever server, helpers and other
+        machines do; of a session that was opened under other terms what it reserved. None otherwise.
+    min_honest, min_cohort : int, optional
+        Of the machine's policy, likewise.
     """
 
     releases: int
@@ -76,3 +81,6 @@ class PrivacyStatement:
     samples_used: int
     max_participations: int
     releases_left: int
+    mu_local: float | None = None
+    min_honest: int | None = None
+    min_cohort: int | None = None

@@ -24,6 +24,7 @@ ACK = "ack"
 ASK = "ask"
 ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
+ASK_OPEN = "open"
 
 # What a machine's noise mod tells its own ClientApp, beside the request's entries.
 PART = "part"
@@ -34,10 +35,13 @@ NUM_EXAMPLES = "num-examples"
 SENSITIVITY = "sensitivity"
 MU_GUARANTEED = "mu-guaranteed"
 DELTA = "delta"
+MU_LOCAL = "mu-local"  # this and the next two only under secure aggregation
+MIN_HONEST = "min-honest"
+MIN_COHORT = "min-cohort"
 CLIENT_LEVEL = "client-level"
 
-# Of a masked release (:mod:`.masking`), in the ConfigRecord of its reply beside MACHINE; its ArrayRecord has the model's
-# shapes in uint64.
+# Of a masked release (:mod:`.masking`), in the ConfigRecord of its reply beside MACHINE; its ArrayRecord has the
+# model's shapes in uint64.
 HEADER = "header"
 SEALS = "seals"
 SIGNATURE = "signature"

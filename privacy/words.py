@@ -32,6 +32,7 @@ def noise_words(
     where: str = "on each machine",
     sensitivity: str = "",
     participations: int = 1,
+    masked: bool = False,
 ) -> str:
     """Noise of machines that put it on their own releases.
 
@@ -47,6 +48,8 @@ def noise_words(
         What is clipped, if that is not each sample's own row: ``update`` or ``contractive``.
     participations : int
         In how many releases a sample may be.
+    masked : bool
+        Whether only sums of these releases are seen.
 
     Examples
     --------
@@ -55,6 +58,7 @@ def noise_words(
     """
     named = ", ".join(str(value) for value in options if value)
     words = f"{mechanism}{f' ({named})' if named else ''} noise {where}"
+    words += ", under masks" if masked else ""
     words += f", {sensitivity} sensitivity" if sensitivity else ""
     return words + (f", every sample in up to {participations} releases" if participations > 1 else "")
 
@@ -89,7 +93,15 @@ def server_noise_words(noise: str, rounds: int | None = None) -> str:
     return f"{noise} noise of the server in each {'round' if rounds is None else f'of {rounds} rounds'}"
 
 
-def stated_words(mechanisms: Iterable[str]) -> str:
-    """Noise of real machines, by what each of them says its mechanism is; empty if none says anything."""
+def stated_words(mechanisms: Iterable[str], *, masked: bool = False) -> str:
+    """Noise of real machines, by what each of them says its mechanism is; empty if none says anything.
+
+    Parameters
+    ----------
+    mechanisms : iterable of str
+        What they say.
+    masked : bool
+        Whether only sums of their releases are seen.
+    """
     names = " or ".join(sorted(set(mechanisms) - {""}))
-    return f"{names} noise on each machine, by its own account" if names else ""
+    return f"{names} noise on each machine{', under masks' if masked else ''}, by its own account" if names else ""

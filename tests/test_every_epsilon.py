@@ -24,7 +24,9 @@ from benchmarks import pages
 SHOWN = re.compile(r"(?:epsilon|ε)\b[^\n.|]{0,30}?\d", re.IGNORECASE)
 SAID = re.compile(
     r"(?:epsilon|ε)[^;]*? at delta = \S+, for replacement of (?:one sample|all samples) of one machine, "
-    r"against (?:the server and everybody else|everybody but the trusted server); [^;]*(?:noise|released)[^;]*; ",
+    r"against (?:the server and everybody else|everybody but the trusted server)"
+    r"(?: if one helper and \d+ machines? of each sum are honest(?:, and [^;]*?(?:whatever happens|are not))?)?"
+    r"; [^;]*(?:noise|released)[^;]*; ",
     re.IGNORECASE,
 )
 RUN = ["run", "--engine", "cohort", "--set", "num-rounds=2", "--set", "mu=1"]

@@ -17,8 +17,8 @@ from .terminal import say, width
 
 _LINE = re.compile(
     r"round +(?P<round>\d+)/(?P<rounds>\d+)(?:  accuracy +(?P<accuracy>\S+) %)?(?:  loss (?P<loss>\S+))?"
-    r"  epsilon (?P<epsilon>\S+)(?P<note> \(.*?\))? \(whole run\)  replies (?P<aggregated>\d+)/(?P<asked>\d+)"
-    r"(?:  left (?P<left>\S+))?"
+    r"  epsilon (?P<epsilon>\S+)(?: or (?P<local>\S+))?(?P<note> \(.*?\))? \(whole run\)"
+    r"  replies (?P<aggregated>\d+)/(?P<asked>\d+)(?:  left (?P<left>\S+))?"
 )
 """How a :class:`~murmurfl.app.progress.RoundLine` reads in Flower's log."""
 
@@ -45,6 +45,7 @@ def read_line(text: str) -> RoundLine | None:
         int(found["aggregated"]),
         int(found["asked"]),
         left,
+        found["local"] or "",
     )
 
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from ..catalogue import CATALOGUE, Shelf
-from ..config import readers_of, run_keys, unknown_key
+from ..config import readers_of, run_keys
 from ..key_reference import config_schema, expected, key_schema, key_toml, readers, shown
-from ..keys import Key
+from ..keys import Key, unknown_key
 from .completion import choices, complete_key
 from .failing import failing_clearly
 from .settings import AsJson

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..config import parse_assignments
 from ..keys import Value
 from ..own_modules import names_own, search_here
-from ..settings import layered, read_settings
+from ..settings import layered, parse_assignments, read_settings
 from .completion import complete_assignment
 
 Assignments = Annotated[

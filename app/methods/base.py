@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from ...privacy import (
     NoisePlan,
     PrivacyPolicy,
     SimulatedKeys,
+    Trust,
     policy_guarantee,
     server_guarantee,
 )
@@ -31,6 +33,7 @@ from ..keys import refusal
 from ..mechanisms import known_mechanism
 from ..models.base import Model
 from ..registry import registry
+from ..trust import SECURE, refused_trust
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
@@ -55,6 +58,11 @@ class Method(ABC):
     """Run-config keys that this method reads and others need not."""
     trusted: ClassVar[bool] = False
     """Whether the server is trusted with what machines send and adds the noise."""
+    sums_suffice: ClassVar[bool] = False
+    """Whether the server needs nothing but sums of releases, and the machines can hide theirs in them. One of your own
+    inherits it with client and strategy: it is true of no other ones."""
+    with_trusted_server: ClassVar[str] = ""
+    """The built-in method that this one is with ``trust = trusted-server``."""
     mechanisms: ClassVar[tuple[str, ...] | None] = None
     """Mechanisms that may be set; None for any. Machines' under an untrusted server, otherwise the server's."""
     default_mechanism: ClassVar[str] = "cancelling"
@@ -86,6 +94,9 @@ class Method(ABC):
         ------
         ConfigurationError
         """
+        if config.trust_model not in self.trusts:
+            others = [name for name, method in registry("strategy").items() if config.trust in method.trusts]
+            raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
         one_of = "one of {} with this strategy"
         if config.preset not in self.presets:
             raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
@@ -114,6 +125,16 @@ class Method(ABC):
             able = [repr(name) for name, method in registry("strategy").items() if method.uses_public]
             raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
 
+    @property
+    def own_trust(self) -> Trust:
+        """Who is trusted unless the run configuration says otherwise."""
+        return "trusted-server" if self.trusted else "untrusted-server"
+
+    @property
+    def trusts(self) -> tuple[Trust, ...]:
+        """The trust models it serves."""
+        return (self.own_trust, SECURE) if self.sums_suffice else (self.own_trust,)
+
     def mechanism(self, config: RunConfig) -> str:
         """The mechanism of the machines' noise: the one that is set, or this method's own."""
         return NO_NOISE if not config.private else known_mechanism(config.mechanism) or self.default_mechanism
@@ -138,6 +159,9 @@ class Method(ABC):
         if self.everybody or self.has_regret:
             # Every machine is in every round, so the pass ends when the first machine has no more samples.
             return min(sizes) // config.batch_size
+        if config.secure:
+            # All machines have the cap of the one with the fewest samples.
+            return len(sizes) * (min(sizes) // config.batch_size) // config.clients_per_round
         return sum(sizes) // (config.clients_per_round * config.batch_size)
 
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
@@ -155,15 +179,19 @@ class Method(ABC):
         """
         if config.max_participations:
             return config.max_participations, f"max-participations = {config.max_participations}"
-        samples = fewest if self.everybody else samples
+        samples = fewest if self.everybody or config.secure else samples
         often = f", each of them {config.passes} times" if config.passes > 1 else ""
         releases = config.passes * (samples // config.batch_size)
         return releases, f"{samples} samples in batches of {config.batch_size}{often}"
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
-        """The policy that a simulation gives a machine with so many samples."""
+        """The policy that a simulation gives a machine with so many samples.
+
+        Under secure aggregation all machines have that of the one with the fewest: what shares a sum has one noise.
+        """
         config = problem.config
-        separation = (min(problem.sizes) if self.everybody else samples) // config.batch_size
+        separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
+        shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         mechanism = self.mechanism(config)
         schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
         return self.machine_policy(
@@ -181,10 +209,18 @@ class Method(ABC):
             min_separation=separation if config.passes > 1 else 1,
             noise_quality=config.noise_quality,
             release_rule=config.release_rule,
+            trust=config.trust_model,
+            **shared,
         )
 
     def machine_policy(
-        self, *, mechanism: str = "", clip_unit: str = "", release_rule: str = "acknowledged", **fields: Any
+        self,
+        *,
+        mechanism: str = "",
+        clip_unit: str = "",
+        release_rule: str = "acknowledged",
+        trust: str = "",
+        **fields: Any,
     ) -> PrivacyPolicy:
         """A machine's policy, a simulated or a real one's: who is trusted, and what is not the machine's to choose.
 
@@ -194,14 +230,23 @@ class Method(ABC):
             Empty for this method's own.
         release_rule : str
             Taken where this method has none of its own.
+        trust : str
+            One of :attr:`trusts`; empty for this method's own.
         **fields
             The others of :class:`~murmurfl.privacy.PrivacyPolicy`.
+
+        Raises
+        ------
+        ConfigurationError
+            If this method does not serve that trust, or the policy is impossible.
         """
+        if trust and trust not in self.trusts:
+            raise refusal("trust", f"one of {', '.join(map(repr, self.trusts))} with strategy {self.name!r}", trust)
         return PrivacyPolicy(
             mechanism=mechanism or self.default_mechanism,
             clip_unit=clip_unit or self.clip_units[0],  # type: ignore[arg-type]
             release_rule=self.release_rule or release_rule,  # type: ignore[arg-type]
-            trust="trusted-server" if self.trusted else "untrusted-server",
+            trust=trust or self.own_trust,  # type: ignore[arg-type]
             **fields,
         )
 
@@ -266,6 +311,8 @@ class Method(ABC):
         problem: Problem,
         mu: float,
         *,
+        mu_local: float | None = None,
+        min_honest: int | None = None,
         notes: Iterable[str] = (),
         words: str = "",
         stated: bool = False,
@@ -278,6 +325,10 @@ class Method(ABC):
         problem : Problem
         mu : float
             Of everything the run may release; infinite without noise, 0 if nobody is asked.
+        mu_local : float, optional
+            Under secure aggregation, what holds whatever happens; default what the policy's plan says.
+        min_honest : int, optional
+            Under secure aggregation, h where it is not the run configuration's: real machines have their own.
         notes : iterable of str
             What the figure rests on.
         words : str
@@ -292,7 +343,11 @@ class Method(ABC):
             rounds = None if brief else problem.num_rounds
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
         words = self.brief_words(policy) if brief else words
-        return policy_guarantee(policy, mu, notes=notes, words=words, stated=stated)
+        if policy.trust == SECURE and mu_local is None:
+            mu_local = policy.plan(problem.model.num_parameters).mu_local
+        if min_honest is not None:
+            policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
+        return policy_guarantee(policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """A policy's words for the caption of many runs."""

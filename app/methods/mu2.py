@@ -21,6 +21,8 @@ class Mu2Method(Method):
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
     keys = Method.keys | {"diameter", "schedule", "release-rule"}
     presets = ("practical", "paper")
+    sums_suffice = True
+    with_trusted_server = "trusted-mu2"
     on_real_nodes = True
     client_type = Mu2Client
     strategy_type = Mu2
@@ -34,9 +36,13 @@ class Mu2Method(Method):
             return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
         chosen = tuned(config)
-        eta = chosen.mu2_rate * wanted_mu(config) ** chosen.mu2_power / num_rounds**2
+        eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
         eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
         return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)
+
+    def noise_mu(self, config: RunConfig) -> float:
+        """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""
+        return wanted_mu(config)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         """The papers' eta, the smaller one of what noise and what smoothness allows."""
@@ -57,10 +63,16 @@ class TrustedMu2Method(Mu2Method):
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
     keys = Method.keys | {"diameter", "release-rule"}
     trusted = True
+    sums_suffice = False
+    with_trusted_server = ""
     mechanisms = ()
     samples_return = False
     client_type = Mu2Client
     strategy_type = TrustedMu2
+
+    def noise_mu(self, config: RunConfig) -> float:
+        # One noise for everybody, which hides a sample that is one of m times as many.
+        return wanted_mu(config) * math.sqrt(config.clients_per_round)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         constants = PaperConstants.of(model)
@@ -76,6 +88,8 @@ class DelayedMomentumMethod(Mu2Method):
     sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
     keys = Method.keys | {"diameter", "schedule"}
     release_rule = "acknowledged"
+    sums_suffice = False
+    with_trusted_server = ""
     on_real_nodes = False
     client_type = DelayedMomentumClient
     strategy_type = DelayedMomentum

@@ -55,8 +55,11 @@ def feature_bound(config: RunConfig) -> float:
 
 
 def wanted_mu(config: RunConfig) -> float:
-    """The mu that a step is for: without noise, the limit of large ones."""
-    return config.mu if config.private else math.inf
+    """The mu that a step is for: without noise, the limit of large ones.
+
+    Under secure aggregation a machine adds only its share of the noise: the sum has that of mu sqrt(h).
+    """
+    return config.mu * math.sqrt(config.min_honest) if config.private else math.inf
 
 
 def tuned(config: RunConfig) -> Tuned:

@@ -26,6 +26,7 @@ class NoisySgdMethod(Method):
     # SGD has nothing to carry over: a lost gradient belongs to a model that is gone.
     release_rule = "paper"
     presets = ("practical", "paper")
+    sums_suffice = True
     on_real_nodes = True
     client_type = NoisySGDClient
     strategy_type = NoisySGD
@@ -44,6 +45,7 @@ class IsrlDpMethod(NoisySgdMethod):
 
     name = "isrl-dp"
     sentence = "ISRL-DP minibatch SGD: fresh noise, an average of the iterates, the server is not trusted."
+    sums_suffice = False
     on_real_nodes = False
     client_type = IsrlDpClient
     strategy_type = IsrlDp

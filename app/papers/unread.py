@@ -8,6 +8,7 @@ from typing import Any
 from ..config import run_keys
 from ..mechanisms import mechanism_options_of
 from ..registry import registry
+from ..trust import keys_of_trust
 
 
 def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,10 +19,13 @@ def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     chosen = {one.name: values.get(one.name, one.default) for one in run_keys().values() if one.names}
     reads = frozenset[str]().union(*(registry(name)[str(thing)].keys for name, thing in chosen.items()))
-    options = frozenset(mechanism_options_of(str(values.get("mechanism", ""))))
+    own = {
+        "mechanism": frozenset(mechanism_options_of(str(values.get("mechanism", "")))),
+        "trust": keys_of_trust(values.get("trust", "")),
+    }
 
     def is_read(name: str) -> bool:
         one = run_keys().get(name)
-        return one is None or not one.read_by or one.name in (options if one.read_by == "mechanism" else reads)
+        return one is None or not one.read_by or one.name in own.get(one.read_by, reads)
 
     return {name: value for name, value in values.items() if is_read(name)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..summary import loss_text, shown_accuracy
+from ..summary import is_summed, loss_text, shown_accuracy
 from .page import page
 from .plots import compared_plots, run_plots
 from .recorded import RecordedRun, ReportError, setting_text
@@ -99,11 +99,26 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
         ("test loss", loss_text(document["loss"])),
         (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
         ("μ", rounded_up(_known(document["mu"]))),
+        *_local_tiles(document),
         ("rounds", f"{document['rounds']:,}"),
         ("machines", f"{document['num_clients']:,}"),
         ("releases made", f"{document.get('releases', 0):,}"),
         ("aggregated", f"{totals['aggregated']:,} of {totals['asked']:,}"),
         *((name, f"{totals[name]:,}") for name in ("lost", "refused", "late", "malformed")),
+    ]
+
+
+def _local_tiles(document: Row) -> list[tuple[str, str]]:
+    """Under secure aggregation: what μ rests on, and what holds without."""
+    if not is_summed(document):
+        return []
+    return [
+        ("ε whatever happens", rounded_up(_known(document["epsilon_local"]))),
+        ("μ whatever happens", rounded_up(_known(document["mu_local"]))),
+        ("honest machines of a sum, h", f"{document['min_honest']:,}"),
+        ("fewest machines of a sum", f"{document['min_cohort']:,}"),
+        ("helpers", f"{document['helpers']:,}"),
+        ("rounds that stayed closed", f"{document['closed_rounds']:,}"),
     ]
 
 
@@ -114,6 +129,7 @@ _SUMMARY = (
     Column("loss", "on the test set, in the end"),
     Column("μ", "what the run guarantees, in its own words below", form=rounded_up),
     Column("ε", "the same at the run's δ", form=rounded_up),
+    Column("ε local", "under secure aggregation, what holds whatever happens", form=rounded_up),
     Column("rounds", "that were run", form=","),
     Column("machines", "that could be asked", form=","),
     Column("lost", "requests without any reply", form=","),
@@ -134,6 +150,7 @@ def _summary(runs: Sequence[RecordedRun]) -> Table:
                 "loss": loss_text(document["loss"]),
                 "μ": _known(document["mu"]),
                 "ε": _known(document["epsilon"]),
+                "ε local": _known(document["epsilon_local"]) if is_summed(document) else None,
                 "rounds": document["rounds"],
                 "machines": document["num_clients"],
                 "lost": totals["lost"],
@@ -172,6 +189,7 @@ _MACHINES = (
     Column("ε of its releases", "the same at the run's δ", form=rounded_up),
     Column("μ guaranteed", "of all releases its cap allows", form=rounded_up),
     Column("ε guaranteed", "the same at the run's δ", form=rounded_up),
+    Column("μ local", "under secure aggregation, what holds whatever happens", form=rounded_up),
 )
 
 
@@ -186,6 +204,7 @@ def _machine(name: str, statement: Row | None, delta: float) -> Row:
     if statement is None:
         return {"machine": name, "releases": "did not say"}
     spent, guaranteed, std = statement["mu-spent"], statement["mu-guaranteed"], statement.get("noise-std")
+    local = _known(statement["mu-local"]) if "mu-local" in statement else None
     return {
         "machine": name,
         "releases": f"{statement['releases']} of {statement['max-participations']}",
@@ -196,6 +215,7 @@ def _machine(name: str, statement: Row | None, delta: float) -> Row:
         "ε of its releases": math.inf if spent is None else gdp_epsilon(spent, delta),
         "μ guaranteed": _known(guaranteed),
         "ε guaranteed": math.inf if guaranteed is None else gdp_epsilon(guaranteed, delta),
+        "μ local": local,
     }
 
 

@@ -16,6 +16,11 @@ from ..record import FORMAT
 Schema = dict[str, Any]
 
 _WITHOUT_NOISE = "simulation only, and not private"
+_LOCAL = (
+    "Under secure aggregation, the mu that holds whatever server, helpers and other machines do; null under another "
+    "trust, or where nothing is guaranteed."
+)
+_HONEST = "Under secure aggregation, h: the honest machines of each sum that mu rests on; null under another trust."
 
 
 def _value(kind: str, words: str, **more: Any) -> Schema:
@@ -45,6 +50,9 @@ def _privacy() -> Schema:
         {
             "mu": _or_null("number", "Gaussian-DP parameter; null where nothing is guaranteed."),
             "epsilon": _or_null("number", "At `delta`; null where nothing is guaranteed."),
+            "mu_local": _or_null("number", _LOCAL),
+            "epsilon_local": _or_null("number", "Of `mu_local`, at `delta`; null likewise."),
+            "min_honest": _or_null("integer", _HONEST, minimum=1),
             "delta": _value("number", "Where epsilon is shown."),
             "unit": _value("string", "What is protected as a whole.", enum=list(UNITS)),
             "relation": _value("string", "How neighbouring data sets differ.", enum=list(RELATIONS)),
@@ -70,6 +78,8 @@ def _per_round() -> Schema:
             "late": _count("Replies dropped because a later one of that machine was aggregated before."),
             "malformed": _count("Replies dropped for their shape, values or entries."),
             "refused": _value("object", "Refusals by reason.", additionalProperties={"type": "integer"}),
+            "unopened": _count("Replies that came and were carried over, because the round stayed closed."),
+            "closed": _value("string", "Why no sum was opened; empty for a round like any other."),
         },
     )
     return _value("array", "What became of every round.", items=entry)
@@ -147,6 +157,13 @@ def _outcome() -> dict[str, Schema]:
         "loss": _or_null("number", "On the test set, after the last round; null if it is not finite."),
         "mu": _or_null("number", "Gaussian-DP parameter of everything that was released; null: nothing is guaranteed."),
         "epsilon": _or_null("number", "The same at `delta`; it means what `guarantee` says, and nothing else."),
+        "mu_local": _or_null("number", _LOCAL),
+        "epsilon_local": _or_null("number", "Of `mu_local`, at `delta`; null likewise."),
+        "min_honest": _or_null("integer", _HONEST, minimum=1),
+        "min_cohort": _or_null(
+            "integer", "Under secure aggregation, the fewest releases of a sum; else null.", minimum=1
+        ),
+        "helpers": _or_null("integer", "Under secure aggregation, how many must open every sum; else null.", minimum=1),
         "delta": _value("number", "Where epsilon is shown."),
         "guarantee": _value("string", "What mu and epsilon are true of, in one sentence."),
         "privacy": _privacy(),
@@ -164,6 +181,7 @@ def _counts() -> dict[str, Schema]:
         "lost_replies": _count("Replies that did not come."),
         "late_replies": _count("Replies that came too late to count."),
         "malformed_replies": _count("Replies that could not be read."),
+        "closed_rounds": _count("Rounds under secure aggregation in which no sum was opened."),
         "num_parameters": _count("Values of the model, d."),
         "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
     }

@@ -123,6 +123,10 @@ class Account:
         reserved = self.reserved.get(session, math.inf)
         return math.inf if no_bound(reserved) else reserved
 
+    def local_bound_of(self, session: str) -> float:
+        """The mu that holds for a session whatever other machines and helpers do: what it reserved, or infinite."""
+        return max(self.bound_of(session), self.reserved_local.get(session, 0.0))
+
     def reserve(self, session: str, mu: float, *, trusted: bool = False, local: float | None = None) -> Account:
         """The account with one more session.
 

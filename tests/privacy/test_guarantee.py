@@ -97,3 +97,85 @@ def test_a_policys_guarantee_is_its_own():
         assert words in sentence
     trusted = policy_guarantee(PrivacyPolicy(1.0, 4, 6, 2.0, trust="trusted-server"), 2.0)
     assert math.isinf(trusted.mu)
+
+
+SUMS = {"trust": "secure-aggregation", "mu_local": 7.0711, "min_honest": 50}
+
+
+def test_under_secure_aggregation_both_figures_and_what_they_rest_on_are_said():
+    made = Guarantee(1.0, 1e-5, "tree noise on each machine, under masks", **SUMS)
+    assert made.sentence == (
+        "mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against "
+        "the server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = "
+        "54.38 whatever happens; tree noise on each machine, under masks; over all releases its cap allows."
+    )
+    document = made.document()
+    assert (document["mu"], document["mu_local"], document["min_honest"]) == (1.0, 7.0711, 50)
+    assert document["epsilon_local"] == made.epsilon_local == gdp_epsilon(7.0711, 1e-5)
+    alone = Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=math.inf, min_honest=1)
+    assert "if one helper and 1 machine of each sum are honest, and nothing if they are not;" in alone.sentence
+    assert alone.document()["mu_local"] is alone.document()["epsilon_local"] is None
+
+
+def test_other_guarantees_have_no_figure_of_secure_aggregation():
+    document = Guarantee(1.0, 1e-5, "tree noise").document()
+    assert document["mu_local"] is document["epsilon_local"] is document["min_honest"] is None
+    assert "whatever" not in document["sentence"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"mu_local": None}, {"min_honest": None}, {"min_honest": 0}, {"min_honest": True}, {"mu_local": math.nan},
+     {"mu_local": -1.0}, {"trust": "untrusted-server"}, {"trust": "untrusted-server", "mu_local": None}],
+)  # fmt: skip
+def test_neither_figure_of_secure_aggregation_without_the_other_and_what_it_rests_on(part):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        Guarantee(1.0, 1e-5, "tree noise", **{**SUMS, **part})
+
+
+def test_a_policys_guarantee_under_secure_aggregation_has_both_figures_of_its_plan():
+    policy = PrivacyPolicy(1.0, 4, 6, 2.0, trust="secure-aggregation", min_honest=9, min_cohort=12)
+    plan = policy.plan(10)
+    made = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local)
+    assert (made.mu, made.min_honest, made.trust) == (2.0, 9, "secure-aggregation")
+    assert made.mu_local == pytest.approx(6.0, rel=1e-8)
+    assert made.mechanism == "cancelling (uniform) noise on each machine, under masks"
+    with pytest.raises(ConfigurationError, match="mu_local"):
+        policy_guarantee(policy, plan.mu)
+    # What holds whatever happens holds.
+    assert policy_guarantee(policy, math.inf, mu_local=6.0).mu == 6.0
+    assert policy_guarantee(policy, 0.0).sentence.startswith("mu = 0 ")
+    other = PrivacyPolicy(1.0, 4, 6, 2.0)
+    assert policy_guarantee(other, 2.0, mu_local=2.0).mu_local is None, "one figure where there is one"
+
+
+def test_a_caption_says_what_holds_whatever_happens_of_each():
+    ours, theirs = (
+        Guarantee(mu, 1e-5, "tree noise", trust="secure-aggregation", mu_local=3 * mu, min_honest=9)
+        for mu in (1.0, 0.25)
+    )
+    assert caption([("a", ours)]) == (
+        "Epsilon is at delta = 1e-05, for replacement of one sample of one machine, against the server and everybody "
+        "else if one helper and 9 machines of each sum are honest; tree noise; over all releases its cap allows. "
+        f"Without anybody's honesty: mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} whatever happens."
+    )
+    text = caption([("a", ours), ("b", theirs)])
+    assert text.count("at delta") == 1
+    assert f"mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} whatever happens (a); mu = 0.75" in text
+    text = caption([("a", ours), ("c", Guarantee(1.0, 1e-5, "tree noise"))])
+    assert "Epsilon of a is at" in text
+    assert "whatever happens (a)." in text
+
+
+def test_a_caption_beside_columns_for_both_says_h_and_whatever_happens_in_words_and_once():
+    several = [
+        (f"{honest}", Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=3.0, min_honest=honest))
+        for honest in (1, 9)
+    ]
+    assert caption(several, in_columns=True) == (
+        "Epsilon is at delta = 1e-05, for replacement of one sample of one machine, against the server and everybody "
+        "else if one helper and h machines of each sum are honest; tree noise; over all releases its cap allows. "
+        "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+    )
+    plain = [("a", Guarantee(1.0, 1e-5, "tree noise"))]
+    assert caption(plain, in_columns=True) == caption(plain), "nothing to say where nothing is summed"

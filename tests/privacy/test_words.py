@@ -33,6 +33,7 @@ def test_the_examples_of_the_documentation_hold():
         ({"mechanism": "tree"}, "tree noise on each machine"),
         ({"mechanism": "banded", "mechanism_options": {"bands": 3}}, "banded (3) noise on each machine"),
         ({"clip_unit": "update"}, "cancelling (uniform) noise on each machine, update sensitivity"),
+        ({"trust": "secure-aggregation"}, "cancelling (uniform) noise on each machine, under masks"),
         ({"mechanism": "none"}, NO_NOISE_WORDS),
         ({"trust": "trusted-server"}, "no noise on the machine"),
         ({"trust": "trusted-server", "mechanism": "none"}, NO_NOISE_WORDS),
@@ -89,6 +90,7 @@ def test_nobody_asked_is_nothing_spent():
 def test_what_real_machines_state_stands_in_the_place_of_the_policys_words():
     said = stated_words(["tree", "blt", "tree", ""])
     assert said == "blt or tree noise on each machine, by its own account"
+    assert stated_words(["tree"], masked=True) == "tree noise on each machine, under masks, by its own account"
     policy = PrivacyPolicy(1.0, 4, 6, 2.0)
     assert policy_guarantee(policy, 1.0, words=said).mechanism == said
     assert policy_guarantee(policy, 1.0, words=stated_words([])).mechanism == policy.words

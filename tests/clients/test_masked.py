@@ -1,0 +1,271 @@
+"""Under secure aggregation a machine sends masks and nothing else, whatever kind it is and whatever fails."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from murmurfl.clients import (
+    ContextLedger,
+    DelayedMomentumClient,
+    IsrlDpClient,
+    Mu2Client,
+    NoisySGDClient,
+    OnlineClient,
+    masked,
+    numpy_client_app,
+)
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    PrivacyPolicy,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+)
+from murmurfl.privacy import masking as masking_module
+from murmurfl.privacy.masking import Masking, checked_header
+from murmurfl.privacy.roster import MachineKey
+
+from tests.harness.grid import ask
+from tests.harness.machines import DurableLedger, normal_samples, training_config
+from tests.harness.secure_aggregation import masking_of, roster_of, sealed_of, unmasked
+
+SIZE = 6
+SHAPES = [(2, 2), (2,)]
+NAMES = tuple(map(str, range(8)))
+ROSTER = roster_of(NAMES)
+POINT = [np.zeros(shape) for shape in SHAPES]
+
+
+class Differences:
+    """The gradient of |x - z|^2 / 2."""
+
+    shapes = SHAPES
+
+    def __call__(self, parameters, samples):
+        point = np.concatenate([values.ravel() for values in parameters])
+        return point - samples
+
+
+def policy(**changes):
+    fields = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 5, "mu": 1.0, "trust": "secure-aggregation"}
+    return PrivacyPolicy(**{**fields, "min_honest": 3, "min_cohort": 5, **changes})
+
+
+KINDS = {
+    "mu2": (Mu2Client, policy(), {}),
+    "mu2, blt": (Mu2Client, policy(mechanism="blt"), {}),
+    "online": (OnlineClient, policy(clip_unit="update"), {"learning_rate": 0.1}),
+    "noisy-sgd": (NoisySGDClient, policy(mechanism="independent"), {}),
+    "noisy-sgd, alone": (NoisySGDClient, policy(mechanism="independent", release_rule="paper"), {}),
+}
+
+
+def machine(kind=Mu2Client, chosen=None, name="1", *, ledger=None, keys=None, masking=masking_of, **options):
+    samples = normal_samples(name, 10, SIZE)
+    own = masking(name, ROSTER) if masking is not None else None
+    keys, ledger = keys or SimulatedKeys(0, name), ledger or MemoryLedger()
+    chosen = policy() if chosen is None else chosen
+    return kind(Differences(), samples, chosen, ledger, keys, name=name, masking=own, **options)
+
+
+def points(client):
+    return POINT * client.query_points
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reply_is_the_recorded_release_under_masks(kind):
+    sent, bare = (machine(*KINDS[kind][:2], **KINDS[kind][2]) for _ in range(2))
+    for k in (1, 2):
+        ack = 0 if k == 1 else 1
+        arrays, num_examples, entries = sent.fit(points(sent), training_config(k, ack))
+        request = bare._read(points(bare), training_config(k, ack))
+        release = bare.release(request)
+        counts, header = unmasked(arrays, entries, ROSTER)
+        assert (counts == release.counts).all()
+        assert [values.shape for values in arrays] == SHAPES
+        assert (header.machine, header.release, header.session, header.size) == ("1", k, "s", SIZE)
+        assert (header.min_cohort, header.roster) == (5, ROSTER.digest)
+        assert header.builds_on == KINDS[kind][1].builds_on
+        assert num_examples == 2
+        assert (entries[protocol.RELEASE], entries[protocol.ACK]) == (k, ack)
+
+
+def test_what_is_sent_is_uniform_whatever_the_release_is():
+    """Of 4 x 6 words each top byte is 0 or 255 with probability 1/128; unmasked, all are. False alarm below 10^-4."""
+    client = machine()
+    words = np.concatenate([
+        np.concatenate([values.ravel() for values in client.fit(points(client), training_config(k, k - 1))[0]])
+        for k in range(1, 5)
+    ])  # fmt: skip
+    top = words >> np.uint64(56)
+    assert np.isin(top, [0, 255]).sum() <= 4
+
+
+def test_the_test_above_would_see_a_release_that_was_not_masked(monkeypatch):
+    monkeypatch.setattr(masking_module, "add_mask", lambda *_, **__: None)
+    client = machine()
+    arrays = client.fit(points(client), training_config())[0]
+    top = np.concatenate([values.ravel() for values in arrays]) >> np.uint64(56)
+    assert np.isin(top, [0, 255]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_released_without_masks_even_in_a_simulation(kind):
+    client = machine(*KINDS[kind][:2], masking=None, **KINDS[kind][2])
+    with pytest.raises(ConfigurationError, match="nothing leaves this machine without masks"):
+        client.fit(points(client), training_config())
+    assert client.statement("s")["releases"] == 0, "nothing was spent on a release that could not be sent"
+
+
+def test_a_client_that_forgot_to_check_still_sends_nothing_bare(monkeypatch):
+    monkeypatch.setattr("murmurfl.clients.base.check_can_send", lambda *_: None)
+    client = machine(masking=None)
+    with pytest.raises(ConfigurationError, match="without masks"):
+        client.fit(points(client), training_config())
+
+
+def test_a_client_that_sends_without_masks_is_caught(monkeypatch):
+    """The planted bug of all planted bugs: what these tests look at would show it."""
+    sends_bare = lambda release, shapes, **_: (masked.unflatten(release.values, shapes), {})  # noqa: E731
+    monkeypatch.setattr("murmurfl.clients.base.outgoing_reply", sends_bare)
+    client = machine()
+    arrays, _, entries = client.fit(points(client), training_config())
+    with pytest.raises((AssertionError, KeyError)):
+        unmasked(arrays, entries, ROSTER)
+
+
+def test_a_real_machine_is_not_even_made_without_masks():
+    with pytest.raises(ConfigurationError, match="Pass masking"):
+        Mu2Client(
+            Differences(), normal_samples("1", 10, SIZE), policy(), DurableLedger(), SystemKeys.generate(), name="1"
+        )
+
+
+def test_masks_that_belong_to_something_else_are_refused():
+    with pytest.raises(ConfigurationError, match="only with trust 'secure-aggregation'"):
+        machine(chosen=PrivacyPolicy(1.0, 2, 5, 1.0))
+    with pytest.raises(ConfigurationError, match="for machine '1', got that of '2'"):
+        machine(masking=lambda _, roster: masking_of("2", roster))
+    with pytest.raises(ConfigurationError, match="no sum could ever be opened"):
+        machine(chosen=policy(min_cohort=9))
+    with pytest.raises(ConfigurationError, match="to be the one in the roster"):
+        machine(masking=lambda name, roster: Masking(name, MachineKey.simulated(1, name), roster))
+
+
+class Renamed(Mu2Client):
+    pass
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        (DelayedMomentumClient, policy()),
+        (IsrlDpClient, policy(mechanism="independent")),
+        (Renamed, policy()),
+    ],
+    ids=lambda pair: pair[0].__name__,
+)
+def test_only_the_kinds_that_say_so_serve_it(kind):
+    with pytest.raises(ConfigurationError, match=f"got {kind[0].__name__}"):
+        machine(*kind)
+
+
+def test_a_failing_mask_leaves_the_release_recorded_and_sends_nothing(monkeypatch):
+    ledger = MemoryLedger()
+    client, other = machine(ledger=ledger), machine()
+
+    def fails(*_):
+        raise OSError("no keystream")
+
+    monkeypatch.setattr(masking_module, "add_mask", fails)
+    with pytest.raises(OSError, match="no keystream"):
+        client.fit(points(client), training_config())
+    assert client.statement("s")["releases"] == 1
+    monkeypatch.undo()
+    # The server never heard of it: its part comes with the next, as after a reply that was lost.
+    arrays, _, entries = client.fit(points(client), training_config(2, 0))
+    other.release(other._read(points(other), training_config()))
+    expected = other.release(other._read(points(other), training_config(2, 0)))
+    counts, header = unmasked(arrays, entries, ROSTER)
+    assert (counts == expected.counts).all()
+    assert (header.release, header.ack_id) == (2, "00" * 16)
+
+
+def test_what_fails_while_masking_is_answered_with_the_fixed_text(monkeypatch):
+    app = masked_app()
+
+    def fails(*_, **__):
+        raise ValueError("patient 4711")
+
+    monkeypatch.setattr(Masking, "mask", fails)
+    reply = ask(app, "train", content())
+    assert reply.error.code == protocol.INTERNAL_ERROR
+    assert "4711" not in reply.error.reason
+
+
+def masked_app(chosen=None):
+    def client_fn(context):
+        return machine(chosen=chosen, name="0", ledger=ContextLedger(context.state, "0"))
+
+    return numpy_client_app(client_fn)
+
+
+def content(**changes):
+    arrays = ArrayRecord([np.zeros(shape) for shape in SHAPES])
+    return RecordDict({"arrays": arrays, "previous-arrays": arrays, "config": ConfigRecord(training_config(**changes))})
+
+
+def test_a_masked_reply_has_these_entries_and_no_others():
+    reply = ask(masked_app(), "train", content())
+    assert {key: sorted(record) for key, record in reply.content.items()} == {
+        "arrays": ["0", "1"],
+        "metrics": ["ack", "num-examples", "protocol-version", "release", "sensitivity"],
+        "config": ["header", "machine", "seals", "signature"],
+    }
+    arrays = [array.numpy() for array in reply.content["arrays"].values()]
+    _, header = unmasked(arrays, dict(reply.content["config"]), ROSTER)
+    assert header.helpers == ROSTER.helper_names
+
+
+def test_entries_of_a_reply_do_not_depend_on_data():
+    def other_data(*_):
+        return np.full((10, SIZE), 7.0)
+
+    one, other = machine(), machine()
+    other.samples = other_data()
+    first, second = (client.fit(points(client), training_config())[2] for client in (one, other))
+    random = {protocol.HEADER, protocol.SEALS, protocol.SIGNATURE}
+    assert {key: value for key, value in first.items() if key not in random} == {
+        key: value for key, value in second.items() if key not in random
+    }
+    ours, theirs = (unmasked_header(entries) for entries in (first, second))
+    assert {**ours, "release_id": ""} == {**theirs, "release_id": ""}
+
+
+def unmasked_header(entries):
+    return asdict(checked_header(sealed_of(entries), ROSTER))
+
+
+def test_seeds_are_never_used_twice():
+    """The same release, made by two machines with the same keys and ledger state, has other masks each time."""
+    sent = [np.concatenate([v.ravel() for v in machine().fit(POINT * 2, training_config())[0]]) for _ in range(2)]
+    assert not (sent[0] == sent[1]).any()
+
+
+def test_a_real_machine_masks_as_a_simulated_one_does():
+    samples = normal_samples("1", 10, SIZE)
+    client = Mu2Client(
+        Differences(),
+        samples,
+        policy(),
+        DurableLedger(),
+        SystemKeys.generate(),
+        name="1",
+        masking=masking_of("1", ROSTER),
+    )
+    arrays, _, entries = client.fit(points(client), training_config())
+    counts, header = unmasked(arrays, entries, ROSTER)
+    assert header.release == 1
+    assert np.abs(counts).max() < 2**52

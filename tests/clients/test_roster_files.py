@@ -1,0 +1,95 @@
+"""Files of rosters and private keys: written once, read back, and refused where they are not what was pinned."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from murmurfl.clients.roster_files import (
+    read_helper_key,
+    read_machine_key,
+    read_roster,
+    write_helper_key,
+    write_machine_key,
+    write_roster,
+)
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+
+KEY = MachineKey.simulated(0, "a")
+HELPER = HelperKey.simulated(0, "h")
+ROSTER = Roster({"a": KEY.public, "b": MachineKey.simulated(0, "b").public}, (HELPER.entry("h"),))
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    write_machine_key(tmp_path / "machine.key", KEY)
+    write_helper_key(tmp_path / "helper.key", "h", HELPER)
+    write_roster(tmp_path / "roster.json", ROSTER)
+    assert read_machine_key(tmp_path / "machine.key") == KEY
+    assert read_helper_key(tmp_path / "helper.key") == ("h", HELPER)
+    assert read_roster(tmp_path / "roster.json", ROSTER.digest) == ROSTER
+    assert read_roster(tmp_path / "roster.json", None) == ROSTER
+
+
+def test_files_of_keys_are_their_owners_alone_and_never_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "machine.key"
+    write_machine_key(file, KEY)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(ConfigurationError, match="it was left alone"):
+        write_machine_key(file, MachineKey.generate())
+    with pytest.raises(ConfigurationError, match="it was left alone"):
+        write_helper_key(file, "h", HELPER)
+    assert read_machine_key(file) == KEY
+    file.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        read_machine_key(file)
+
+
+def test_a_missing_key_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="murmurfl roster key"):
+        read_machine_key(tmp_path / "machine.key")
+    with pytest.raises(ConfigurationError, match="murmurfl roster key"):
+        read_helper_key(tmp_path / "helper.key")
+    with pytest.raises(ConfigurationError, match="murmurfl roster make"):
+        read_roster(tmp_path / "roster.json", None)
+
+
+def test_a_roster_with_one_other_key_is_not_the_pinned_one(tmp_path: Path) -> None:
+    document = ROSTER.document
+    document["machines"]["b"] = MachineKey.simulated(1, "b").public.hex()
+    (tmp_path / "roster.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigurationError, match="which this operator's configuration pins"):
+        read_roster(tmp_path / "roster.json", ROSTER.digest)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b"[]",
+        b"3",
+        b"null",
+        b"{}",
+        b'{"murmurfl-machine-key": 2, "secret": "00"}',
+        b'{"murmurfl-machine-key": 1, "secret": 7}',
+        b'{"murmurfl-machine-key": 1, "secret": "zz"}',
+        b'{"murmurfl-machine-key": 1, "secret": "0011"}',
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused_without_its_content(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "some.key"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    for read in (read_machine_key, read_helper_key, lambda path: read_roster(path, None)):
+        with pytest.raises(ConfigurationError) as caught:
+            read(file)
+        assert "0011" not in str(caught.value)
+        assert not isinstance(caught.value.__cause__, json.JSONDecodeError)
+
+
+def test_a_machines_key_is_not_taken_for_a_helpers(tmp_path: Path) -> None:
+    write_machine_key(tmp_path / "machine.key", KEY)
+    with pytest.raises(ConfigurationError, match="a helper's keys"):
+        read_helper_key(tmp_path / "machine.key")
