@@ -55,6 +55,9 @@ class LedgeredMachine:
         What each row of the machine's data is known by (:func:`~murmurfl.privacy.row_bytes`), so that the ledger knows
         the data it was used with; required with real keys, not looked at with simulated ones, whose ledger ends with
         the run.
+    roster : str
+        Under secure aggregation the digest of the roster that the machine's releases are masked for. A session belongs
+        to it: under another roster a helper may be a new one, which does not know what its predecessor opened.
 
     Raises
     ------
@@ -80,6 +83,7 @@ class LedgeredMachine:
         keys: NoiseKeys,
         *,
         data: RowBytes | None = None,
+        roster: str = "",
     ) -> None:
         if not keys.simulated:
             _check_real(policy, ledger, data)
@@ -98,7 +102,8 @@ class LedgeredMachine:
         if self._data is not None:
             self._data.warn_of_kind(num_samples)
         # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
-        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
+        terms = self.plan.fingerprint.encode() + (b"\x00" + roster.encode() if roster else b"")
+        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + terms, hashlib.sha256)
         self._fingerprint = mark.hex()
         self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint)
         self._open: set[Admission] = set()
