@@ -158,7 +158,7 @@ class Helpers:
                 raise HelpersDisagreeError(_disagreement(cohort, refusing))
         raise HelperUnavailableError(_unanswered(cohort, missing, problems, self.option.patience))
 
-    def _hello(self, name: str, node_id: int) -> Message:  # noqa: ARG002 - one question for all helpers of a node
+    def _hello(self, name: str, node_id: int) -> Message:
         return hello(node_id, self._message_type)
 
     def _ask_each(
@@ -254,17 +254,17 @@ def _listed(names: Iterable[str]) -> str:
 
 def _disagreement(cohort: CohortSet, refusing: list[str]) -> str:
     return (
-        f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of {_listed(refusing)} after "
-        "another has opened it. Its opening record is not the one it had, or it was shown another set for this round: "
-        "see its log. The checkpoint holds the set; a helper that lost its record needs a new key, and the training a "
-        "new session."
+        f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of {_listed(refusing)} "
+        "after another has opened it. Its opening record is not the one it had, or it was shown another set for this "
+        "round: see its log. The checkpoint holds the set; a helper that lost its record needs a new key, and the "
+        "training a new session."
     )
 
 
 def _unanswered(cohort: CohortSet, missing: list[str], problems: Mapping[str, str], patience: int) -> str:
     said = " and ".join(f"helper {name!r} {problems.get(name, 'does not answer')}" for name in missing)
     return (
-        f"Expected all helpers to open the set of round {cohort.server_round}, asked {patience} times, but {said}. It may "
-        "be open at others, so no round can take its place. Start the helper again and resume from the checkpoint, "
+        f"Expected all helpers to open the set of round {cohort.server_round}, asked {patience} times, but {said}. It "
+        "may be open at others, so no round can take its place. Start the helper again and resume from the checkpoint, "
         "which holds the set."
     )
