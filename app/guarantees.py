@@ -192,7 +192,10 @@ def _basis(experiment: Experiment, deployed: bool, statements: Statements | None
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     """That machines with more samples use no more of them than the one with the fewest, where that is so."""
-    config, sizes = experiment.config, {size // experiment.config.batch_size for size in experiment.sizes}
-    if deployed or not config.secure or len(sizes) == 1 or config.max_participations:
+    config = experiment.config
+    if deployed or not config.secure:
         return ()
-    return (ONE_POLICY.format(cap=experiment.policy().max_participations),)
+    cap = experiment.policy().max_participations
+    most = config.passes * (max(experiment.sizes) // config.batch_size)
+    possible = config.max_participations or min(experiment.num_rounds, most)
+    return (ONE_POLICY.format(cap=cap),) if cap < possible else ()
