@@ -62,7 +62,9 @@ class NodesGrid(Grid):
         identifiers = []
         for message in messages:
             identifiers.append(uuid.uuid4().hex)
-            self._replies[identifiers[-1]] = self.handle(message, identifiers[-1])
+            reply = self.handle(message, identifiers[-1])
+            if reply is not None:
+                self._replies[identifiers[-1]] = reply
         return identifiers
 
     def pull_messages(self, message_ids):
