@@ -13,7 +13,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.nodes.demo import deployment
+from murmurfl.app.nodes.deployment import deployment
 from murmurfl.privacy import Guarantee, PrivacyPolicy, check_mechanism, read_ledger
 from typer.testing import CliRunner
 
