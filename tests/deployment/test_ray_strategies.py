@@ -68,8 +68,7 @@ def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(name,
     check_same(CONFIGURATIONS[name], num_nodes(CONFIGURATIONS[name]), tmp_path)
 
 
-@pytest.mark.parametrize("nodes", [num_nodes(SECURE), 2], ids=["a node each", "Flower's two nodes"])
-@pytest.mark.parametrize("strategy", ["mu2", "noisy-sgd"])
+@pytest.mark.parametrize(("strategy", "nodes"), [("mu2", num_nodes(SECURE)), ("noisy-sgd", 2)])
 def test_on_ray_machines_send_masks_and_helpers_open_the_same_model(strategy, nodes, tmp_path):
     check_same(replace(SECURE, strategy=strategy), nodes, tmp_path)
 
