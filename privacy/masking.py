@@ -49,7 +49,7 @@ SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
 
 LONGEST_HEADER = 2**16
-LARGEST_SIZE = 2**40
+LARGEST_SIZE = 2**32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _SEAL_LABEL = b"murmurfl mask seed 1\x00"
