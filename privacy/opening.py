@@ -169,7 +169,8 @@ class Opener:
         try:
             return self._open(session, opening, tuple(releases))
         except OpeningRefusedError as refusal:
-            logger.warning("Refused to open set %r of session %r: %s.", opening, session, refusal.why)
+            named = f"{opening!r:.80} of session {session!r:.80}"  # anything may have been sent
+            logger.warning("Refused to open set %s: %s.", named, refusal.why)
             raise
 
     def _open(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> Opening:
