@@ -1,14 +1,15 @@
 """The Flower ClientApp.
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
-with seeded keys and a ledger in ``context.state``. Anywhere else a machine's privacy is its operator's business: the
-operator's file decides (:mod:`murmurfl.app.nodes.config`), and without that file the machine refuses, whatever the run
-configuration says. It is the installed murmurfl that answers there, also where Flower's plain ``flower-supernode`` runs
-the bundle that the server sent (:mod:`.installed`).
+with seeded keys and a ledger in ``context.state``, and under secure aggregation the helpers as well. Anywhere else a
+machine's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.config`), and
+without that file the machine refuses, whatever the run configuration says. It is the installed murmurfl that answers
+there, also where Flower's plain ``flower-supernode`` runs the bundle that the server sent (:mod:`.installed`).
 """
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from typing import Any
 
@@ -16,11 +17,13 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient, numpy_client_app
+from ..clients.simulated_helper import answer_simulated_helper
 from ..clients.simulation import in_simulation
 from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
 from .installed import answered_as_installed, has_real_machines
+from .participants import participant_names
 
 
 def client_fn(context: Context) -> PrivateClient:
@@ -48,41 +51,69 @@ def client_fn(context: Context) -> PrivateClient:
         return nodes.configured_client(path)
     config = RunConfig.from_mapping(context.run_config)
     machine = int(context.node_config["partition-id"])
-    return prepare(config).client(machine, ContextLedger(context.state, str(machine)))
+    # Messages leave the machine, here as on a real one: under secure aggregation with masks.
+    return prepare(config).client(machine, ContextLedger(context.state, str(machine)), masked=True)
 
 
 def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A Flower mod: with fewer nodes than machines, a simulated node hosts several, each with its own partition.
+    """A Flower mod: a simulated node hosts machines, each with its own partition, and helpers of secure aggregation.
 
     ``flwr run`` starts ten virtual nodes unless told otherwise, so ``-c "num-clients=20"`` alone would wait for ever.
-    A node then answers a hello with the names of all it hosts, and a request says which of them it is for.
+    Node i of n therefore hosts every n-th participant from i on, machines first and helpers after them. It answers a
+    hello with the names of all it hosts, and a request says which of them it is for.
     """
     if not in_simulation():
         return call_next(message, context)
     node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    num_clients = RunConfig.from_mapping(context.run_config).num_clients
-    hosted = list(range(node, num_clients, nodes))
-    config = message.content.get(protocol.CONFIG, None)
-    config = config if isinstance(config, ConfigRecord) else ConfigRecord()
-    if message.metadata.message_type == MessageType.QUERY and config.get(protocol.ASK) == protocol.ASK_HELLO:
-        answer: dict[str, Any] = {
-            protocol.VERSION: protocol.PROTOCOL_VERSION,
-            protocol.MACHINES: [str(machine) for machine in hosted],
-        }
-        return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
-    wanted = config.get(protocol.MACHINE)
-    machine = next((machine for machine in hosted if str(machine) == wanted), None)
-    if machine is None:
-        error = Error(protocol.MALFORMED_REQUEST, "malformed request: this node does not host that machine")
-        return Message(error, reply_to=message)
+    config = RunConfig.from_mapping(context.run_config)
+    hosted = participant_names(config)[node::nodes]
+    machines = [name for name in hosted if name.isdecimal()]
+    helpers = [name for name in hosted if not name.isdecimal()]
+    entries = message.content.get(protocol.CONFIG, None)
+    entries = entries if isinstance(entries, ConfigRecord) else ConfigRecord()
+    if message.metadata.message_type == protocol.QUERY_OPEN:
+        helper = str(entries.get(protocol.HELPER))
+        if helper not in helpers:
+            return _not_here(message, "helper")
+        roster = prepare(config).roster
+        return answer_simulated_helper(message, context.state, name=helper, seed=config.seed, roster=roster)
+    if message.metadata.message_type == MessageType.QUERY and entries.get(protocol.ASK) == protocol.ASK_HELLO:
+        return _hello(message, config, machines, helpers)
+    machine = str(entries.get(protocol.MACHINE))
+    if machine not in machines:
+        return _not_here(message, "machine")
     own = Context(
         run_id=context.run_id,
         node_id=context.node_id,
-        node_config={**context.node_config, "partition-id": machine, "num-partitions": num_clients},
+        node_config={**context.node_config, "partition-id": int(machine), "num-partitions": config.num_clients},
         state=context.state,
         run_config=context.run_config,
     )
     return call_next(message, own)
 
 
+def _hello(message: Message, config: RunConfig, machines: list[str], helpers: list[str]) -> Message:
+    """Who is on a simulated node."""
+    answer: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machines}
+    if helpers:
+        roster = json.dumps(prepare(config).roster.document)
+        answer |= {protocol.HELPERS: helpers, protocol.ROSTER: roster}
+    return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
+
+
+def _not_here(message: Message, kind: str) -> Message:
+    error = Error(protocol.MALFORMED_REQUEST, f"malformed request: this node does not host that {kind}")
+    return Message(error, reply_to=message)
+
+
 app = numpy_client_app(client_fn, mods=[answered_as_installed, simulated_machines])
+
+
+@app.query("open")
+def not_a_helper(message: Message, context: Context) -> Message:  # noqa: ARG001 - Flower's interface
+    """Refuse to open sums: of what is left here for this app itself, nothing is a helper.
+
+    Registered because Flower hands an app's mods no message of a kind that the app has no function for, and the helpers
+    of a simulation answer in a mod.
+    """
+    return Message(Error(protocol.OPENING_REFUSED, "this node is no helper"), reply_to=message)

@@ -16,7 +16,7 @@ from ..clients import PrivateClient
 from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey, Roster
-from ..strategies import ReleaseStrategy
+from ..strategies import ReleaseStrategy, SecureAggregation
 from .config import RunConfig
 from .methods import METHODS, Method, Problem
 from .methods.presets import feature_bound
@@ -24,6 +24,9 @@ from .models import make_model
 from .rounds import Shortage, refuse_shortage, shortage
 from .tasks.loading import load_dataset, load_shards
 from .trust import SECURE, helper_names
+
+_FOR_EVER = 2**31
+"""Rounds in which helpers are waited for, where that is never given up."""
 
 
 class Experiment(Problem):
@@ -155,9 +158,23 @@ class Experiment(Problem):
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
             "run_dry": config.run_dry or not deployed,
+            **self._summation(deployed),
             **options,
         }
         return self.method.strategy(self, common, deployed=deployed)
+
+    def _summation(self, deployed: bool) -> dict[str, SecureAggregation]:
+        """What a strategy is told of secure aggregation, if anything."""
+        config = self.config
+        if not config.secure:
+            return {}
+        told = SecureAggregation(
+            min_cohort=config.cohort_floor,
+            helpers=config.helpers,
+            patience=config.give_up_after or _FOR_EVER,
+            roster="" if deployed else self.roster.digest,
+        )
+        return {"secure_aggregation": told}
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""

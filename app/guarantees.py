@@ -151,7 +151,8 @@ def run_guarantee(
     **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu`. For real machines it is
     what they say or, before they were asked, what the run configuration expects; the notes say which.
     """
-    words = stated_words(str(one.get("mechanism", "")) for one in (statements or {}).values()) if deployed else ""
+    stated = (str(one.get("mechanism", "")) for one in (statements or {}).values())
+    words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
     notes = (_basis(experiment, deployed, statements), *_of_one_policy(experiment, deployed))
     return experiment.method.guarantee(
         experiment,
@@ -191,7 +192,10 @@ def _basis(experiment: Experiment, deployed: bool, statements: Statements | None
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     """That machines with more samples use no more of them than the one with the fewest, where that is so."""
-    config, sizes = experiment.config, {size // experiment.config.batch_size for size in experiment.sizes}
-    if deployed or not config.secure or len(sizes) == 1 or config.max_participations:
+    config = experiment.config
+    if deployed or not config.secure:
         return ()
-    return (ONE_POLICY.format(cap=experiment.policy().max_participations),)
+    cap = experiment.policy().max_participations
+    most = config.passes * (max(experiment.sizes) // config.batch_size)
+    possible = config.max_participations or min(experiment.num_rounds, most)
+    return (ONE_POLICY.format(cap=cap),) if cap < possible else ()

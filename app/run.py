@@ -234,9 +234,11 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     if not progress or not any(report.asked for report in made) or any(report.aggregated for report in made):
         return
     reasons = sorted({reason for report in made for reason in report.refused})
+    said = [f"machines refused with {', '.join(reasons)}"] if reasons else []
+    said += sorted({f"a round was closed ({report.closed})" for report in made if report.closed})
     raise ConfigurationError(
-        f"Expected releases to aggregate, got none in {len(progress)} rounds"
-        f"{': machines refused with ' + ', '.join(reasons) if reasons else ''}; see the machines' logs."
+        f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if said else ''}{'; '.join(said)}; "
+        "see the machines' logs."
     )
 
 
@@ -256,9 +258,11 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
     if not patience or len(silent) < patience:
         return
     reasons = " and ".join(sorted({reason for report in silent for reason in report.refused}))
+    closed = next((f"it was closed ({report.closed}); " for report in reversed(silent) if report.closed), "")
     raise NoReleasesError(
         f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
-        f"{silent[-1].server_round}: {f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
+        f"{silent[-1].server_round}: {closed}"
+        f"{f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
         f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
         "many such rounds are waited for."
     )
@@ -268,14 +272,8 @@ def _data_of(config: RunConfig) -> str:
     """What settles every machine's samples, their order and the model's loss on them."""
     return repr(
         (
-            *(
-                config.task,
-                config.features,
-                config.partition,
-                config.num_clients,
-                config.seed,
-                config.validation_samples,
-            ),
+            *(config.task, config.features, config.partition, config.num_clients, config.seed),
+            config.validation_samples,
             *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
             *(config.dirichlet_alpha, config.model, feature_bound(config)),
         )

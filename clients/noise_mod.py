@@ -31,13 +31,15 @@ from ..privacy import (
     any_data,
     protocol,
 )
+from ..privacy.masking import Masking
 from ..privacy.training import TrainingFigures, observing
 from .answers import answer
 from .base import statement_entries
 from .context_ledger import ContextLedger
 from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
 from .foreign_machine import simulated_machine
-from .gradients import unflatten
+from .foreign_sums import SimulatedSums
+from .masked import check_masking, outgoing_reply
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, training_entries
@@ -55,6 +57,11 @@ class _Machine:
     keys: NoiseKeys
     known_by: Callable[[], bytes] = bytes
     """By what the ledger knows the ClientApp's data, as they are now (:meth:`UpdateNode.known_by`)."""
+    masking: Masking | None = None
+
+    def __post_init__(self) -> None:
+        # As of a real machine, in a simulation too: whatever it releases is sent.
+        check_masking(self.policy.privacy_policy(), self.masking, self.name, simulated=False)
 
     def private(self, num_parameters: int) -> PrivateMachine:
         policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
@@ -78,6 +85,9 @@ class CorrelatedNoiseMod:
         the machine refuses.
     seed : int
         Of the simulated machines' keys: the same run gives the same model.
+    helpers : int
+        Under secure aggregation: how many of a simulation's nodes, the last ones, are helpers. The ClientApp is told of
+        the others only, as ``num-partitions``.
     node : UpdateNode, optional
         The real machine, if its operator's file was read already (by ``murmurfl node``); no other file is looked for.
 
@@ -105,10 +115,11 @@ class CorrelatedNoiseMod:
     installed, and puts a mod around all of it.) On a real node, a training that fails or does not answer with the model
     counts as an update of zero, because whether it fails may depend on the data; only the machine's own log says so. In
     simulation it is an error reply with a fixed text. Timing is not protected. Simulated keys protect nobody's data.
+    Under secure aggregation no release is sent without masks, in a simulation neither.
     """
 
     def __init__(
-        self, simulation: UpdatePolicy | None = None, *, seed: int = 0, node: UpdateNode | None = None
+        self, simulation: UpdatePolicy | None = None, *, seed: int = 0, helpers: int = 2, node: UpdateNode | None = None
     ) -> None:
         if simulation is not None and not isinstance(simulation, UpdatePolicy):
             raise ConfigurationError(
@@ -117,6 +128,8 @@ class CorrelatedNoiseMod:
             )
         self.simulation = simulation
         self.seed = seed
+        secure = simulation is not None and simulation.trust == "secure-aggregation"
+        self._sums = SimulatedSums(helpers, seed) if secure else None
         self._own = None if node is None else _real(node, {})
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -128,6 +141,11 @@ class CorrelatedNoiseMod:
         """
         if is_in_training(message):
             return call_next(message, context)
+        if self._own is None and self._sums is not None and in_simulation():
+            return self._sums.answer(message, context, lambda own: self._answer(message, own, call_next))
+        return self._answer(message, context, call_next)
+
+    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return answer(message, lambda: self._content(message, context, call_next))
 
     def _content(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
@@ -151,7 +169,9 @@ class CorrelatedNoiseMod:
                     "Expected a policy for simulated machines, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
                     "clip_norm=1.0, mu=4.0, max_participations=20))."
                 )
-            return _Machine(policy=self.simulation, **simulated_machine(context, seed=self.seed))
+            made = simulated_machine(context, seed=self.seed)
+            masking = None if self._sums is None else self._sums.masking(context)
+            return _Machine(policy=self.simulation, **made, masking=masking)
         path = operators_file(context.node_config)
         if path is None:
             raise ConfigurationError(
@@ -165,7 +185,7 @@ class CorrelatedNoiseMod:
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
     ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)
-    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by)
+    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by, node.masking())
     # Before the node says that it is ready. The check needs no model, so its size may be any.
     machine.private(1).check_data()
     return machine
@@ -221,7 +241,7 @@ def _train(
         release = private.release(session, ack, contribution)
     figures = observer.figures()
     _log_release(machine, private, release, figures)
-    return _reply(machine, private, release, figures, received)
+    return _reply(machine, private, release, session, figures, received)
 
 
 def _training_request(machine: _Machine, config: Mapping[str, Any]) -> tuple[int, str]:
@@ -242,12 +262,16 @@ def _reply(
     machine: _Machine,
     private: PrivateMachine,
     release: Release,
+    session: str,
     figures: TrainingFigures | None,
     received: Mapping[str, NDArray[np.float64]],
 ) -> RecordDict:
     """The release in the model's arrays, and what the machine says about it: nothing else leaves."""
     shapes = [values.shape for values in received.values()]
-    arrays = dict(zip(received, map(Array, unflatten(release.values, shapes)), strict=True))
+    policy = private.policy
+    sent, hidden = outgoing_reply(release, shapes, masking=machine.masking, session=session, policy=policy)
+    arrays = dict(zip(received, map(Array, sent), strict=True))
+    sums = {protocol.MU_LOCAL: private.plan.mu_local, protocol.MIN_HONEST: policy.min_honest} if hidden else {}
     entries = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.RELEASE: release.release,
@@ -257,13 +281,14 @@ def _reply(
         protocol.DELTA: machine.policy.delta,
         protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
+        **sums,
         **training_entries(machine.name, figures if private.simulated else None),
     }
     return RecordDict(
         {
             protocol.ARRAYS: ArrayRecord(arrays),
             protocol.METRICS: MetricRecord(entries),
-            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
+            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name, **hidden}),
         }
     )
 
@@ -273,7 +298,8 @@ def _log_release(machine: _Machine, private: PrivateMachine, release: Release, f
     if not private.simulated and figures is not None and figures.worrying:
         log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence)
     policy = machine.policy
-    guarantee = update_guarantee(policy, private.plan.mu, simulated=private.simulated)
+    plan = private.plan
+    guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)
     # A simulation has many machines: each says it once, and the server's log has it in every round.
     log(
         DEBUG if private.simulated and release.release > 1 else INFO,

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError, SQLiteLedger, protocol
+from ..privacy.masking import Masking
 from .operators_file import covering_budget, read_operators_file, values_by_field
+from .roster_files import read_machine_key, read_roster
 from .update_policy import UpdatePolicy
 
-_OF_THE_LEDGER = ("budget_mu", "delta")
+_OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
 """What a real machine's ledger decides: no keys of the file."""
 _OF_THE_POLICY = [f for f in fields(UpdatePolicy) if f.name not in _OF_THE_LEDGER]
+_OF_SUMS = ("roster", "roster_digest", "signing_key")
+"""What a machine needs under secure aggregation, and under nothing else."""
+_ROUNDING = 1e-9
 
 
 def _as_it_is(file: str) -> tuple[int, int, int]:
@@ -51,6 +56,13 @@ class UpdateNode:
         Paths of the files its data are in. Only with ``releases_per_pass`` > 1: which sample is in which part depends
         on their contents, so the ledger knows them, and the machine refuses once they have changed. It compares them
         before and after every training.
+    roster : str
+        Path of the list of machines and helpers, under ``trust = "secure-aggregation"``, and under nothing else.
+    roster_digest : str
+        That list's digest, as its operator compared it with the other operators'. A message cannot change it, nor
+        ``min-cohort``, which is one of the policy's.
+    signing_key : str
+        Path of this machine's own private key, whose public half stands in the roster.
     run_config, node_config : mapping
         What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
         the server says in a run configuration does not reach it.
@@ -72,6 +84,9 @@ class UpdateNode:
     updates: UpdatePolicy
     app: str = ""
     data_files: tuple[str, ...] = ()
+    roster: str = ""
+    roster_digest: str = ""
+    signing_key: str = ""
     run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
@@ -86,6 +101,7 @@ class UpdateNode:
         if not isinstance(self.app, str) or (self.app and not all(self.app.partition(":"))):
             raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {self.app!r}.")
         self._check_data_files()
+        self._check_sums()
         self._check_table("run-config", self.run_config)
         self._check_table("node-config", self.node_config)
 
@@ -99,6 +115,17 @@ class UpdateNode:
                 "whatever data the machine has."
             )
 
+    def _check_sums(self) -> None:
+        sums = self.updates.trust == "secure-aggregation"
+        for name in _OF_SUMS:
+            key, value = name.replace("_", "-"), getattr(self, name)
+            if not isinstance(value, str) or bool(value) != sums:
+                expected = "a text" if sums else "unset"
+                raise ConfigurationError(
+                    f"Expected {key} to be {expected} with trust = {self.updates.trust!r}, got {value!r}: roster, "
+                    "roster-digest and signing-key are needed for secure aggregation, and for nothing else."
+                )
+
     def _check_table(self, key: str, values: Any) -> None:
         if not isinstance(values, Mapping) or not all(isinstance(v, bool | int | float | str) for v in values.values()):
             raise ConfigurationError(f"Expected {key} to be a table of numbers, texts and booleans, got {values!r}.")
@@ -109,14 +136,14 @@ class UpdateNode:
 
     @classmethod
     def read(cls, path: Path) -> UpdateNode:
-        """The operator's file; a relative ledger is taken from its folder.
+        """The operator's file; relative paths in it are taken from its folder.
 
         Raises
         ------
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        node = read_operators_file(path, cls._from_document, ["ledger"])
+        node = read_operators_file(path, cls._from_document, ["ledger", "roster", "signing_key"])
         folder = path.expanduser().resolve().parent
         return replace(node, data_files=tuple(str(folder / Path(file).expanduser()) for file in node.data_files))
 
@@ -159,6 +186,24 @@ class UpdateNode:
             raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
         return json.dumps([settled, digests]).encode()
 
+    def masking(self) -> Masking | None:
+        """What hides this machine's releases; None but under secure aggregation.
+
+        Raises
+        ------
+        ConfigurationError
+            If roster or key are not there, are not those that were pinned, or do not belong to this machine.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
+        pinned: whatever the server says of helpers and other machines counts for nothing.
+        """
+        if self.updates.trust != "secure-aggregation":
+            return None
+        roster = read_roster(Path(self.roster), self.roster_digest)
+        return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
+
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
         """What this file and its ledger say together.
 
@@ -167,5 +212,15 @@ class UpdateNode:
         ConfigurationError
             If the ledger's budget does not cover one session.
         """
-        budget = covering_budget(self.updates.mu, ledger)
-        return replace(self.updates, budget_mu=budget, delta=float(ledger.delta or 0.0))
+        budget, local = covering_budget(self.updates.mu, ledger), None
+        if self.updates.trust == "secure-aggregation":
+            local = getattr(ledger, "budget_local_mu", None)
+        settled = replace(self.updates, budget_mu=budget, delta=float(ledger.delta or 0.0), budget_local_mu=local)
+        private = settled.privacy_policy()
+        needed = private.plan(1).mu_local
+        if local is not None and needed > private.local_budget * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected mu_local <= {local:g}, the budget of what holds whatever happens in the ledger "
+                f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or min-honest."
+            )
+        return settled

@@ -10,9 +10,12 @@ from ..privacy import (
     ConfigurationError,
     Guarantee,
     PrivacyPolicy,
+    Trust,
     Unit,
     policy_guarantee,
 )
+
+_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,14 @@ class UpdatePolicy:
         default, promises nothing. With K or more no sample is used twice in a session.
     allow_evaluation : bool
         Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
+    trust : {"untrusted-server", "secure-aggregation"}
+        Under ``secure-aggregation`` the machine adds its share of the noise, and hides each release under masks that
+        only a sum of ``min_cohort`` releases loses. Where data return and the noise is ``independent``, releases then
+        stand alone: what a lost reply carried is lost.
+    min_honest, min_cohort : int
+        h and the fewest releases of a sum, under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
+    budget_local_mu : float, optional
+        As ``budget_mu``, of what holds whatever happens, under ``secure-aggregation``. On a real node the ledger's.
 
     Raises
     ------
@@ -57,7 +68,9 @@ class UpdatePolicy:
     replacement of *one sample* (sample-level), provided the ClientApp keeps the promise whatever the server sends
     along, and carries nothing learned from a sample into another release (no optimiser state or local layers kept
     between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
-    acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone.
+    acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone. Under
+    ``secure-aggregation`` mu holds if one helper and min_honest machines of each sum are honest; whatever happens, the
+    plan's mu_local does.
     Proof: docs/proofs/returning-samples.md.
     """
 
@@ -69,6 +82,10 @@ class UpdatePolicy:
     mechanism: str = ""
     releases_per_pass: int = 1
     allow_evaluation: bool = False
+    trust: Trust = "untrusted-server"
+    min_honest: int = 1
+    min_cohort: int = 1
+    budget_local_mu: float | None = None
 
     def __post_init__(self) -> None:
         value = self.releases_per_pass
@@ -79,6 +96,10 @@ class UpdatePolicy:
         if self.mechanism == NO_NOISE:
             raise ConfigurationError(
                 f"Expected a noise mechanism, got {self.mechanism!r}: to see what noise costs, leave the mod out."
+            )
+        if self.trust not in _TRUSTS:
+            raise ConfigurationError(
+                f"Expected trust one of {_TRUSTS}, got {self.trust!r}: this machine's noise is its own."
             )
         self.privacy_policy()
 
@@ -92,10 +113,15 @@ class UpdatePolicy:
 
         Notes
         -----
-        **Formal guarantees.** Those of the class, with ``exact`` noise and the acknowledged release rule.
+        **Formal guarantees.** Those of the class, with ``exact`` noise and the acknowledged release rule; where
+        releases stand alone under secure aggregation, with the one that carries nothing over.
         """
         releases = self.max_participations  # checked with the rest of the policy
         passes = -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1
+        mechanism = self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt")
+        # In sums, releases that build on each other add up what each of a sample's turns costs; alone they compose, and
+        # with independent noise that is sqrt(turns) times less.
+        alone = self.trust == "secure-aggregation" and mechanism == "independent" and passes > 1
         return PrivacyPolicy(
             clip_norm=self.clip_norm,
             batch_size=1,
@@ -103,16 +129,23 @@ class UpdatePolicy:
             mu=self.mu,
             budget_mu=self.budget_mu,
             delta=self.delta,
-            mechanism=self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt"),
+            mechanism=mechanism,
             clip_unit="update",
             # At least two: only where samples may return does a machine count its parts by session. A second use that
             # does not happen is not charged.
             sample_participations=max(2, passes),
             min_separation=self.releases_per_pass,
+            release_rule="paper" if alone else "acknowledged",
+            trust=self.trust,
+            min_honest=self.min_honest,
+            min_cohort=self.min_cohort,
+            budget_local_mu=self.budget_local_mu,
         )
 
 
-def update_guarantee(policy: UpdatePolicy, mu: float, *, simulated: bool = False) -> Guarantee:
+def update_guarantee(
+    policy: UpdatePolicy, mu: float, *, mu_local: float | None = None, simulated: bool = False
+) -> Guarantee:
     """What is true of all updates of one session of a machine with this policy.
 
     Parameters
@@ -120,6 +153,9 @@ def update_guarantee(policy: UpdatePolicy, mu: float, *, simulated: bool = False
     policy : UpdatePolicy
     mu : float
         Of all releases of the session.
+    mu_local : float, optional
+        Under secure aggregation: what holds for them whatever happens. Default that of a model of one value, which no
+        larger model of this policy exceeds in any digit that is shown.
     simulated : bool
         Whether the keys are a simulation's.
 
@@ -135,4 +171,7 @@ def update_guarantee(policy: UpdatePolicy, mu: float, *, simulated: bool = False
         notes.append("Results of evaluations leave without noise and are NOT covered.")
     if simulated:
         notes.append(SIMULATED)
-    return policy_guarantee(policy.privacy_policy(), mu, unit=policy.unit, notes=notes)
+    private = policy.privacy_policy()
+    if mu_local is None and policy.trust == "secure-aggregation":
+        mu_local = private.plan(1).mu_local
+    return policy_guarantee(private, mu, mu_local=mu_local, unit=policy.unit, notes=notes)

@@ -18,7 +18,7 @@ import json
 import math
 import re
 import secrets
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import numpy as np
@@ -49,14 +49,14 @@ SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
 
 LONGEST_HEADER = 2**16
-LARGEST_SIZE = 2**40
+LARGEST_SIZE = 2**32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _SEAL_LABEL = b"murmurfl mask seed 1\x00"
 _SIGN_LABEL = b"murmurfl masked release 1\x00"
 _ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_BLOCK = 1 << 20  # bytes of keystream at a time: they stay in cache
+_BLOCK = 1 << 17  # bytes of keystream at a time: they stay in the nearer caches
 _ZEROS = bytes(_BLOCK)
 
 
@@ -120,7 +120,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The one way to write this header."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Header:

@@ -169,7 +169,8 @@ class Opener:
         try:
             return self._open(session, opening, tuple(releases))
         except OpeningRefusedError as refusal:
-            logger.warning("Refused to open set %r of session %r: %s.", opening, session, refusal.why)
+            named = f"{opening!r:.80} of session {session!r:.80}"  # anything may have been sent
+            logger.warning("Refused to open set %s: %s", named, refusal.why)
             raise
 
     def _open(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> Opening:
@@ -193,7 +194,7 @@ class Opener:
         try:
             headers = [checked_header(sealed, self.roster) for sealed in releases]
         except MaskedReleaseError as error:
-            raise OpeningRefusedError(f"a release is none: {error}") from error
+            raise OpeningRefusedError(f"one of them is no release of this roster: {error}") from error
         if len({header.machine for header in headers}) < len(headers):
             raise OpeningRefusedError("a machine is in it twice")
         if any(header.session != session for header in headers):
@@ -211,7 +212,7 @@ class Opener:
         try:
             return opened_seal(sealed, header, self.name, self._key)
         except MaskedReleaseError as error:
-            raise OpeningRefusedError(f"the seal of machine {header.machine!r} does not open: {error}") from error
+            raise OpeningRefusedError(f"the seal of machine {header.machine!r} does not open") from error
 
     @staticmethod
     def _record_set(page: OpeningPage, opening: str, digest: str, headers: list[Header]) -> None:

@@ -80,6 +80,6 @@ def check_secure_aggregation(option: SecureAggregation | None, clients_per_round
         )
     if option.min_cohort > clients_per_round:
         raise ConfigurationError(
-            f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got {option.min_cohort}: no round "
-            "could ever be opened."
+            f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got {option.min_cohort}: no "
+            "round could ever be opened."
         )

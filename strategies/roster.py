@@ -1,4 +1,4 @@
-"""The roster that a server works with: the one all its helpers have. Its operators pinned it; a server only reads it."""
+"""The roster that a server works with: the one all its helpers have. Operators pinned it; a server only reads it."""
 
 from __future__ import annotations
 

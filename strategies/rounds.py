@@ -209,6 +209,7 @@ class Rounds(ABC, Generic[StateT]):
         else:
             secure.opened(held)
             self.acks.update(held.releases)
+            _log_losses(report)
         taken = {} if closed else held.releases
         self.participation = {name: taken.get(name) for name in held.asked}
         secure.held = None
@@ -257,7 +258,8 @@ class Rounds(ABC, Generic[StateT]):
             malformed=malformed,
             refused=dict(sorted(refused.items())),
         )
-        _log_losses(report)
+        if self._secure is None:  # else it is not over yet
+            _log_losses(report)
         return report
 
     def _is_late(self, reply: Reply) -> bool:

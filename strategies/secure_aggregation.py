@@ -27,8 +27,8 @@ class SecureAggregation:
     helpers : int
         How many helpers the roster has.
     patience : int
-        In how many rounds in a row a helper may be out of reach, and how often the helpers are asked for one sum, before
-        the run ends.
+        In how many rounds in a row a helper may be out of reach, and how often the helpers are asked for one sum,
+        before the run ends.
     roster : str
         The digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
 

@@ -124,8 +124,9 @@ class SecureRounds:
         if found > most:
             raise WrongSumError(
                 f"Expected the sum of {len(held.releases)} releases of round {held.server_round} to stay below "
-                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(self._names(held))}) or a machine did "
-                "not mask as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the set."
+                f"{most * spacing:g}, got {found * spacing:g}: a helper ({', '.join(self._names(held))}) or a machine "
+                "did not mask as it says; which, nobody can tell. The model is as it was, and the checkpoint holds the "
+                "set."
             )
 
     def _names(self, held: CohortSet) -> tuple[str, ...]:

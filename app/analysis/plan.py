@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, PrivacyPolicy, gdp_epsilon, gdp_mu
-from ...privacy.mechanisms import DECODERS, WORKLOADS, Mechanism
-from ...privacy.policy import ClipUnit, ReleaseRule
-from ..config import RunConfig
-from ..experiment import prepare
+from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, gdp_epsilon
+from ...privacy.mechanisms import DECODERS, WORKLOADS
 from ..report.table import Column, Table
+from .request import PlanRequest
+from .request import request_of as request_of
+from .trusts import TrustPlan, compared_trusts, prefix_errors, rms, trust_table
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancelling": ("schedule", SCHEDULES),
@@ -32,113 +32,6 @@ _MOST_DENSE = 2048
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """What is planned for.
-
-    Parameters
-    ----------
-    machines : int
-        M.
-    samples : int
-        Samples of each machine.
-    rounds : int
-        T.
-    batch_size : int
-        b, samples a release.
-    epsilon, delta : float
-        The guarantee wanted for one sample of one machine, over all its releases.
-    per_round : int
-        m, machines asked in a round.
-    passes : int
-        How often a machine goes through its samples.
-    clip_norm : float
-        S.
-    parameters : int
-        d.
-    mu : float
-        The same guarantee as Gaussian DP, where that was wanted; default what epsilon at delta allows.
-    cap : int
-        Most releases of a machine, where it is set; 0 for as many as rounds and samples allow.
-    clip_unit, release_rule : str
-        As in :class:`~murmurfl.privacy.PrivacyPolicy`.
-    """
-
-    machines: int
-    samples: int
-    rounds: int
-    batch_size: int
-    epsilon: float
-    delta: float
-    per_round: int
-    passes: int = 1
-    clip_norm: float = 1.0
-    parameters: int = 1000
-    mu: float = 0.0
-    cap: int = 0
-    clip_unit: ClipUnit = "sample"
-    release_rule: ReleaseRule = "acknowledged"
-
-    def __post_init__(self) -> None:
-        if not self.mu:
-            object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
-        for name in ("machines", "samples", "rounds", "batch_size", "per_round", "passes", "parameters"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"Expected {name} >= 1, got {getattr(self, name)}.")
-        if self.per_round > self.machines:
-            raise ConfigurationError(f"Expected per_round <= machines = {self.machines}, got {self.per_round}.")
-        if self.batch_size > self.samples:
-            raise ConfigurationError(
-                f"Expected batch_size <= the {self.samples} samples of a machine, got {self.batch_size}."
-            )
-
-    def check_rounds(self) -> None:
-        """Refuse more rounds than the machines' samples last for, however their turns are drawn; as a run would.
-
-        Raises
-        ------
-        ConfigurationError
-            With the number of rounds that is possible.
-        """
-        possible = self.machines * self.passes * self.separation // self.per_round
-        if self.rounds > possible:
-            often = f", each {self.passes} times" if self.passes > 1 else ""
-            raise ConfigurationError(
-                f"Expected rounds <= {possible}, got {self.rounds}: {self.samples} samples in batches of "
-                f"{self.batch_size}{often} last for {self.passes * self.separation} releases of a machine, and so many "
-                f"rounds ask each for {self.rounds * self.per_round / self.machines:.4g}. Use fewer rounds, smaller "
-                "batches, more passes, or ask fewer machines a round."
-            )
-
-    @property
-    def separation(self) -> int:
-        """Releases of one pass."""
-        return self.samples // self.batch_size
-
-    @property
-    def releases(self) -> int:
-        """K, the most releases of a machine."""
-        return self.cap or min(self.rounds, self.passes * self.separation)
-
-    def policy(self, mechanism: str, options: dict[str, str]) -> PrivacyPolicy:
-        """A machine's policy."""
-        paper = options.get("schedule") == "paper"
-        return PrivacyPolicy(
-            clip_norm=self.clip_norm,
-            batch_size=self.batch_size,
-            max_participations=self.releases,
-            mu=self.mu,
-            delta=self.delta,
-            mechanism=mechanism,
-            mechanism_options=options,
-            num_rounds=self.rounds if paper else None,
-            sample_participations=self.passes,
-            min_separation=self.separation if self.passes > 1 else 1,
-            clip_unit=self.clip_unit,
-            release_rule=self.release_rule,
-        )
-
-
-@dataclass(frozen=True)
 class MechanismPlan:
     """One mechanism worked out; all errors are standard deviations of one value, in the units of the clip norm.
 
@@ -148,6 +41,8 @@ class MechanismPlan:
         Mechanism and option.
     mu, epsilon : float
         What all K releases guarantee.
+    mu_local, epsilon_local : float or None
+        Under secure aggregation, what they guarantee whatever happens; None also where that is nothing.
     noise_std : float
         In front of the mechanism's rows.
     prefix_rmse, prefix_last : float
@@ -172,6 +67,8 @@ class MechanismPlan:
     server_prefix_rmse: float
     server_mu2_rmse: float | None
     memory_bytes: int
+    mu_local: float | None = None
+    epsilon_local: float | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +87,8 @@ class Plan:
     mechanisms : list of MechanismPlan
     left_out : dict of str to str
         Mechanisms that were not worked out, and why.
+    trusts : list of TrustPlan
+        What the same mu costs under each trust model, with the mechanism of least error of prefix sums.
     """
 
     request: PlanRequest
@@ -198,6 +97,7 @@ class Plan:
     sensitivity: float
     mechanisms: list[MechanismPlan]
     left_out: dict[str, str]
+    trusts: list[TrustPlan]
 
     @property
     def best_for_prefix_sums(self) -> str:
@@ -218,54 +118,21 @@ class Plan:
     @property
     def guarantee(self) -> Guarantee:
         """What a machine's releases would guarantee, with any of the mechanisms."""
+        request = self.request
+        words = "noise of any of these mechanisms on each machine"
+        covers = f"over all {self.releases} releases of a machine, a sample in at most {request.passes} of them"
+        if not request.secure:
+            return Guarantee(self.mu, request.delta, words, covers=covers)
+        local = [math.inf if made.mu_local is None else made.mu_local for made in self.mechanisms]
         return Guarantee(
             self.mu,
-            self.request.delta,
-            "noise of any of these mechanisms on each machine",
-            covers=f"over all {self.releases} releases of a machine, a sample in at most {self.request.passes} of them",
+            request.delta,
+            f"{words}, under masks",
+            trust=request.trust,
+            covers=covers,
+            mu_local=max(local),
+            min_honest=request.min_honest,
         )
-
-
-def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
-    """What a run asks for: its machine with the most samples, its clip norm and its model, on its data.
-
-    Parameters
-    ----------
-    config : RunConfig
-    check_rounds : bool
-        Whether more rounds than its machines' samples last for are refused.
-
-    Raises
-    ------
-    ConfigurationError
-        If the configuration is impossible, or its machines release no stream with noise of their own.
-    """
-    experiment = prepare(config)
-    policy = experiment.policy()
-    if not policy.adds_noise or "batch-size" not in experiment.method.keys:
-        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
-        raise ConfigurationError(
-            f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
-            "mechanisms for such noise."
-        )
-    if check_rounds:
-        experiment.check_rounds()
-    return PlanRequest(
-        machines=config.num_clients,
-        samples=max(experiment.sizes),
-        rounds=experiment.num_rounds,
-        batch_size=config.batch_size,
-        epsilon=gdp_epsilon(config.mu, config.delta),
-        delta=config.delta,
-        per_round=config.clients_per_round,
-        passes=config.passes,
-        clip_norm=experiment.values.clip_norm,
-        parameters=experiment.model.num_parameters,
-        mu=config.mu,
-        cap=config.max_participations,
-        clip_unit=policy.clip_unit,
-        release_rule=policy.release_rule,
-    )
 
 
 def make_plan(request: PlanRequest) -> Plan:
@@ -277,6 +144,7 @@ def make_plan(request: PlanRequest) -> Plan:
         If no mechanism can do what is asked for.
     """
     plans, left_out, sensitivity = [], {}, 0.0
+    summed = request.secure
     for mechanism in MECHANISMS:
         option, values = _VARIANTS.get(mechanism, ("", ("",)))
         for value in values:
@@ -284,13 +152,16 @@ def make_plan(request: PlanRequest) -> Plan:
             if mechanism == "optimal" and request.releases > _MOST_OPTIMAL[value]:
                 left_out[name] = f"more than {_MOST_OPTIMAL[value]} releases: finding it takes too long for a plan"
                 continue
+            if summed and request.release_rule == "paper" and mechanism != "independent":
+                left_out[name] = "no helper opens a correlated release that is built on one which may be lost"
+                continue
             policy = request.policy(mechanism, {option: value} if option else {})
             plan = policy.plan(request.parameters)
             if plan.problem:
                 left_out[name] = plan.problem
                 continue
             sensitivity = max(sensitivity, plan.sensitivity)
-            prefix = _prefix_errors(plan.mechanism) * plan.noise_std
+            prefix = prefix_errors(plan)
             mu2 = None
             if request.releases <= _MOST_DENSE:
                 mu2 = np.linalg.norm(np.cumsum(plan.mechanism.decoder(), axis=0), axis=1) * plan.noise_std
@@ -301,18 +172,35 @@ def make_plan(request: PlanRequest) -> Plan:
                     mu=plan.mu,
                     epsilon=plan.epsilon(request.delta),
                     noise_std=plan.noise_std,
-                    prefix_rmse=_rms(prefix),
+                    prefix_rmse=rms(prefix),
                     prefix_last=float(prefix[-1]),
-                    mu2_rmse=None if mu2 is None else _rms(mu2),
+                    mu2_rmse=None if mu2 is None else rms(mu2),
                     mu2_last=None if mu2 is None else float(mu2[-1]),
-                    server_prefix_rmse=of_server * _rms(prefix),
-                    server_mu2_rmse=None if mu2 is None else of_server * _rms(mu2),
+                    server_prefix_rmse=of_server * rms(prefix),
+                    server_mu2_rmse=None if mu2 is None else of_server * rms(mu2),
                     memory_bytes=plan.mechanism.memory_bytes(request.parameters),
+                    mu_local=plan.mu_local if summed and math.isfinite(plan.mu_local) else None,
+                    epsilon_local=gdp_epsilon(plan.mu_local, request.delta)
+                    if summed and math.isfinite(plan.mu_local)
+                    else None,
                 )
             )
     if not plans:
         raise ConfigurationError(next(iter(left_out.values())))
-    return Plan(request, request.mu, request.releases, sensitivity, plans, left_out)
+    best = min(plans, key=lambda plan: plan.prefix_rmse).name
+    trusts = compared_trusts(request, *_named(best))
+    return Plan(request, request.mu, request.releases, sensitivity, plans, left_out, trusts)
+
+
+def _named(name: str) -> tuple[str, dict[str, str]]:
+    """The mechanism and the options that a plan's name stands for."""
+    mechanism, _, value = name.partition(" ")
+    return mechanism, {_VARIANTS[mechanism][0]: value} if value else {}
+
+
+def compared_table(plan: Plan) -> Table:
+    """What the same mu costs under each trust model."""
+    return trust_table(plan.trusts, plan.best_for_prefix_sums, plan.guarantee)
 
 
 _COLUMNS = (
@@ -366,11 +254,3 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
     after += [f"Left out: {name}, {why}." for name, why in plan.left_out.items()]
     return before, after
-
-
-def _prefix_errors(mechanism: Mechanism) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([mechanism.row_std(release) for release in range(1, mechanism.num_releases + 1)])
-
-
-def _rms(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    return float(np.sqrt(np.mean(values**2)))

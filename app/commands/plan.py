@@ -60,7 +60,7 @@ def plan(
 
     With --config or --set the run of that configuration is planned, on its data; the other options win over it.
     """
-    from ..analysis.plan import make_plan, plan_lines, plan_table
+    from ..analysis.plan import compared_table, make_plan, plan_lines, plan_table
 
     options = {
         "machines": machines,
@@ -91,6 +91,8 @@ def plan(
         say_table(table.title, table.texts(), table.labels)
         for line in after:
             say(line)
+        compared = compared_table(made)
+        say_table(compared.title, compared.texts(), compared.labels)
 
 
 def _from_numbers(given: dict[str, Any]) -> PlanRequest:

@@ -53,7 +53,7 @@ def run(
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.flower_run import run_flower_app
-    from ..engines.start import app_folder, ray_environment, ray_overrides
+    from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..guarantees import expected_guarantee
     from ..record import RESULT_NAME
     from ..trackers import check_trackers
@@ -72,7 +72,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         run_flower_app(
             app_folder(),
             run_config=ray_overrides(config),
-            num_supernodes=config.num_clients,
+            num_supernodes=num_nodes(config),
             timeout_s=timeout,
             environment=ray_environment(config),
             on_line=show,

@@ -35,6 +35,9 @@ class CohortMachines:
 
     Notes
     -----
+    Under secure aggregation there are no masks and no helpers: masks cancel exactly, so sums are the same without them,
+    and nothing leaves this process.
+
     **Formal guarantees.** Those of each machine, in simulation (:class:`~murmurfl.clients.PrivateClient`).
     """
 
@@ -46,6 +49,7 @@ class CohortMachines:
             lambda name: experiment.client(int(name), MemoryLedger(), rows),
         )
         initial = experiment.model.initial_parameters(experiment.config.seed)
+        self._sent: dict[str, int] = {}
         self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]
 
     def names(self) -> list[str]:
@@ -54,6 +58,7 @@ class CohortMachines:
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
+        self._acknowledge(request)
         points = [self._arrays(point) for point in request.points]
         if not all(np.isfinite(values).all() for point in points for values in point):
             yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in request.acks)  # as a client that reads messages
@@ -74,10 +79,17 @@ class CohortMachines:
             elif not lost:
                 machine = self.cohort.client(name).machine
                 sensitivity = machine.plan.sensitivity
+                self._sent[name] = outcome.release
                 yield Reply(name, outcome.release, outcome.ack, outcome, {protocol.SENSITIVITY: sensitivity})
-                if request.aggregated.get(name) == outcome.release:
-                    # Its next request would acknowledge the release; told now, the machine can forget it.
-                    machine.acknowledge(request.session, outcome.release)
+                self._acknowledge(request)
+
+    def _acknowledge(self, request: RoundRequest) -> None:
+        """Tell machines which of their releases were aggregated, so that they can forget them.
+
+        Their next requests would. A server that sees only sums knows after the round.
+        """
+        for name in [name for name, release in self._sent.items() if request.aggregated.get(name) == release]:
+            self.cohort.client(name).machine.acknowledge(request.session, self._sent.pop(name))
 
     def statements(self, session: str) -> dict[str, dict[str, Any]]:
         """What each machine has spent."""

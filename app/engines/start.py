@@ -14,6 +14,7 @@ from ..client_app import app
 from ..config import RunConfig
 from ..experiment import prepare
 from ..own_modules import environment_for
+from ..participants import participant_names
 from ..record import RESULT_NAME, result_document
 from ..result import Progress, RunResult
 from ..run import run_experiment
@@ -47,7 +48,7 @@ def run_in_process(config: RunConfig, *, on_progress: Callable[[Progress], None]
     Parameters, result and errors are those of :func:`~murmurfl.app.run.run_experiment`. It leaves no checkpoint.
     """
     prepare(config)
-    grid = InProcessGrid(app, config.num_clients, config.to_mapping())
+    grid = InProcessGrid(app, num_nodes(config), config.to_mapping())
     return run_experiment(grid, config, on_progress=on_progress, engine="inprocess")
 
 
@@ -79,12 +80,17 @@ def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any
         run_flower_app(
             app_folder(),
             run_config=run_config,
-            num_supernodes=config.num_clients,
+            num_supernodes=num_nodes(config),
             timeout_s=timeout_s,
             environment=ray_environment(config),
             on_line=lambda line: None,  # noqa: ARG005 - nobody reads along
         )
         return json.loads((Path(folder) / "run" / RESULT_NAME).read_text())
+
+
+def num_nodes(config: RunConfig) -> int:
+    """Nodes that an engine with messages starts: one for each machine, and under secure aggregation each helper."""
+    return len(participant_names(config))
 
 
 def ray_environment(config: RunConfig) -> dict[str, str]:

@@ -326,7 +326,7 @@ class Method(ABC):
         mu : float
             Of everything the run may release; infinite without noise, 0 if nobody is asked.
         mu_local : float, optional
-            Under secure aggregation, what holds whatever happens.
+            Under secure aggregation, what holds whatever happens; default what the policy's plan says.
         min_honest : int, optional
             Under secure aggregation, h where it is not the run configuration's: real machines have their own.
         notes : iterable of str
@@ -343,6 +343,8 @@ class Method(ABC):
             rounds = None if brief else problem.num_rounds
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
         words = self.brief_words(policy) if brief else words
+        if policy.trust == SECURE and mu_local is None:
+            mu_local = policy.plan(problem.model.num_parameters).mu_local
         if min_honest is not None:
             policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
         return policy_guarantee(policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated)

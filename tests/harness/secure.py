@@ -1,0 +1,212 @@
+"""Machines under masks and helpers that open their sums, on a grid for tests, and the same machines without masks.
+
+Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test
+can have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.clients import Mu2Client
+from murmurfl.clients.answers import answer
+from murmurfl.clients.gradients import unflatten
+from murmurfl.clients.helper import answer_helper
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
+from murmurfl.privacy.masking import Masking
+from murmurfl.privacy.opening import Opener
+from murmurfl.privacy.opening_record import MemoryOpeningRecord
+from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.strategies import Refusal, Reply
+
+from tests.harness.grid import NodesGrid
+from tests.harness.models import Data
+
+HELPERS = ("helper-0", "helper-1")
+SEED = 3
+
+
+def secure_policy(**changes):
+    """A policy for sums of at least three releases, two of them of honest machines."""
+    settings = {"clip_norm": 1.0, "batch_size": 1, "max_participations": 30, "mu": 2.0, "min_honest": 2}
+    return PrivacyPolicy(**{**settings, "min_cohort": 3, "trust": "secure-aggregation", **changes})
+
+
+class Machines:
+    """Simulated machines ``"0"`` to ``"count - 1"`` whose contributions are their data; ledgers live as long as this.
+
+    ``masked`` False makes the very same releases and sends them as numbers. ``different`` has policies of single
+    machines, and ``mask`` is what turns a release into a masked one: a test may replace it.
+    """
+
+    def __init__(self, data, shapes, count=6, *, kind=Mu2Client, masked=True, different=None, options=None, **changes):
+        names = tuple(str(i) for i in range(count))
+        self.count, self.masked, self.kind = count, masked, kind
+        self.roster = Roster.simulated(SEED, names, HELPERS)
+        self.gradients, self._data = Data(shapes), data
+        self._shapes, self._options = shapes, options or {}
+        self._policies = {name: secure_policy(**{**changes, **(different or {}).get(name, {})}) for name in names}
+        self._clients = {}
+        self.masks = {name: Masking(name, MachineKey.simulated(SEED, name), self.roster) for name in names}
+
+    def client(self, name):
+        """A machine."""
+        if name not in self._clients:
+            samples, policy = self._data(name), self._policies[name]
+            self._clients[name] = self.kind(
+                self.gradients, samples, policy, MemoryLedger(), SimulatedKeys(SEED, name), name=name, **self._options
+            )
+        return self._clients[name]
+
+    def mask(self, name, release, session):
+        """A release under its masks."""
+        return self.masks[name].mask(release, session, self._policies[name])
+
+    @property
+    def app(self):
+        """The machines as an app, one on each node."""
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            name = str(context.node_config["partition-id"])
+            if protocol.ASK in message.content[protocol.CONFIG]:
+                return answer(message, lambda: self._asked(name, message.content))
+            return answer(message, lambda: self._train(name, message.content))
+
+        @app.query()
+        def query(message, context):
+            return answer(message, lambda: self._asked(str(context.node_config["partition-id"]), message.content))
+
+        return app
+
+    def _asked(self, name, content):
+        return RecordDict({protocol.CONFIG: ConfigRecord(self.client(name).get_properties(content[protocol.CONFIG]))})
+
+    def _train(self, name, content):
+        client, config = self.client(name), dict(content[protocol.CONFIG])
+        points = [array.numpy() for key in (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS) if key in content
+                  for array in content[key].values()]  # fmt: skip
+        release = client.release(client._read(points, config))
+        entries = {protocol.MACHINE: name}
+        values = release.values
+        if self.masked:
+            masked = self.mask(name, release, config[protocol.SESSION])
+            values = masked.counts
+            entries |= {
+                protocol.HEADER: masked.sealed.header,
+                protocol.SEALS: list(masked.sealed.seals),
+                protocol.SIGNATURE: masked.sealed.signature,
+            }
+        arrays = zip(content[protocol.ARRAYS], unflatten(values, self._shapes), strict=True)
+        numbers = {
+            protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.RELEASE: release.release,
+            protocol.ACK: release.ack,
+            protocol.SENSITIVITY: client.machine.plan.sensitivity,
+            protocol.MU_GUARANTEED: client.machine.plan.mu,
+            protocol.DELTA: 1e-5,
+            protocol.CLIENT_LEVEL: 0,
+            protocol.NUM_EXAMPLES: 1,
+        }
+        return RecordDict(
+            {
+                protocol.ARRAYS: ArrayRecord({key: Array(array) for key, array in arrays}),
+                protocol.METRICS: MetricRecord(numbers),
+                protocol.CONFIG: ConfigRecord(entries),
+            }
+        )
+
+
+class DirectCohort:
+    """The same machines, asked without messages."""
+
+    def __init__(self, machines, lost=lambda server_round, name: False):
+        self.machines, self.lost = machines, lost
+
+    def names(self):
+        return [str(i) for i in range(self.machines.count)]
+
+    def answer(self, request):
+        for name, ack in request.acks.items():
+            client = self.machines.client(name)
+            points = [part for point in request.points for part in unflatten(point, self.machines._shapes)]
+            config = {
+                protocol.VERSION: protocol.PROTOCOL_VERSION,
+                protocol.SERVER_ROUND: request.server_round,
+                protocol.ACK: ack,
+                protocol.SESSION: request.session,
+            }
+            try:
+                release = client.release(client._read(points, config))
+            except RefusedError as refusal:
+                yield Refusal(refusal.code)
+                continue
+            if not self.lost(request.server_round, name):
+                yield Reply(name, release.release, release.ack, release, {})
+
+    def statements(self, session):
+        return {name: self.machines.client(name).statement(session) for name in self.names()}
+
+
+class SecureGrid(NodesGrid):
+    """Machines on a node each, and beside them the helpers of their roster, each on a node of its own.
+
+    ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"`` or ``"open"``, and
+    ``seen(kind, helper, reply)`` with what it answers; either may raise what a test waits for, or give another answer:
+    None for none at all. Helpers whose names are in ``down`` are not connected.
+    """
+
+    first_helper = 5000
+
+    def __init__(self, machines, *, lost=0.0, seed=2, helpers=HELPERS):
+        super().__init__(machines.app, machines.count, lost=lost, seed=seed)
+        self.roster = machines.roster
+        self.openers = {
+            self.first_helper + i: Opener(name, HelperKey.simulated(SEED, name), self.roster, MemoryOpeningRecord())
+            for i, name in enumerate(helpers)
+        }
+        self.down = set()
+        self.asked = []
+        self.watch = lambda kind, helper, message: message
+        self.seen = lambda kind, helper, reply: reply
+
+    def get_node_ids(self):
+        up = [node for node, opener in self.openers.items() if opener.name not in self.down]
+        return [*super().get_node_ids(), *up]
+
+    def handle(self, message, identifier):
+        opener = self.openers.get(message.metadata.dst_node_id)
+        if opener is None:
+            return super().handle(message, identifier)
+        kind = "open" if message.metadata.message_type == protocol.QUERY_OPEN else "hello"
+        delivered = Message(RecordDict(dict(message.content)), message.metadata.dst_node_id,
+                            message.metadata.message_type)  # fmt: skip
+        delivered.metadata.__dict__["_message_id"] = identifier
+        self.asked.append((kind, opener.name))
+        if opener.name in self.down or self.watch(kind, opener.name, delivered) is None:
+            return None
+        reply = self.seen(kind, opener.name, answer_helper(opener, delivered))
+        if reply is not None:
+            reply.metadata.__dict__["_message_id"] = f"reply to {identifier}"
+        return reply
+
+
+def refusal(message, code=protocol.OPENING_REFUSED):
+    """An error reply."""
+    return Message(Error(code, "no"), reply_to=message)
+
+
+def other_header(masked, machine_key, **changes):
+    """A masked release whose header says something else, signed all the same."""
+    header = json.loads(masked.sealed.header)
+    changed = json.dumps({**header, **changes}, sort_keys=True, separators=(",", ":")).encode()
+    unsigned = replace(masked.sealed, header=changed, signature=b"")
+    return replace(masked, sealed=replace(unsigned, signature=machine_key.sign(unsigned.signed)))
+
+
+def state_bytes(strategy):
+    """All of a strategy's state, to the last bit."""
+    return {name: np.asarray(value).tobytes() for name, value in vars(strategy.state).items()}
