@@ -83,8 +83,8 @@ class PrivacyPolicy:
         The fewest releases a sum with this machine's has, under ``secure-aggregation``: h, and as many as may work with
         the server. Helpers see to it.
     budget_local_mu : float, optional
-        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default ``budget_mu`` times
-        sqrt(h).
+        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of the ledger,
+        where it has one, or ``budget_mu`` times sqrt(h).
 
     Notes
     -----
@@ -96,7 +96,7 @@ class PrivacyPolicy:
     is honest; whatever happens, the plan's ``mu_local`` does. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
-    Proof: docs/proofs/release-rule.md.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
 
     clip_norm: float

@@ -65,6 +65,9 @@ class PrivateMachine(LedgeredMachine):
     unless the callable remembers it; with simulated keys they are computed together, and that the rows do not depend on
     each other is assumed. ``exact`` noise makes this true of the numbers actually sent, up to the quality of its
     pseudorandom normals (:mod:`murmurfl.privacy.noise`).
+    Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
+    returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
+    data, and let nothing but its masked form leave.
     Under ``trusted-server`` nothing is guaranteed against the server, and with mechanism ``none`` nothing at all. Under
     the former every session reserves the policy's mu, which the server is trusted to keep towards everybody else, and
     all sessions together stay within budget_mu. A ledger that has seen such a session opens none for a server that is
@@ -110,6 +113,8 @@ class PrivateMachine(LedgeredMachine):
         Returns
         -------
         Release
+            Under secure aggregation it is not to be sent as it is
+            (:meth:`murmurfl.privacy.masking.Masking.mask`).
 
         Raises
         ------
