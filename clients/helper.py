@@ -249,5 +249,5 @@ def _bytes_of(entries: dict[str, Any], key: str) -> list[bytes]:
 
 
 def _refused(why: str) -> OpeningRefusedError:
-    logger.warning("Refused to open a set: %s.", why)
+    logger.warning("Refused to open a set: %s", why)
     return OpeningRefusedError(why)

@@ -8,8 +8,11 @@ from .errors import ConfigurationError
 from .guarantee import Guarantee
 from .policy import PrivacyPolicy
 
+WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+"""Of a column with the figures that do."""
 
-def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
+
+def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:
     """The terms of many epsilons, to stand once beside their table or figure.
 
     Parameters
@@ -17,6 +20,9 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
     guarantees : iterable of pairs
         The name of its row or column, and the guarantee; guarantees with the same terms are said once. What holds
         whatever happens, under secure aggregation, is said of each.
+    in_columns : bool
+        Whether the table has columns of its own for h, the honest machines of each sum, and for what holds whatever
+        happens: then both are said in words, and once.
 
     Raises
     ------
@@ -28,7 +34,8 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
     notes: dict[str, None] = {}
     local: dict[str, dict[str, None]] = {}
     for label, guarantee in guarantees:
-        mechanisms = groups.setdefault((guarantee.protects, guarantee.covers), {})
+        protects = guarantee.protected("h") if in_columns else guarantee.protects
+        mechanisms = groups.setdefault((protects, guarantee.covers), {})
         mechanisms.setdefault(guarantee.mechanism, {})[label] = None
         if guarantee.whatever_happens:
             local.setdefault(guarantee.whatever_happens, {})[label] = None
@@ -42,7 +49,9 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]]) -> str:
         words = [f"{words} ({' / '.join(named)})" for words, named in mechanisms.items()]
         words = list(mechanisms) if len(words) == 1 else words
         sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
-    if local:
+    if local and in_columns:
+        sentences.append(WHATEVER_HAPPENS)
+    elif local:
         # Beside other groups or figures it must be told whose they are; the sentence itself says what they rest on.
         alone = len(local) == len(groups) == 1
         figures = [said if alone else f"{said} ({' / '.join(named)})" for said, named in local.items()]

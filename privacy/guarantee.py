@@ -152,11 +152,22 @@ class Guarantee:
     @property
     def protects(self) -> str:
         """The terms but for whose noise it is: where epsilon is shown, what is protected, and against whom."""
+        return self.protected("" if self.min_honest is None else str(self.min_honest))
+
+    def protected(self, honest: str) -> str:
+        """What :attr:`protects` says, with a word in the place of the number of honest machines.
+
+        Parameters
+        ----------
+        honest : str
+            Such as ``h`` beside a column that has the numbers. Read under ``secure-aggregation`` only.
+        """
         protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
-        machines = "machine" if self.min_honest == 1 else "machines"
-        return f"{protects} if one helper and {self.min_honest} {machines} of each sum are honest"
+        return (
+            f"{protects} if one helper and {honest} {'machine' if honest == '1' else 'machines'} of each sum are honest"
+        )
 
     @property
     def whatever_happens(self) -> str:

@@ -51,7 +51,7 @@ class PrivateMachine(LedgeredMachine):
 
     Parameters
     ----------
-    policy, num_parameters, num_samples, ledger, keys, data
+    policy, num_parameters, num_samples, ledger, keys, data, roster
         See :class:`~murmurfl.privacy.machine.LedgeredMachine`, which also says what is refused.
     rows : RowCache, optional
         For simulations; by default every row is regenerated when it is taken back out, and where a state would have to
@@ -85,8 +85,9 @@ class PrivateMachine(LedgeredMachine):
         rows: RowCache | None = None,
         *,
         data: RowBytes | None = None,
+        roster: str = "",
     ) -> None:
-        super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data)
+        super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data, roster=roster)
         self._rows = rows
 
     @cached_property

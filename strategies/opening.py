@@ -259,8 +259,8 @@ def _disagreement(cohort: CohortSet, refusing: list[str]) -> str:
     return (
         f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of {_listed(refusing)} "
         "after another has opened it. Its opening record is not the one it had, or it was shown another set for this "
-        "round: see its log. The checkpoint holds the set; a helper that lost its record needs a new key, and the "
-        "training a new session."
+        "round, or a machine sealed for it what is no seed: its log says which. The checkpoint holds the set; a helper "
+        "that lost its record needs a new key, and the training a new session."
     )
 
 

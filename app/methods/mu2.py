@@ -36,9 +36,13 @@ class Mu2Method(Method):
             return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
         chosen = tuned(config)
-        eta = chosen.mu2_rate * wanted_mu(config) ** chosen.mu2_power / num_rounds**2
+        eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
         eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
         return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)
+
+    def noise_mu(self, config: RunConfig) -> float:
+        """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""
+        return wanted_mu(config)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         """The papers' eta, the smaller one of what noise and what smoothness allows."""
@@ -65,6 +69,10 @@ class TrustedMu2Method(Mu2Method):
     samples_return = False
     client_type = Mu2Client
     strategy_type = TrustedMu2
+
+    def noise_mu(self, config: RunConfig) -> float:
+        # One noise for everybody, which hides a sample that is one of m times as many.
+        return wanted_mu(config) * math.sqrt(config.clients_per_round)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         constants = PaperConstants.of(model)

@@ -11,6 +11,7 @@ from .kind import TableKind
 from .paper import Paper
 from .reshef_levy_2024 import ReshefLevy2024
 from .reshef_levy_2025 import ReshefLevy2025
+from .secure_aggregation import SecureAggregation
 from .tran_cutkosky_2022 import TranCutkosky2022
 from .zhang_2025 import Zhang2025Cnn, Zhang2025Logistic
 
@@ -20,6 +21,7 @@ PAPERS: Registry[Paper] = Registry(
     [
         ReshefLevy2025(),
         ReshefLevy2024(),
+        SecureAggregation(),
         Zhang2025Logistic(),
         Zhang2025Cnn(),
         TranCutkosky2022(),

@@ -20,10 +20,16 @@ _NOMINAL = 1000
 """Batches of a machine where only words are wanted of a policy."""
 
 
-def caption_guarantee(config: RunConfig) -> Guarantee:
+def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarantee:
     """What a simulated run guarantees, without its data and what differs between the runs of a table; for captions.
 
     The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
+
+    Parameters
+    ----------
+    config : RunConfig
+    mu_local : float
+        What holds whatever happens, under secure aggregation, as the run had it.
     """
     method = METHODS[config.strategy]
     rounds, model = config.passes * _NOMINAL, SoftmaxRegression(1, 2)
@@ -32,16 +38,19 @@ def caption_guarantee(config: RunConfig) -> Guarantee:
     data = Dataset(*nothing, *nothing, num_classes=2)
     shards = [Shard(data, np.arange(len(data.train_labels)))]
     problem = Problem(replace(config, max_participations=0), data, shards, model, rounds, values)
-    return method.guarantee(problem, config.mu if config.private else math.inf, notes=(SIMULATED,), brief=True)
+    mu = config.mu if config.private else math.inf
+    return method.guarantee(problem, mu, mu_local=mu_local, notes=(SIMULATED,), brief=True)
 
 
-def table_caption(document: Mapping[str, Any]) -> str:
+def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
     """What the epsilons in the table of a reproduction are true of.
 
     Parameters
     ----------
     document : mapping
         Of a reproduction, with its ``cells``.
+    in_columns : bool
+        Whether the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
 
     Raises
     ------
@@ -58,8 +67,9 @@ def table_caption(document: Mapping[str, Any]) -> str:
             if not config.private:
                 noiseless[label] = None
             elif entry["epsilon"]["mean"] != 0:
-                guarantees.append((label, caption_guarantee(config)))
-    sentences = [caption(guarantees)] if guarantees else []
+                local = entry.get("mu_local", {}).get("mean")
+                guarantees.append((label, caption_guarantee(config, math.inf if local is None else local)))
+    sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
     if noiseless:
         sentences.append(f"Without noise, and not private: {' / '.join(noiseless)}.")
     return " ".join(sentences) or "No epsilon: nothing private was released."

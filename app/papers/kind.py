@@ -18,7 +18,10 @@ from ..report.table import Table
 Run = Mapping[str, Any]
 """What a table needs of a run: the :data:`FIGURES` and its ``curves``."""
 
-FIGURES = ("accuracy", "loss", "mu", "epsilon", "delta", "seconds", "releases", "refusals", "lost_replies")
+FIGURES = (
+    "accuracy", "loss", "mu", "epsilon", "mu_local", "epsilon_local", "delta", "seconds", "releases", "refusals",
+    "lost_replies",
+)  # fmt: skip
 """What every table needs of a run's result."""
 
 
@@ -56,6 +59,8 @@ class TableKind(ABC):
     """What it shows, in words."""
     curves_needed: frozenset[str] = frozenset()
     """The curves it cannot do without; a finished run that was kept without them is made again."""
+    honest_in_columns: bool = False
+    """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
     digits: int | None = None
     """To how many digits a document keeps the figures of single runs; None is all."""
     indent: int | None = 2

@@ -146,8 +146,9 @@ def _kept(path: Path, kind: TableKind) -> list[Run] | None:
         return None
     made = json.loads(path.read_text())
     runs = made if isinstance(made, list) else [made]
-    # A run that another kind of table kept may lack the curves that this one shows.
-    return runs if all(kind.curves_needed <= set(run.get("curves") or ()) for run in runs) else None
+    # A run that another kind of table kept may lack the curves that this one shows; one of an older version, figures.
+    enough = (kind.curves_needed <= set(run.get("curves") or ()) and set(FIGURES) <= set(run) for run in runs)
+    return runs if all(enough) else None
 
 
 def _keep(made: Sequence[Run], path: Path) -> None:

@@ -107,6 +107,8 @@ def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[st
         "loss": float(objectives[-1]),
         "mu": mu if math.isfinite(mu) else None,
         "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
+        "mu_local": None,  # no sums
+        "epsilon_local": None,
         "delta": config.delta,
         "releases": len(experiment.asked_rounds),
         "refusals": 0,

@@ -165,3 +165,17 @@ def test_a_caption_says_what_holds_whatever_happens_of_each():
     text = caption([("a", ours), ("c", Guarantee(1.0, 1e-5, "tree noise"))])
     assert "Epsilon of a is at" in text
     assert "whatever happens (a)." in text
+
+
+def test_a_caption_beside_columns_for_both_says_h_and_whatever_happens_in_words_and_once():
+    several = [
+        (f"{honest}", Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=3.0, min_honest=honest))
+        for honest in (1, 9)
+    ]
+    assert caption(several, in_columns=True) == (
+        "Epsilon is at delta = 1e-05, for replacement of one sample of one machine, against the server and everybody "
+        "else if one helper and h machines of each sum are honest; tree noise; over all releases its cap allows. "
+        "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+    )
+    plain = [("a", Guarantee(1.0, 1e-5, "tree noise"))]
+    assert caption(plain, in_columns=True) == caption(plain), "nothing to say where nothing is summed"

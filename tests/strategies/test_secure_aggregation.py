@@ -63,8 +63,8 @@ class Plain(NodesGrid):
         return [] if self.rounds in self.closed else replies
 
 
-def plain_run(strategy=Mu2, *, lost=0.0, closed=(), **changes):
-    grid = Plain(machines(masked=False, **changes).app, 6, lost=lost)
+def plain_run(strategy=Mu2, *, lost=0.0, seed=2, closed=(), **changes):
+    grid = Plain(machines(masked=False, **changes).app, 6, lost=lost, seed=seed)
     grid.closed = closed
     return trained(build(strategy), grid)
 

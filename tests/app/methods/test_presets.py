@@ -60,6 +60,14 @@ def test_steps_are_the_tuned_ones_at_the_sizes_and_mus_they_were_tuned_for():
     assert step(many, 1200, 784) == 110.0 * 2 / 1200**2
 
 
+def test_a_step_is_for_the_noise_in_a_sum_and_not_for_each_machines_share():
+    """One noise of a trusted server for m machines is that of machines with mu sqrt(m) each."""
+    trusted = RunConfig(strategy="trusted-mu2", task="mnist", num_clients=100, clients_per_round=25, mu=0.25)
+    for features in ("pixels", "oriented-gradients"):
+        config = replace(trusted, features=features)
+        assert step(config, 200, 784) == step(replace(config, strategy="mu2", mu=1.25), 200, 784)
+
+
 @pytest.mark.parametrize(
     "strategy", ["mu2", "noisy-sgd", "isrl-dp", "isrl-dp-accelerated", "trusted-mu2", "trusted-sgd"]
 )
