@@ -68,6 +68,42 @@ class TrustTable(TableKind):
         rows, caption = trust_rows(document), str(document.get("guarantee", ""))
         return Table(title, self.columns, rows, caption, draw=lambda path: _draw(document, title, caption, path))
 
+    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+        """A line for each cell: accuracies beside each other, then what holds whatever happens."""
+        rows, caption = trust_rows(document), str(document.get("guarantee", ""))
+        labels = list(dict.fromkeys(row["algorithm"] for row in rows))
+        part = Column("table", "the part of the table that the line belongs to", label=True)
+        accuracies = [part, *_COMMON, *(Column(one, "accuracy", form=".1f", spread=f"± {one}") for one in labels)]
+        local = [*_COMMON, *(Column(one, "epsilon whatever happens", form=_or_nothing) for one in labels)]
+        return [
+            Table("test accuracy in percent", accuracies, _crosswise(rows, "table", value="accuracy %"), caption),
+            Table("epsilon whatever happens", local, _crosswise(rows, value="epsilon_local"), caption),
+        ]
+
+
+_COMMON = (
+    Column("asked of machines", "machines asked in a round, of all there are", label=True),
+    Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up),
+    Column("epsilon", "the same at delta", form=rounded_up),
+)
+
+
+def _or_nothing(value: float | str) -> str:
+    return value if isinstance(value, str) else rounded_up(value)
+
+
+def _crosswise(rows: Sequence[Row], *parts: str, value: str) -> list[dict[str, Any]]:
+    """One row for the lines with one mu, as many machines and the same ``parts``, with a value of each of them."""
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        asked = f"{row['asked']} of {row['machines']}"
+        shared = {"asked of machines": asked, "mu": row["mu"], "epsilon": row["epsilon"]}
+        named = {part: row[part] for part in parts}
+        cell = cells.setdefault((asked, row["mu asked"], *named.values()), {**named, **shared})
+        found = row[value]
+        cell |= {row["algorithm"]: "nothing" if found is None else found, f"± {row['algorithm']}": row["± std"]}
+    return list(cells.values())
+
 
 def trust_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One flat row for each algorithm of each cell."""
