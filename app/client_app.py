@@ -1,10 +1,10 @@
 """The Flower ClientApp.
 
 In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
-with seeded keys and a ledger in ``context.state``, and under secure aggregation the helpers as well. Anywhere else a machine's privacy is its operator's business: the
-operator's file decides (:mod:`murmurfl.app.nodes.config`), and without that file the machine refuses, whatever the run
-configuration says. It is the installed murmurfl that answers there, also where Flower's plain ``flower-supernode`` runs
-the bundle that the server sent (:mod:`.installed`).
+with seeded keys and a ledger in ``context.state``, and under secure aggregation the helpers as well. Anywhere else a
+machine's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.config`), and
+without that file the machine refuses, whatever the run configuration says. It is the installed murmurfl that answers
+there, also where Flower's plain ``flower-supernode`` runs the bundle that the server sent (:mod:`.installed`).
 """
 
 from __future__ import annotations

@@ -315,11 +315,6 @@ class RunConfig:
         return honest_machines(self.clients_per_round, self.cohort_floor, self.colluders) if self.secure else 1
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes of a simulation that sends messages: the machines, and the helpers behind them."""
-        return self.num_clients + (self.helpers if self.secure else 0)
-
-    @property
     def mechanism_options(self) -> dict[str, str | int]:
         """The mechanism's options that are set."""
         names = [one.attribute for one in run_keys().values() if one.read_by == "mechanism"]

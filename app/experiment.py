@@ -21,7 +21,7 @@ from .config import RunConfig
 from .methods import METHODS, Method, Problem
 from .methods.presets import feature_bound
 from .models import make_model
-from .rounds import Shortage, refuse_shortage, shortage
+from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.loading import load_dataset, load_shards
 from .trust import SECURE, helper_names
 
@@ -74,6 +74,12 @@ class Experiment(Problem):
         config, found = self.config, self.shortage
         if found is not None and not config.run_dry and (config.num_rounds or config.max_participations):
             raise refuse_shortage(self.method, self, found)
+        refuse_closed(self, self.replies_left)
+
+    @cached_property
+    def replies_left(self) -> list[int]:
+        """How many replies each round that asks will have, as far as is known; empty where no round can stay closed."""
+        return replies_left(self.method, self) if self.config.secure and self.config.lost_replies else []
 
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""

@@ -192,10 +192,11 @@ def _basis(experiment: Experiment, deployed: bool, statements: Statements | None
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     """That machines with more samples use no more of them than the one with the fewest, where that is so."""
-    config = experiment.config
-    if deployed or not config.secure:
+    config, sizes = experiment.config, experiment.sizes
+    if deployed or not config.secure or config.max_participations:
         return ()
     cap = experiment.policy().max_participations
-    most = config.passes * (max(experiment.sizes) // config.batch_size)
-    possible = config.max_participations or min(experiment.num_rounds, most)
-    return (ONE_POLICY.format(cap=cap),) if cap < possible else ()
+    # One batch more or less is how samples are split, and nobody's loss.
+    unused = max(sizes) // config.batch_size - min(sizes) // config.batch_size > 1
+    settled = cap == config.passes * (min(sizes) // config.batch_size)
+    return (ONE_POLICY.format(cap=cap),) if settled and unused else ()

@@ -2,6 +2,7 @@
 
 A machine makes as many releases as its samples and its cap allow. Seed and round settle which machines a round asks,
 and a request spends samples whether or not its reply is lost. So the answer is computed, and nothing has to be tried.
+The same holds for the rounds in which lost replies leave too few for a sum, under secure aggregation.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 from ..privacy import ConfigurationError
 from ..strategies.machines import rounds_possible, sample_machines
 from .methods import Method, Problem
+from .network import reply_is_lost
+
+_MOST_COINS = 200_000
+"""Replies whose loss is looked at before the first round: seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +75,44 @@ def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> Config
         f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
         f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
     )
+
+
+def replies_left(method: Method, problem: Problem) -> list[int]:
+    """How many replies the network of a simulation leaves of each round that asks; of the first ones, if it is many."""
+    config = problem.config
+    names = [str(machine) for machine in range(config.num_clients)]
+    rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.clients_per_round, 1)]
+    left = []
+    for server_round in rounds:
+        sampling = problem.values.sampling
+        asked = sample_machines(names, config.clients_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
+        left.append(sum(not reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in asked))
+    return left
+
+
+def refuse_closed(problem: Problem, left: list[int]) -> None:
+    """Refuse a run in which so many rounds in a row stay closed that it would be given up.
+
+    Parameters
+    ----------
+    problem : Problem
+        Under secure aggregation.
+    left : list of int
+        The replies of each round that asks.
+
+    Raises
+    ------
+    ConfigurationError
+        With the largest ``min-cohort`` that would do.
+    """
+    config, patience = problem.config, problem.config.give_up_after
+    if not patience or len(left) < patience:
+        return
+    # Of every so many rounds in a row the best one must be opened.
+    possible = min(max(left[i : i + patience]) for i in range(len(left) - patience + 1))
+    if possible < config.cohort_floor:
+        raise ConfigurationError(
+            f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
+            f"min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the run would "
+            f"be given up. Here min-cohort may be at most {possible}; or set a larger give-up-after (0: never)."
+        )

@@ -27,6 +27,9 @@ from .result import Progress, RunResult
 REAL_NODES = "real-nodes"
 """What the engine is called where machines are real."""
 
+_WORTH_SAYING = 0.05
+"""A share of rounds."""
+
 
 class NoReleasesError(MurmurflError):
     """Machines have sent nothing that could be aggregated for too long."""
@@ -91,6 +94,7 @@ def run_experiment(
     if not deployed:
         experiment.check_rounds()
         _say_shortage(experiment)
+        _say_closed(experiment)
     watch = _Watch(experiment, deployed, on_progress)
     strategy = experiment.strategy(
         deployed=deployed,
@@ -250,6 +254,18 @@ def _say_shortage(experiment: Experiment) -> None:
             "Not every machine lasts for all %d rounds: machine %d is the first to run out; it can make %d releases "
             "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
             *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
+        )
+
+
+def _say_closed(experiment: Experiment) -> None:
+    left, floor = experiment.replies_left, experiment.config.cohort_floor
+    closed = sum(replies < floor for replies in left)
+    if closed > _WORTH_SAYING * len(left):
+        log(
+            WARNING,
+            "%d of %d rounds will have fewer replies than min-cohort = %d, with lost-replies = %g: they stay closed, "
+            "and machines carry their releases over.",
+            *(closed, len(left), floor, experiment.config.lost_replies),
         )
 
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from murmurfl.app.nodes.demo import Deployment, deployment
+from murmurfl.app.nodes.deployment import Deployment, deployment
 from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, row_bytes
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "footprint.json"

@@ -21,7 +21,7 @@ from ..privacy.arrays import read_array
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
 
-_FORMAT = 3
+_FORMAT = 4
 # Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
 _LOCK = threading.RLock()
 
@@ -66,7 +66,8 @@ class _ContextPage(LedgerPage):
             if entries["format"] != _FORMAT:
                 raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {entries['format']!r}.")
             reserved = dict(zip(entries["sessions"], entries["reserved"], strict=True))
-            return Account(int(entries["samples-used"]), reserved)
+            local = dict(zip(entries["sessions-local"], entries["reserved-local"], strict=True))
+            return Account(int(entries["samples-used"]), reserved, reserved_local=local)
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 "Expected a readable account in context.state, got a damaged one; start a new run."
@@ -90,6 +91,7 @@ class _ContextPage(LedgerPage):
                 pending=pending,
                 noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
                 noted=tuple(arrays[f"noted-{i}"] for i in range(int(entries["num-noted"]))),
+                ids=dict(zip(map(int, entries["named"]), entries["ids"], strict=True)),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(
@@ -106,6 +108,8 @@ class _ContextPage(LedgerPage):
                 "pending": list(stream.pending),
                 "num-state": len(stream.noise_state),
                 "num-noted": len(stream.noted),
+                "named": list(stream.ids),
+                "ids": list(stream.ids.values()),
             }
         )
         arrays = {f"pending-{j}": Array(counts) for j, counts in stream.pending.items()}
@@ -117,6 +121,8 @@ class _ContextPage(LedgerPage):
                 "samples-used": account.samples_used,
                 "sessions": list(account.reserved),
                 "reserved": [float(mu) for mu in account.reserved.values()],
+                "sessions-local": list(account.reserved_local),
+                "reserved-local": [float(mu) for mu in account.reserved_local.values()],
             }
         )
         array_record = ArrayRecord(arrays)

@@ -50,7 +50,7 @@ def answer_helper(opener: Opener, message: Message) -> Message:
     opener : Opener
         The helper.
     message : Message
-        A hello (in a query or, for servers that know no queries, a train message), or ``query.open``.
+        A hello, or ``query.open``; for servers that know no queries, both in a train message.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def _content(opener: Opener, message: Message) -> RecordDict:
     config = message.content.get(protocol.CONFIG, None)
     entries: dict[str, Any] = dict(config) if isinstance(config, ConfigRecord) else {}
     check_version(entries)
-    if message.metadata.message_type == protocol.QUERY_OPEN:
+    if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) == protocol.ASK_OPEN:
         return _opened(opener, entries)
     if entries.get(protocol.ASK) == protocol.ASK_HELLO:
         return RecordDict(
@@ -249,5 +249,5 @@ def _bytes_of(entries: dict[str, Any], key: str) -> list[bytes]:
 
 
 def _refused(why: str) -> OpeningRefusedError:
-    logger.warning("Refused to open a set: %s.", why)
+    logger.warning("Refused to open a set: %s", why)
     return OpeningRefusedError(why)

@@ -75,12 +75,15 @@ class AdmissionRule:
         Of the model, and of the machine's data.
     fingerprint : str
         Names the policy and the machine's key: a session in the ledger belongs to one of these.
+    local_budget : float
+        What of mu may ever be reserved by what holds whatever other machines and helpers do.
 
     Notes
     -----
     **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
     says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
-    that would take the sum of all reserved mus (in squares) beyond budget_mu. Those of
+    that would take the sum of all reserved mus (in squares) beyond budget_mu, nor that of what holds whatever happens
+    beyond local_budget. Those of
     :class:`~murmurfl.privacy.PrivateMachine` rest on this, provided that what is admitted is recorded before anything
     leaves.
     Proof: docs/proofs/release-rule.md.
@@ -91,6 +94,7 @@ class AdmissionRule:
     num_parameters: int
     num_samples: int
     fingerprint: str
+    local_budget: float = math.inf
 
     def check(self, session: str, stream: StreamRecord | None, account: Account) -> None:
         """Refuse a ledger whose parts contradict each other.
@@ -110,6 +114,19 @@ class AdmissionRule:
                 f"{account.samples_used}: the ledger is damaged. Restore it from a backup or retire this machine's "
                 "data; nothing was released."
             )
+
+        if stream is not None and stream.fingerprint == self.fingerprint and self._nameless(stream):
+            raise LedgerError(
+                f"Expected the names of releases {self._nameless(stream)} in the ledger, got none: it is damaged. "
+                "Restore it from a backup or retire this machine's data; nothing was released."
+            )
+
+    def _nameless(self, stream: StreamRecord) -> list[int]:
+        """The releases that helpers must be told by name, and whose names are lost."""
+        # What a helper would be told instead, that nothing was released before, may open what must stay closed.
+        if self.policy.trust != "secure-aggregation" or self.policy.builds_on == "nothing":
+            return []
+        return sorted({*stream.pending, *([stream.ack] if stream.ack else [])} - set(stream.ids))
 
     def admit(
         self, page: LedgerPage, session: str, ack: int, stream: StreamRecord | None, account: Account
@@ -217,7 +234,8 @@ class AdmissionRule:
         budget = float(self.policy.budget_mu or self.policy.mu)
         if reserved.reserved_mu > budget * (1 + ROUNDING):
             raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
-        if local is not None and reserved.reserved_local_mu > self.policy.local_budget * (1 + ROUNDING):
+        # A simulated machine's may be infinite; a real one's is refused before it comes here.
+        if local != math.inf and reserved.reserved_local_mu > self.local_budget * (1 + ROUNDING):
             raise RefusedError(
                 protocol.BUDGET_EXHAUSTED,
                 "the budget for what holds without anybody's honesty does not allow a session on this machine",

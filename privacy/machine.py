@@ -55,6 +55,9 @@ class LedgeredMachine:
         What each row of the machine's data is known by (:func:`~murmurfl.privacy.row_bytes`), so that the ledger knows
         the data it was used with; required with real keys, not looked at with simulated ones, whose ledger ends with
         the run.
+    roster : str
+        Under secure aggregation the digest of the roster that the machine's releases are masked for. A session belongs
+        to it: under another roster a helper may be a new one, which does not know what its predecessor opened.
 
     Raises
     ------
@@ -80,15 +83,19 @@ class LedgeredMachine:
         keys: NoiseKeys,
         *,
         data: RowBytes | None = None,
+        roster: str = "",
     ) -> None:
         if not keys.simulated:
             _check_real(policy, ledger, data)
+        policy = _with_ledgers_budget(policy, ledger)
         _check_ledger(policy, ledger)
         _check_samples(policy, num_samples)
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
         if (problem := self.plan.problem or self.plan.local_problem) and not keys.simulated:
             raise ConfigurationError(problem)
+        if not keys.simulated:
+            _check_local_budget(policy, self.plan, ledger)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
         self._ledger = ledger
@@ -98,9 +105,12 @@ class LedgeredMachine:
         if self._data is not None:
             self._data.warn_of_kind(num_samples)
         # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
-        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + self.plan.fingerprint.encode(), hashlib.sha256)
+        terms = self.plan.fingerprint.encode() + (b"\x00" + roster.encode() if roster else b"")
+        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + terms, hashlib.sha256)
         self._fingerprint = mark.hex()
-        self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint)
+        local = policy.local_budget if policy.trust == "secure-aggregation" else ledger.budget_local_mu
+        budget = math.inf if local is None else local
+        self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint, budget)
         self._open: set[Admission] = set()
 
     @property
@@ -326,9 +336,29 @@ def _check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None) ->
         )
 
 
+def _with_ledgers_budget(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
+    """The policy, with the budget for what holds whatever happens that its ledger has, if it says nothing of it."""
+    if policy.trust != "secure-aggregation" or policy.budget_local_mu is not None or ledger.budget_local_mu is None:
+        return policy
+    return replace(policy, budget_local_mu=ledger.budget_local_mu)
+
+
+def _check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
+    """Refuse a policy not one session of which the budget for what holds whatever happens would allow."""
+    if policy.trust == "secure-aggregation" and plan.mu_local > policy.local_budget * (1 + ROUNDING):
+        raise ConfigurationError(
+            f"Expected a budget_local_mu of at least {plan.mu_local * (1 + ROUNDING):.5g}, which one session with mu = "
+            f"{policy.mu:g} and {policy.min_honest} honest machines takes of it, got {policy.local_budget:g}: not one "
+            f"would be opened. Lower mu or min_honest.{ledger.local_hint}"
+        )
+
+
 def _check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
-    """Refuse a policy with another budget or delta than its ledger's."""
-    for name in ("budget_mu", "delta"):
+    """Refuse a policy with another budget or delta than its ledger's, and one that its ledger cannot keep."""
+    summed = policy.trust == "secure-aggregation"
+    if summed and ledger.local_problem:
+        raise ConfigurationError(ledger.local_problem)
+    for name in ("budget_mu", "delta", *(("budget_local_mu",) if summed else ())):
         fixed, ours = getattr(ledger, name), getattr(policy, name)
         if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):
             raise ConfigurationError(

@@ -49,7 +49,7 @@ SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
 
 LONGEST_HEADER = 2**16
-LARGEST_SIZE = 2**40
+LARGEST_SIZE = 2**32
 
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _SEAL_LABEL = b"murmurfl mask seed 1\x00"
@@ -233,6 +233,7 @@ class Masking:
     anybody who has not been given that helper's sum over a cohort with it. Seeds are the operating system's, fresh for
     every call, and are not kept: the release of a repeated request has other masks. A helper opens a release only under
     the rule of :class:`~murmurfl.privacy.Opener`, by what the header says; it is bound to the seeds.
+    Proof: docs/proofs/secure-aggregation.md.
     """
 
     def __init__(self, name: str, key: MachineKey, roster: Roster) -> None:

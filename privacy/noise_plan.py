@@ -13,6 +13,57 @@ from .mechanisms import Mechanism
 
 
 @dataclass(frozen=True)
+class Summing:
+    """Sums of releases, of which h at least are of honest machines with noise of one kind.
+
+    Parameters
+    ----------
+    honest : int
+        h, the machine itself among them.
+    stands_alone : bool
+        Whether every release has noise of its own. Otherwise each is built on the last one of its machine that was
+        opened.
+    """
+
+    honest: int
+    stands_alone: bool
+
+    def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
+        """How much the sums show of one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
+
+        Parameters
+        ----------
+        mechanism : Mechanism
+            Of each machine.
+        pattern : mapping
+            The sample's participations.
+        n : int, optional
+            Count only the machine's first n releases; the others may have made all of theirs.
+
+        Notes
+        -----
+        **Formal guarantees.** An upper bound. One turn of a sample shows in a sum with other machines' noise as much as
+        1 / v'S^+v >= sum_i 1 / (v'S_i^+ v) says, where no machine's part is less than by its largest column; several
+        turns show at most what each shows by itself, added up, and never more than without any sum.
+        """
+        alone = mechanism.sensitivity(n=n, **pattern)
+        if self.stands_alone:
+            return alone / math.sqrt(self.honest)
+        own, others = mechanism.sensitivity(n=n), mechanism.sensitivity()
+        turn = own / math.sqrt(1.0 + (self.honest - 1) * (own / others) ** 2)
+        return min(alone, _turns(pattern, mechanism.num_releases if n is None else n) * turn)
+
+    def share(self, mechanism: Mechanism, pattern: Mapping[str, Any]) -> float:
+        """What the sums show of what releases by themselves would, at most 1."""
+        return self.sensitivity(mechanism, pattern) / mechanism.sensitivity(**pattern)
+
+
+def _turns(pattern: Mapping[str, Any], releases: int) -> int:
+    """In how many of so many releases a sample may be."""
+    return min(pattern.get("num_participations", 1), -(-releases // pattern.get("min_separation", 1)))
+
+
+@dataclass(frozen=True)
 class NoisePlan:
     """A policy worked out for d parameters.
 
@@ -45,9 +96,8 @@ class NoisePlan:
         whatever the server, helpers and other machines do; mu itself otherwise.
     local_problem : str
         As ``problem``, of mu_local.
-    summing : float
-        What a sum of releases guarantees of what one of them would, for ideal normals: 1 / sqrt(h) under
-        ``secure-aggregation`` for samples that are used once.
+    sums : Summing, optional
+        What mu counts on under ``secure-aggregation``; None: every release is seen by itself.
     """
 
     mechanism: Mechanism
@@ -62,7 +112,22 @@ class NoisePlan:
     resolution_mu: float = 0.0
     mu_local: float = math.inf
     local_problem: str = ""
-    summing: float = 1.0
+    sums: Summing | None = None
+
+    @property
+    def summing(self) -> float:
+        """What a sum of releases shows of what one of them would, for ideal normals: mu / mu_local.
+
+        1 / sqrt(h) under ``secure-aggregation`` for samples that are used once, and for releases that stand alone; 1
+        where every release is seen by itself.
+        """
+        return 1.0 if self.sums is None else self.sums.share(self.mechanism, self.pattern)
+
+    def summed_sensitivity(self, releases: int | None = None) -> float:
+        """The sensitivity that mu counts with, of all releases or of the first ones."""
+        if self.sums is None:
+            return self.mechanism.sensitivity(n=releases, **self.pattern)
+        return self.sums.sensitivity(self.mechanism, self.pattern, releases)
 
     def spent_mu(self, releases: int) -> float:
         """Bookkeeping: the mu of the first ``releases`` releases.
@@ -70,15 +135,18 @@ class NoisePlan:
         Notes
         -----
         **Formal guarantees.** None beyond that of :attr:`mu`: a server that chooses when to stop can make this figure
-        depend on the data. It is exact for a number of releases fixed in advance.
+        depend on the data. It is exact for a number of releases fixed in advance, and an upper bound under secure
+        aggregation, whatever number of releases the other machines have made.
         Proof: docs/proofs/release-rule.md.
         """
         if releases == 0:
             return 0.0
         if math.isinf(self.mu):
             return math.inf
-        noise = self.sensitivity * self.mechanism.sensitivity(n=releases, **self.pattern) / self.noise_std
-        spent = math.hypot(noise * self.summing, self.resolution_mu * math.sqrt(releases / self.mechanism.num_releases))
+        noise = self.sensitivity * self.summed_sensitivity(releases) / self.noise_std
+        # The normals of a sum are those of machines that may have made all of their releases.
+        share = releases / self.mechanism.num_releases if self.sums is None else 1.0
+        spent = math.hypot(noise, self.resolution_mu * math.sqrt(share))
         return self.mu if math.isclose(spent, self.mu, rel_tol=1e-12) else spent
 
     def epsilon(self, delta: float) -> float:

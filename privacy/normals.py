@@ -23,7 +23,8 @@ on one value, and s the most standard deviations by which one sample moves one v
    sample can move at most (mu / s)^2 values by s, for these moves add up to mu in squares (a chord bounds what smaller
    moves add, but for the N e exp(-R_max^2 / 2) of those that hardly move). What has no :func:`range_problem` holds all
    of it, and the missing tail N 2^-267, below 2^-20 delta. It is what is charged to delta. A policy that needs more is
-   refused by a real machine, with the largest mu that can be served; in simulation its mu is infinite.
+   refused by a real machine, with the largest mu that can be served; in simulation its mu is infinite. Of sums of
+   several machines' noise: :func:`summed_range_problem`.
 2. *Resolution.* A normal is a float64, so of the 2^52 / |x| or more floats that fall into a cell of the grid at x, one
    at either end may fall on the wrong side: in units of a cell, 2 x 2^-53 |x| / g of its probability. The circles and
    angles are no coarser than that (they are points of a plane, closer in each direction). The observer knows which
@@ -48,6 +49,8 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .gdp import gdp_epsilon, gdp_mu
 
 NOISE_VERSION = 2
 """The version of the map from key and nonce to normals: a stream goes on only under the version it was begun with.
@@ -250,7 +253,7 @@ def largest_shift(delta: float, spread: float = 1.0) -> float:
     return LARGEST_RADIUS - math.sqrt(2.0 * math.log(2.0 * max(spread, 1.0) / (delta * _MISSED)))
 
 
-def range_problem(shift: float, num_values: int, delta: float, mu: float) -> str:
+def range_problem(shift: float, num_values: int, delta: float, mu: float, name: str = "mu") -> str:
     """Why noise cannot serve a policy because of its range: what was expected, with the number that could be; or "".
 
     Parameters
@@ -263,23 +266,67 @@ def range_problem(shift: float, num_values: int, delta: float, mu: float) -> str
         Where epsilon is shown.
     mu : float
         What is to be guaranteed.
+    name : str
+        What the problem calls it.
 
     Notes
     -----
     **Formal guarantees.** Step 1 of the module: what has no problem costs less than 2^-20 delta.
     """
-    missing = num_values * (2.0**-_RADIUS_BITS + math.exp(1.0 - LARGEST_RADIUS**2 / 2.0))
+    missing = _missing(num_values)
     if missing > delta * _MISSED / 2.0:
-        return (
-            f"Expected delta >= {2.02 * missing / _MISSED:.3g} for {num_values:,} values of noise, got {delta:g}: the "
-            "noise cannot be vouched for beyond that."
-        )
+        return _too_many(num_values, delta, 2.0 * missing)
     most = largest_shift(delta, (mu / shift) ** 2)
     if shift > most:
         return (
-            f"Expected mu <= {mu * most / shift * (1 - 1e-3):.3g} at delta = {delta:g} with this clip, cap and "
+            f"Expected {name} <= {mu * most / shift * (1 - 1e-3):.3g} at delta = {delta:g} with this clip, cap and "
             f"mechanism, got {mu:g}: exact noise ends at {LARGEST_RADIUS:.1f} standard deviations, and one sample may "
             f"move a value by {shift:.3g} of them. Lower mu; to see what noise costs use mechanism 'none', in "
             "simulation only."
         )
     return ""
+
+
+def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
+    """As :func:`range_problem`, of sums of several machines' noise.
+
+    Where the range of a sum ends nobody has worked out. So all its normals count as ideal ones: what they miss of those
+    may be there under one data set and not under the other, which costs delta once, and exp(epsilon) times once more.
+
+    Parameters
+    ----------
+    num_values : int
+        N, values of all releases of all machines together.
+    delta : float
+        Where epsilon is shown.
+    mu : float
+        What is to be guaranteed.
+
+    Notes
+    -----
+    **Formal guarantees.** What has no problem costs less than 2^-20 delta.
+    """
+    missing, room = _missing(num_values), delta * _MISSED
+    if 2.0 * missing > room:
+        return _too_many(num_values, delta, 2.0 * missing)
+    allowed = math.log(room / missing - 1.0)  # 1 + exp(epsilon) = room / missing
+    if gdp_epsilon(mu, delta) > allowed:
+        return (
+            f"Expected mu <= {gdp_mu(allowed, delta) * (1 - 1e-3):.3g} at delta = {delta:g} for sums of {num_values:,} "
+            f"values of noise, got {mu:g}: exact noise ends at {LARGEST_RADIUS:.1f} standard deviations, and what is "
+            "missing beyond is charged to delta. Lower mu; to see what noise costs use mechanism 'none', in simulation "
+            "only."
+        )
+    return ""
+
+
+def _missing(num_values: int) -> float:
+    """A bound on the probability that any of N normals would have been beyond the range."""
+    return num_values * (2.0**-_RADIUS_BITS + math.exp(1.0 - LARGEST_RADIUS**2 / 2.0))
+
+
+def _too_many(num_values: int, delta: float, missing: float) -> str:
+    return (
+        f"Expected delta >= {1.01 * missing / _MISSED:.3g} for {num_values:,} values of noise, got {delta:g}: the "
+        "noise cannot be vouched for beyond that."
+    )

@@ -178,6 +178,12 @@ class SQLiteOpeningRecord(OpeningRecord):
                 "Nothing was opened."
             )
 
+    @property
+    def sets(self) -> int:
+        """How many sets this helper opened, of all sessions."""
+        with _connection_to(self.path, self.timeout_s) as connection, _clear_errors(self.path, self.timeout_s):
+            return _place(connection, self._identity, self.path).number
+
     @contextmanager
     def exclusive(self) -> Iterator[OpeningPage]:
         with _connection_to(self.path, self.timeout_s) as connection:

@@ -15,6 +15,10 @@ from .grid import Grid
 class Release:
     """What leaves the machine: nothing in it but ``counts`` depends on data.
 
+    Under secure aggregation it does not leave as it is. It has only this machine's share of the noise, so it is as
+    sensitive as data: by itself it guarantees the plan's mu_local. Clients send it under masks
+    (:class:`~murmurfl.privacy.masking.Masking`) and in no other way.
+
     Parameters
     ----------
     counts : ndarray of shape (parameters,), int64

@@ -6,20 +6,16 @@ A :class:`PrivacyPolicy` is the machine's own configuration: the server can ask,
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError
-from .grid import Grid, power_of_two_at_most
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, NoiseQuality
 from .noise_plan import NoisePlan
-from .normals import FINEST_GRID, LARGEST_NORMAL, NOISE_VERSION, ideal_mu, range_problem, resolution_mu
+from .planning import MOST_SUMMED, ledger_terms, make_plan, shared_terms
 from .words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
 
 ReleaseRule = Literal["acknowledged", "paper"]
@@ -28,21 +24,8 @@ Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
-MOST_SUMMED = 2**11
-"""Machines whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
 NO_NOISE = "none"
 """The mechanism of a simulated machine that adds no noise, to see what noise costs."""
-
-# The grid: fine against the noise it hides in, fine against the sensitivity it is charged to, and never finer than
-# normals can be rounded to without showing (FINEST_GRID).
-_GRID_PER_SIGMA = 2.0**-20
-_GRID_PER_SENSITIVITY = 2.0**-10
-_NOISELESS_GRID_PER_SENSITIVITY = 2.0**-24
-_LARGEST_COUNT = 2.0**52
-# A coarser grid is charged more, which makes the noise larger and the grid finer in comparison. After so many doublings
-# no grid will do.
-_MOST_DOUBLINGS = 16
-_MOST_MORE_NOISE = 4.0
 CONTRACTIVE_ROUNDING = 1e-6
 """How much, relatively, float64 rounding of a contractive update's local iterates may add; where it could be more, a
 machine refuses (:func:`murmurfl.clients.online.farthest_point`)."""
@@ -100,8 +83,8 @@ class PrivacyPolicy:
         The fewest releases a sum with this machine's has, under ``secure-aggregation``: h, and as many as may work with
         the server. Helpers see to it.
     budget_local_mu : float, optional
-        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default ``budget_mu`` times
-        sqrt(h).
+        As ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of the ledger,
+        where it has one, or ``budget_mu`` times sqrt(h).
 
     Notes
     -----
@@ -113,7 +96,7 @@ class PrivacyPolicy:
     is honest; whatever happens, the plan's ``mu_local`` does. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
-    Proof: docs/proofs/release-rule.md.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
 
     clip_norm: float
@@ -213,13 +196,15 @@ class PrivacyPolicy:
 
     def make_mechanism(self) -> Mechanism:
         """The mechanism for one session's releases."""
-        options: dict[str, Any] = dict(self.mechanism_options)
-        if self.schedule is not None:
-            options["schedule"] = self.schedule
-        if self.num_rounds is not None:
-            options["num_rounds"] = self.num_rounds
         name = "independent" if self.mechanism == NO_NOISE else self.mechanism  # scaled by a noise_std of 0
-        return make_mechanism(name, self.max_participations, **options)
+        return make_mechanism(name, **self.mechanism_settings)
+
+    @property
+    def mechanism_settings(self) -> dict[str, Any]:
+        """What the mechanism is made with: the number of releases and its options."""
+        settings: dict[str, Any] = {"num_releases": self.max_participations, **dict(self.mechanism_options)}
+        given = {"schedule": self.schedule, "num_rounds": self.num_rounds}
+        return settings | {name: value for name, value in given.items() if value is not None}
 
     @property
     def adds_noise(self) -> bool:
@@ -283,7 +268,7 @@ class PrivacyPolicy:
 
     def plan(self, num_parameters: int) -> NoisePlan:
         """The noise this policy needs for a model of ``num_parameters`` parameters."""
-        return _plan(self, num_parameters)
+        return make_plan(self, num_parameters)
 
     def shared_terms(self, num_parameters: int) -> str:
         """A digest of everything about the noise that machines must have in common to share a sum, 64 hex digits.
@@ -292,193 +277,11 @@ class PrivacyPolicy:
         -----
         **Formal guarantees.** None of its own. mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
         """
-        return _shared_terms(self, num_parameters)
+        return shared_terms(self, num_parameters)
 
     def terms(self, num_parameters: int) -> str:
         """The policy and its noise as a JSON document, for whoever reads a ledger."""
-        return _terms(self, num_parameters)
-
-
-@lru_cache(maxsize=1024)
-def _plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    if num_parameters < 1:
-        raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")
-    mechanism = policy.make_mechanism()
-    releases = policy.max_participations
-    if not policy.adds_noise:
-        return _plan_without_noise(policy, mechanism, num_parameters)
-    grid, sensitivity, noise_std = _grid_and_noise(policy, mechanism, num_parameters)
-    _, largest_std = mechanism.row_std_range()
-    if not math.isfinite(noise_std * largest_std):
-        raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
-    mu_local = sensitivity * mechanism.sensitivity(**policy.pattern) / noise_std
-    mu, problem, hint, local_problem = mu_local * _summing(policy, mechanism), "", 0.0, ""
-    if policy.noise_quality == "exact":
-        shift = min(mu_local, policy.sample_participations * sensitivity * mechanism.largest_entry() / noise_std)
-        normals = num_parameters * policy.normals_per_parameter
-        grid_per_std = grid.spacing / (noise_std * mechanism.rounded_std()[0])
-        if policy.trust == "secure-aggregation":
-            local_problem = range_problem(shift, normals, policy.delta, mu_local)
-            mu_local = math.inf if local_problem else math.hypot(mu_local, resolution_mu(normals, grid_per_std))
-            # The sum has every machine's rows in it. Where its range ends nobody has worked out: ideal normals in the
-            # place of all of them cost delta exp(epsilon) times what is missing, which a shift of mu stands for.
-            normals, shift = normals * MOST_SUMMED, mu
-        problem = range_problem(shift, normals, policy.delta, policy.mu)
-        hint = resolution_mu(normals, grid_per_std)
-        mu = math.inf if problem else math.hypot(mu, hint)
-    largest = releases * (policy.clip_norm + grid.charge(num_parameters)) + 2 * LARGEST_NORMAL * noise_std * largest_std
-    if largest / grid.spacing >= _LARGEST_COUNT:
-        raise ConfigurationError(
-            f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
-            "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
-        )
-    # Calibration and the line above are inverse up to rounding, so the configured mu is stated exactly.
-    mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
-    fingerprint = _fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity())
-    if policy.trust != "secure-aggregation":
-        mu_local, local_problem = mu, problem
-    return NoisePlan(
-        mechanism,
-        grid,
-        sensitivity,
-        noise_std,
-        mu,
-        fingerprint,
-        largest,
-        policy.pattern,
-        problem,
-        hint,
-        mu_local,
-        local_problem,
-        _summing(policy, mechanism),
-    )
-
-
-def _summing(policy: PrivacyPolicy, mechanism: Mechanism) -> float:
-    """What a sum of releases guarantees of what one of them would: mu / mu_local, for ideal normals; 1 without sums.
-
-    1 / sqrt(h) for a sample that is used once, and for releases that stand alone. For a sample that returns in
-    releases that build on each other, what each of its turns costs is added up: the turns' own sums may have other
-    machines in them, whose samples are less far apart (docs/secure-aggregation.md).
-    """
-    if policy.trust != "secure-aggregation":
-        return 1.0
-    if policy.participations == 1 or policy.builds_on == "nothing":
-        return 1.0 / math.sqrt(policy.min_honest)
-    apart = policy.participations * mechanism.sensitivity()
-    return apart / mechanism.sensitivity(**policy.pattern) / math.sqrt(policy.min_honest)
-
-
-def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
-    """The plan of a machine that adds no noise: a trusted server adds it on the machine's grid, or nobody does."""
-    # The same for all machines of a training: it depends on nothing that they may have decided differently.
-    grid = Grid(power_of_two_at_most(policy.sensitivity * _NOISELESS_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
-    sensitivity = policy.sensitivity + grid.charge(num_parameters)
-    largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
-    fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)
-    return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest, policy.pattern)
-
-
-def _fingerprint(
-    policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
-) -> str:
-    """A name for a policy, d and everything that its noise depends on, the version of the normals included."""
-    settled = (sorted(_settled(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
-    return hashlib.sha256(repr(settled).encode() + identity).hexdigest()
-
-
-def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
-    """A policy's fields; without those of secure aggregation under another trust: sessions begun before go on."""
-    fields = asdict(policy)
-    if policy.trust != "secure-aggregation":
-        for name in ("min_honest", "min_cohort", "budget_local_mu"):
-            del fields[name]
-    return fields
-
-
-@lru_cache(maxsize=1024)
-def _shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    plan = policy.plan(num_parameters)
-    shared = (
-        plan.sensitivity,
-        plan.grid.spacing,
-        (policy.mechanism, policy.schedule, policy.num_rounds, policy.mechanism_options),
-        policy.max_participations,
-        plan.noise_std,
-        policy.builds_on,
-        NOISE_VERSION,
-    )
-    return hashlib.sha256(repr(shared).encode() + plan.mechanism.identity()).hexdigest()
-
-
-def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
-    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows.
-
-    Raises
-    ------
-    ConfigurationError
-        With the smallest mu that can be served, if no grid is fine against the sensitivity and coarse against the
-        normals' resolution.
-    """
-    found = _served(policy, mechanism, num_parameters, policy.mu)
-    if found is not None:
-        return found
-    low = high = policy.mu
-    while _served(policy, mechanism, num_parameters, high) is None:
-        low, high = high, 2.0 * high
-        if math.isinf(high):
-            raise ConfigurationError(f"Expected a finite noise level, got {policy.mu:g} for mu.")
-    for _ in range(20):
-        middle = math.sqrt(low * high)
-        served = _served(policy, mechanism, num_parameters, middle) is not None
-        low, high = (low, middle) if served else (middle, high)
-    raise ConfigurationError(
-        f"Expected mu >= {high * 1.002:.4g} for {policy.max_participations} releases of {num_parameters:,} values, got "
-        f"{policy.mu:g}: a grid fine enough for the clip would be finer than 2^{math.log2(FINEST_GRID):.0f} of the "
-        "noise, where the normals' resolution shows. Raise mu, or lower max_participations or the model's size."
-    )
-
-
-def _served(
-    policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int, mu: float
-) -> tuple[Grid, float, float] | None:
-    """Grid, charged sensitivity and noise for mu; None if the normals cannot serve it."""
-    (least_std, _), (mean_std, rounded_std) = mechanism.row_std_range(), mechanism.rounded_std()
-    # Each value of a release may be the sum of several normals, as in an epoch.
-    normals, summing = num_parameters * policy.normals_per_parameter, _summing(policy, mechanism)
-    if policy.trust == "secure-aggregation":
-        normals *= MOST_SUMMED
-    rounded_std = rounded_std * math.sqrt(policy.normals_per_parameter / policy.max_participations)
-    ideal_std = mechanism.noise_std(policy.sensitivity, mu / summing, **policy.pattern)
-    finest = policy.sensitivity * _GRID_PER_SENSITIVITY / math.sqrt(num_parameters)
-    wanted = min(ideal_std * least_std * _GRID_PER_SIGMA, finest)
-    if policy.noise_quality == "exact":
-        wanted = max(wanted, ideal_std * rounded_std * FINEST_GRID)
-    grid = Grid(power_of_two_at_most(wanted))
-    for _ in range(_MOST_DOUBLINGS):
-        sensitivity = policy.sensitivity + grid.charge(num_parameters)
-        noise_std = mechanism.noise_std(sensitivity, mu / summing, **policy.pattern)
-        if policy.noise_quality != "exact":
-            return grid, sensitivity, noise_std
-        ideal = ideal_mu(mu, normals, grid.spacing / (noise_std * mean_std))
-        if grid.spacing >= FINEST_GRID * noise_std * rounded_std and not math.isnan(ideal):
-            noise_std = mechanism.noise_std(sensitivity, ideal / summing, **policy.pattern)
-            return (grid, sensitivity, noise_std) if noise_std <= _MOST_MORE_NOISE * ideal_std else None
-        grid = Grid(2.0 * grid.spacing)
-    return None
-
-
-@lru_cache(maxsize=1024)
-def _terms(policy: PrivacyPolicy, num_parameters: int) -> str:
-    plan = policy.plan(num_parameters)
-    noise = {
-        "num_parameters": num_parameters,
-        "sensitivity": plan.sensitivity,
-        "noise_std": plan.noise_std,
-        "spacing": plan.grid.spacing,
-        "noise_version": NOISE_VERSION,
-    }
-    return json.dumps({**_settled(policy), "mechanism_options": dict(policy.mechanism_options), **noise}, default=repr)
+        return ledger_terms(self, num_parameters)
 
 
 def _check_positive(name: str, value: Any) -> None:

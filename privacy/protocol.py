@@ -24,6 +24,7 @@ ACK = "ack"
 ASK = "ask"
 ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
+ASK_OPEN = "open"
 
 # What a machine's noise mod tells its own ClientApp, beside the request's entries.
 PART = "part"

@@ -51,7 +51,7 @@ class PrivateMachine(LedgeredMachine):
 
     Parameters
     ----------
-    policy, num_parameters, num_samples, ledger, keys, data
+    policy, num_parameters, num_samples, ledger, keys, data, roster
         See :class:`~murmurfl.privacy.machine.LedgeredMachine`, which also says what is refused.
     rows : RowCache, optional
         For simulations; by default every row is regenerated when it is taken back out, and where a state would have to
@@ -65,6 +65,9 @@ class PrivateMachine(LedgeredMachine):
     unless the callable remembers it; with simulated keys they are computed together, and that the rows do not depend on
     each other is assumed. ``exact`` noise makes this true of the numbers actually sent, up to the quality of its
     pseudorandom normals (:mod:`murmurfl.privacy.noise`).
+    Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
+    returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
+    data, and let nothing but its masked form leave.
     Under ``trusted-server`` nothing is guaranteed against the server, and with mechanism ``none`` nothing at all. Under
     the former every session reserves the policy's mu, which the server is trusted to keep towards everybody else, and
     all sessions together stay within budget_mu. A ledger that has seen such a session opens none for a server that is
@@ -82,8 +85,9 @@ class PrivateMachine(LedgeredMachine):
         rows: RowCache | None = None,
         *,
         data: RowBytes | None = None,
+        roster: str = "",
     ) -> None:
-        super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data)
+        super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data, roster=roster)
         self._rows = rows
 
     @cached_property
@@ -109,6 +113,8 @@ class PrivateMachine(LedgeredMachine):
         Returns
         -------
         Release
+            Under secure aggregation it is not to be sent as it is
+            (:meth:`murmurfl.privacy.masking.Masking.mask`).
 
         Raises
         ------

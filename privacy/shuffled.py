@@ -224,6 +224,11 @@ class ShuffledPolicy(PrivacyPolicy):
         if not self.private_steps:
             object.__setattr__(self, "private_steps", self.batch_size)
         super().__post_init__()
+        if self.trust == "secure-aggregation":
+            raise ConfigurationError(
+                "Expected trust 'untrusted-server' or 'trusted-server' for shuffled gradients, got "
+                f"{self.trust!r}: their noise is inside an epoch, where no other machine's adds to it."
+            )
         if not 1 <= self.private_steps <= self.batch_size or self.public_steps < 0:
             raise ConfigurationError(
                 f"Expected 1 <= private_steps <= batch_size and public_steps >= 0, got {self.private_steps!r} of "

@@ -115,7 +115,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self.configrecord_key = configrecord_key
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
-        self._stated: dict[tuple[Unit, float], float] = {}
+        self._stated: dict[tuple[Unit, float, int], tuple[float, float]] = {}
         self._said_who_evaluates = False
 
     def settings(self) -> dict[str, Any]:
@@ -139,7 +139,13 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         unit = _UNITS.get(reply.metrics.get(protocol.CLIENT_LEVEL, -1))
         if unit is None or not (isinstance(mu, float) and mu > 0 and isinstance(delta, float) and 0 < delta < 1):
             return False
-        self._stated[unit, delta] = max(mu, self._stated.get((unit, delta), 0.0))
+        local, honest = 0.0, 0
+        if self.secure_aggregation is not None:  # both figures or none: mu alone would say too much
+            local, honest = reply.metrics.get(protocol.MU_LOCAL), reply.metrics.get(protocol.MIN_HONEST)
+            if not (isinstance(local, float) and local > 0 and isinstance(honest, int) and honest >= 1):
+                return False
+        known = self._stated.get((unit, delta, honest), (0.0, 0.0))
+        self._stated[unit, delta, honest] = max(mu, known[0]), max(local, known[1])
         return True
 
     def configure_train(
@@ -199,8 +205,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self._stated = {}
         report = super()._take_round(server_round, outcomes)
         stated = " ".join(
-            Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,)).sentence
-            for (unit, delta), mu in sorted(self._stated.items())
+            _guarantee(unit, delta, honest, *mus).sentence
+            for (unit, delta, honest), mus in sorted(self._stated.items())
         )
         log(
             INFO,
@@ -234,3 +240,19 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def _record(self, vector: Vector) -> ArrayRecord:
         arrays = {**self._fixed, **super()._record(vector)}
         return ArrayRecord({name: arrays[name] for name in self._order})
+
+
+def _guarantee(unit: Unit, delta: float, honest: int, mu: float, local: float) -> Guarantee:
+    """What machines say of themselves."""
+    if not honest:
+        return Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,))
+    return Guarantee(
+        min(mu, local),
+        delta,
+        _MECHANISM,
+        unit=unit,
+        notes=(_UNCHECKED,),
+        trust="secure-aggregation",
+        mu_local=local,
+        min_honest=honest,
+    )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import INFO, WARNING
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
@@ -132,7 +132,7 @@ class Helpers:
         HelpersDisagreeError
             If one has opened it, and another refuses.
         """
-        request = _OpeningRequest(session, cohort, self.roster)
+        request = _OpeningRequest(session, cohort, self.roster, self._message_type)
         unmasked = cohort.total.copy()
         missing = list(self.roster.helper_names)
         problems: dict[str, str] = {}
@@ -180,12 +180,15 @@ class _OpeningRequest:
 
     REFUSES = "refuses to open the set"
 
-    def __init__(self, session: str, cohort: CohortSet, roster: Roster) -> None:
+    def __init__(self, session: str, cohort: CohortSet, roster: Roster, queries: str) -> None:
         self._session, self._cohort = session, cohort
+        # A ClientApp hands its mods, where a simulation's helpers may be, messages of the kinds that it knows itself.
+        self._message_type = protocol.QUERY_OPEN if queries == MessageType.QUERY else queries
         self._entries = {entry.name: entry for entry in roster.helpers}
         self._digest = set_digest(session, cohort.opening, cohort.sealed)
         self._shared = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
+            protocol.ASK: protocol.ASK_OPEN,
             protocol.SESSION: session,
             protocol.OPENING: cohort.opening,
             protocol.HEADER: [one.header for one in cohort.sealed],
@@ -196,7 +199,7 @@ class _OpeningRequest:
     def message(self, name: str, node_id: int) -> Message:
         """The request to one helper."""
         config = ConfigRecord({**self._shared, protocol.HELPER: name})
-        return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=protocol.QUERY_OPEN)
+        return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
 
     def read(self, name: str, reply: Message | None) -> tuple[NDArray[np.uint64] | None, str]:
         """A helper's total, or None and what came in its place."""
@@ -256,8 +259,8 @@ def _disagreement(cohort: CohortSet, refusing: list[str]) -> str:
     return (
         f"Expected all helpers to open the set of round {cohort.server_round}, got a refusal of {_listed(refusing)} "
         "after another has opened it. Its opening record is not the one it had, or it was shown another set for this "
-        "round: see its log. The checkpoint holds the set; a helper that lost its record needs a new key, and the "
-        "training a new session."
+        "round, or a machine sealed for it what is no seed: its log says which. The checkpoint holds the set; a helper "
+        "that lost its record needs a new key, and the training a new session."
     )
 
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Grid, Release
 from ..privacy.masking import (
     NOTHING_OPENED,
-    SEAL_BYTES,
     Header,
     MaskedRelease,
     MaskedReleaseError,
@@ -232,8 +231,6 @@ class Screen:
             return "its model has another size"
         if header.min_cohort > self._most:
             return f"it insists on sums of at least {header.min_cohort} releases, and a round has at most {self._most}"
-        if any(len(seal) != SEAL_BYTES for seal in masked.sealed.seals):
-            return "its seals are none"
         built_on = NOTHING_OPENED.hex()
         if header.builds_on == "last-opened":
             built_on = self._opened.get(header.machine, built_on)

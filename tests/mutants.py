@@ -33,6 +33,8 @@ COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
+MASKED = "tests/clients/test_masked.py"
+MASKED_UPDATES = "tests/clients/test_masked_updates.py"
 SLOW = (
     f"{RELEASE}::test_two_neighbouring_data_sets_are_as_far_apart_as_mu_says",  # measures what others compute
     f"{RELEASE}::test_releases_add_up_to_the_dense_noisy_prefixes",
@@ -353,6 +355,69 @@ MUTANTS = (
         (
             "tests/clients/test_noise_mod.py::test_on_a_real_node_an_answer_that_is_no_model_counts_as_an_update_of_zero",
         ),
+    ),
+    Mutant(
+        "under secure aggregation a release is sent as it is",
+        "clients/masked.py",
+        "    if policy.trust != _TRUST:\n        return unflatten",
+        "    if masking is not None:\n        return unflatten",
+        (MASKED, MASKED_UPDATES),
+    ),
+    Mutant(
+        "a machine without masks sends its release as it is",
+        "clients/masked.py",
+        "    if policy.trust != _TRUST:\n        return unflatten",
+        "    if policy.trust != _TRUST or masking is None:\n        return unflatten",
+        (MASKED,),
+    ),
+    Mutant(
+        "a real machine under secure aggregation needs no masks",
+        "clients/masked.py",
+        "        if not simulated:\n            raise _without_masks()\n",
+        "",
+        (MASKED,),
+    ),
+    Mutant(
+        "a machine spends a release that it cannot send",
+        "clients/base.py",
+        "        check_can_send(policy, self.masking)\n",
+        "",
+        (MASKED,),
+    ),
+    Mutant(
+        "a machine masks what another machine released",
+        "clients/masked.py",
+        "    if masking.name != name:",
+        "    if False:",
+        (MASKED,),
+    ),
+    Mutant(
+        "every kind of machine serves secure aggregation that descends from one that does",
+        "clients/base.py",
+        'vars(type(self)).get("summable", False)',
+        "type(self).summable",
+        (MASKED,),
+    ),
+    Mutant(
+        "whatever roster lies there is the pinned one",
+        "clients/roster_files.py",
+        "    if digest is not None and roster.digest != digest:",
+        "    if False:",
+        ("tests/clients/test_roster_files.py", MASKED_UPDATES),
+    ),
+    Mutant(
+        "a private key that others can read is taken",
+        "clients/roster_files.py",
+        "    check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)\n",
+        "",
+        ("tests/clients/test_roster_files.py",),
+    ),
+    Mutant(
+        "the noise mod trusts a server that its policy trusts",
+        "clients/update_policy.py",
+        '_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")',
+        '_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation", "trusted-server")',
+        (MASKED_UPDATES,),
     ),
 )
 

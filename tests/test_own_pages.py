@@ -52,6 +52,14 @@ def test_swapped_in(typed, caplog):
     assert promised.strip() in caplog.text
 
 
+def test_sums_only(typed):
+    names = typed("swap-in.md")
+    names["strategy"] = names["summed_strategy"]
+    result = names["main"](InProcessGrid(names["summed_app"], 12, {}), context())
+    assert [report.aggregated for report in names["summed_strategy"].history] == [10] * 5
+    assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() > 0
+
+
 def test_the_operators_file_of_the_page_is_one(tmp_path):
     (document,) = blocks("swap-in.md", "toml")
     path = tmp_path / "node.toml"

@@ -4,45 +4,34 @@ The canary is one of two samples whose clipped gradients at one query point are 
 The server is not trusted, so the auditor chooses the query point as well. The machine is asked at this point in every
 round, and its whole stream is simulated many times on each of several neighbouring data sets
 (:mod:`murmurfl.privacy.audit`).
+
+Under secure aggregation there are two claims, each held against those it is made against. Server and all machines but h
+see the sums over these h: that is mu's. Server, all helpers and all other machines see the machine's own releases: that
+is mu_local's. A server that told the machine that nothing ever arrived would see more, if helpers opened such sums;
+whether they do is tried out (:mod:`.opening_trial`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...clients import Cohort
-from ...privacy import (
-    ConfigurationError,
-    Guarantee,
-    MemoryLedger,
-    RefusedError,
-    Release,
-    RowCache,
-    derived_seed,
-    rounded_up,
-)
-from ...privacy.audit import Answers, AuditResult, audit_client, likelihood_weights, prefix_sums
-from ...privacy.clipping import clip_per_sample
+from ...privacy import ConfigurationError, Guarantee, derived_seed, rounded_up
+from ...privacy.audit import Answers, AuditResult, audit_client, likelihood_weights
 from ..config import RunConfig
 from ..experiment import Experiment, prepare
-from ..guarantees import run_guarantee
-from ..models.base import Model
+from ..guarantees import Figures, configured_figures, run_guarantee
 from ..network import reply_is_lost
-from ..tasks.base import Shard
+from .opening_trial import opens_without_acks
+from .scene import Scene
+from .scene import canaries as canaries
 
-_ROW_CACHE_BYTES = 64 << 20
-
-# Canaries and query points to choose from: directions of features, their lengths, and values of all parameters.
-_DIRECTIONS = 2
-_LENGTHS = (1.0, 1e3)
-_FAR = 100.0
+MOST_SUMMED = 8
+"""Machines of a sum that are simulated; where more are honest, what is claimed of so many is measured."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +41,7 @@ class RunAudit:
     Parameters
     ----------
     result : AuditResult
+        Of mu: of a machine's stream or, under secure aggregation, of the sums of the honest machines' releases.
     mechanism : str
     releases, parameters : int
         K and d of the machine that was run.
@@ -59,6 +49,12 @@ class RunAudit:
         The claim that would hold if no sample could move more than these canaries did: the most that they can show.
     guarantee : Guarantee
         The claim, in words.
+    summed : int
+        Machines in such a sum; 1 for a stream by itself.
+    local : AuditResult or None
+        Under secure aggregation, of mu_local: of a machine's own stream.
+    unacknowledged : AuditResult or None
+        Of mu, where helpers open sums that a machine's release is in again and again, which they never should.
     """
 
     result: AuditResult
@@ -67,22 +63,53 @@ class RunAudit:
     parameters: int
     canary_mu: float
     guarantee: Guarantee
+    summed: int = 1
+    local: AuditResult | None = None
+    unacknowledged: AuditResult | None = None
+
+    @property
+    def results(self) -> list[AuditResult]:
+        """Everything that was measured."""
+        return [one for one in (self.result, self.local, self.unacknowledged) if one is not None]
+
+    @property
+    def violated(self) -> bool:
+        """Whether a claim is refuted, at the stated confidence."""
+        return any(one.violated for one in self.results)
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; what is infinite is None."""
         document = {
-            **{name: value for name, value in asdict(self).items() if name not in ("result", "guarantee")},
-            **asdict(self.result),
-            "epsilon_of_measured_mu": self.result.epsilon_of_measured_mu,
-            "largest_measurable_mu": self.result.largest_measurable_mu,
-            "violated": self.result.violated,
+            "mechanism": self.mechanism,
+            "releases": self.releases,
+            "parameters": self.parameters,
+            "canary_mu": self.canary_mu,
+            "summed": self.summed,
+            **_document(self.result),
+            "violated": self.violated,
+            "local": None if self.local is None else _document(self.local),
+            "unacknowledged": None if self.unacknowledged is None else _document(self.unacknowledged),
             "guarantee": self.guarantee.document(),
         }
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in document.items()}
+        return {name: _finite(value) for name, value in document.items()}
+
+
+def _document(result: AuditResult) -> dict[str, Any]:
+    figures = {
+        **asdict(result),
+        "epsilon_of_measured_mu": result.epsilon_of_measured_mu,
+        "largest_measurable_mu": result.largest_measurable_mu,
+        "violated": result.violated,
+    }
+    return {name: _finite(value) for name, value in figures.items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def audit_run(config: RunConfig, runs: int) -> RunAudit:
-    """Measure the privacy of a run's machine with the most samples.
+    """Measure the privacy of a run's machine with the most samples; under secure aggregation, of sums with it as well.
 
     Parameters
     ----------
@@ -97,35 +124,75 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.audit.audit_client`: a statement about the code, and none
-    about anybody's data.
+    **Formal guarantees.** Those of :func:`~murmurfl.privacy.audit.audit_client`, of each measurement by itself: a
+    statement about the code, and none about anybody's data.
     """
     experiment = prepare(config)
     experiment.check_rounds()
     policy = experiment.policy()
     if not policy.adds_noise:
         raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")
-    scene = _Scene(experiment)
-    last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
-    shifts = {f"first sample of release {k}": scene.shift(k) for k in sorted({1, min(2, last), last})}
-    releases = range(1, policy.max_participations + 1)
-    lost = [reply_is_lost(config.lost_replies, config.seed, k, scene.machine) for k in releases]
-
-    def streams(canary: str | None, numbers: range) -> Answers:
-        release = 0 if canary is None else int(canary.rsplit(maxsplit=1)[-1])
-        return scene.streams(release, numbers, derived_seed("audit", config.seed, release) >> 65)
-
-    result = audit_client(policy, streams, shifts, runs=runs, lost=lost)
-    plan = policy.plan(experiment.model.num_parameters)
-    squares = [float(np.sum(likelihood_weights(plan.mechanism, shift) * shift)) for shift in shifts.values()]
+    measure = _Measurement(experiment, runs)
+    plan, summed, local, unacknowledged = measure.plan, 1, None, None
+    if config.secure:
+        summed = min(config.min_honest, MOST_SUMMED)
+        claimed = min(plan.mu * math.sqrt(config.min_honest / summed), plan.mu_local)
+        result = measure.of(summed=summed, claimed_mu=claimed)
+        local = measure.of(claimed_mu=plan.mu_local)
+        if policy.builds_on == "last-opened" and policy.max_participations > 1 and opens_without_acks(experiment):
+            unacknowledged = measure.of(summed=summed, claimed_mu=claimed, ignored=True)
+    else:
+        result = measure.of()
+    squares = [float(np.sum(likelihood_weights(plan.mechanism, shift) * shift)) for shift in measure.shifts.values()]
+    figures = configured_figures(experiment)
     return RunAudit(
         result,
         policy.mechanism,
         policy.max_participations,
         experiment.model.num_parameters,
-        math.sqrt(max(squares)) / plan.noise_std,
-        run_guarantee(experiment, result.claimed_mu),
+        math.sqrt(max(squares) / summed) / plan.noise_std,
+        run_guarantee(experiment, figures if config.secure else Figures(result.claimed_mu)),
+        summed,
+        local,
+        unacknowledged,
     )
+
+
+class _Measurement:
+    """An experiment's canaries, and what shows of them in this or that many runs."""
+
+    def __init__(self, experiment: Experiment, runs: int) -> None:
+        config = experiment.config
+        self._seed, self._runs, self._scene = config.seed, runs, Scene(experiment)
+        self._policy = policy = self._scene.policy
+        self.plan = policy.plan(experiment.model.num_parameters)
+        last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
+        first = sorted({1, min(2, last), last})
+        self.shifts = {f"first sample of release {k}": self._scene.shift(k) for k in first}
+        releases = range(1, policy.max_participations + 1)
+        self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.machine) for k in releases]
+
+    def of(self, *, summed: int = 1, claimed_mu: float | None = None, ignored: bool = False) -> AuditResult:
+        """The machine's stream, or the sums of it with others'.
+
+        Parameters
+        ----------
+        summed : int
+            Machines in a sum.
+        claimed_mu : float, optional
+            Default what the policy claims of a stream.
+        ignored : bool
+            Whether the machine is told that nothing of it ever arrived, and the others what is true.
+        """
+
+        def streams(canary: str | None, numbers: range) -> Answers:
+            release = 0 if canary is None else int(canary.rsplit(maxsplit=1)[-1])
+            seed = derived_seed("audit", self._seed, release) >> 65
+            return self._scene.streams(release, numbers, seed, summed=summed, ignored=ignored)
+
+        # What is built on nothing holds all that came before: each message is a prefix sum of the ignored machine's.
+        lost = [True] * len(self._lost) if ignored else self._lost
+        return audit_client(self._policy, streams, self.shifts, runs=self._runs, lost=lost, claimed_mu=claimed_mu)
 
 
 def _rounded_down(value: float) -> str:
@@ -144,97 +211,36 @@ def audit_lines(audit: RunAudit) -> list[str]:
     lines = [
         f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, one sample of one "
         f"machine replaced; {result.runs} runs with the canary and {result.runs} without.",
+    ]
+    if audit.local is not None:
+        honest = audit.guarantee.min_honest
+        fewer = "" if audit.summed == honest else f", in the place of h = {honest}: what is claimed of so many"
+        lines.append(f"Seen by the server and all machines but {audit.summed} of each sum{fewer}:")
+    lines += _measured_lines(result)
+    lines.append(
+        f"  this canary can show at most mu {audit.canary_mu:.4g}, so many runs at most "
+        f"{result.largest_measurable_mu:.4g}"
+    )
+    if audit.local is not None:
+        lines += ["Seen by the server, all helpers and all other machines:", *_measured_lines(audit.local)]
+        lines.append(_UNACKNOWLEDGED[audit.unacknowledged is not None])
+    if audit.unacknowledged is not None:
+        lines += _measured_lines(audit.unacknowledged)
+    verdict = "The claim is refuted." if audit.violated else "The claim stands: nothing measured contradicts it."
+    return [*lines, f"The claim: {audit.guarantee.sentence}", verdict]
+
+
+_UNACKNOWLEDGED = {
+    False: "Sums with a machine that is told its opened releases never arrived: helpers refuse to open them.",
+    True: "Sums with a machine that is told its opened releases never arrived: HELPERS OPEN THEM.",
+}
+
+
+def _measured_lines(result: AuditResult) -> list[str]:
+    return [
         f"  claimed    mu {rounded_up(result.claimed_mu)}    epsilon {rounded_up(result.claimed_epsilon)}",
         f"  measured   mu >= {_rounded_down(result.measured_mu)}, epsilon >= {_rounded_down(result.measured_epsilon)} "
         f"({100 * result.confidence:g} % confidence, whatever the noise)",
-        f"  estimated  mu {result.estimated_mu:.4g} if the noise is Gaussian; this canary can show at most "
-        f"{audit.canary_mu:.4g}, so many runs at most {result.largest_measurable_mu:.4g}",
+        f"  estimated  mu {result.estimated_mu:.4g} if the noise is Gaussian",
         f"  best found: {result.canary}, {result.statistic}",
-        f"The claim: {audit.guarantee.sentence}",
     ]
-    verdict = "The claim is refuted." if result.violated else "The claim stands: nothing measured contradicts it."
-    return [*lines, verdict]
-
-
-class _Scene:
-    """A machine of an experiment, the canaries among its samples, and the point it is asked at."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        machine = max(range(len(experiment.shards)), key=lambda i: len(experiment.shards[i]))
-        shard, self.policy = experiment.shards[machine], experiment.policy(machine)
-        self.machine, self._samples = str(machine), len(shard)
-        self.point, features, labels = canaries(experiment.model, self.policy.clip_norm, experiment.config.seed)
-        own = shard[: self._samples]
-        data = replace(
-            experiment.data,
-            train_features=np.concatenate([own[0], features]),
-            train_labels=np.concatenate([own[1], labels]),
-            machine_of=None,
-        )
-        self._experiment = replace(experiment, data=data)
-
-    def shift(self, release: int) -> NDArray[np.float64]:
-        """What the canary of a release moves, without the noise: the same keys with it and without."""
-        pair = [self.streams(canary, range(1), self._experiment.config.seed) for canary in (0, release)]
-        without, present = (prefix_sums(answers, 1, self.policy.max_participations)[0] for answers in pair)
-        return present - without
-
-    def streams(self, canary: int, numbers: range, seed: int) -> Answers:
-        """Machines of the seed and these numbers, with the other canary in a release; 0: in none."""
-        order = np.arange(self._samples)
-        order[:: self.policy.batch_size] = self._samples  # each release's first sample is a canary
-        if canary:
-            order[(canary - 1) * self.policy.batch_size] += 1
-        base = self._experiment
-        shards = [Shard(base.data, order)] * numbers.stop
-        world = replace(base, config=replace(base.config, seed=seed), shards=shards)
-        rows = RowCache(_ROW_CACHE_BYTES)
-        cohort = Cohort([str(i) for i in numbers], lambda name: world.client(int(name), MemoryLedger(), rows))
-        points = [self.point] * type(world.client(0, MemoryLedger())).query_points
-
-        def answers(k: int, acks: Sequence[int]) -> Iterator[Release | RefusedError]:
-            named = dict(zip(cohort.names(), acks, strict=True))
-            return (release for _, release in cohort.releases(k, base.session, named, points))
-
-        return answers
-
-
-def canaries(
-    model: Model, clip_norm: float, seed: int
-) -> tuple[list[NDArray[Any]], NDArray[np.float32], NDArray[np.int64]]:
-    """The query point and the two samples whose gradients, clipped, are farthest apart there, of a few tried.
-
-    Parameters
-    ----------
-    model : Model
-    clip_norm : float
-        S.
-    seed : int
-
-    Returns
-    -------
-    tuple
-        The point, the features of the two samples, shape (2, features), and their labels.
-    """
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("canary", seed)))
-    directions = generator.standard_normal((_DIRECTIONS, model.num_features))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    # The last are the opposites with the same sum, so that a point with all weights alike gives both the same score.
-    directions = np.concatenate([directions, -directions, 2 * directions.mean(axis=1, keepdims=True) - directions])
-    features = np.concatenate([length * directions for length in _LENGTHS]).astype(np.float32)
-    labels = np.repeat(np.arange(2), len(features))
-    features = np.tile(features, (2, 1))
-    initial = model.initial_parameters(seed)
-    points = [initial, [np.full_like(values, _FAR) for values in initial]]
-    best, chosen = -1.0, (points[0], 0, 0)
-    for point in points:
-        with np.errstate(all="ignore"):
-            rows = clip_per_sample(np.asarray(model(point, (features, labels)), dtype=np.float64), clip_norm)
-        products = rows @ rows.T
-        squares = products.diagonal()
-        distances = squares[:, None] + squares - 2 * products
-        one, other = np.unravel_index(np.argmax(distances), distances.shape)
-        if distances[one, other] > best:
-            best, chosen = distances[one, other], (point, int(one), int(other))
-    point, *pair = chosen
-    return point, features[pair], labels[pair]

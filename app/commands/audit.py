@@ -29,5 +29,5 @@ def audit(
         else:
             for line in audit_lines(found):
                 say(line)
-        if found.result.violated:
+        if found.violated:
             fail("the measured privacy loss is above the claimed one.", CLAIM_REFUTED)

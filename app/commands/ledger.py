@@ -27,6 +27,10 @@ from .terminal import say, say_table
 ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
+LocalBudget = Annotated[
+    float | None,
+    typer.Option(help="For secure aggregation: the budget, as a mu, of what holds even if nobody else is honest."),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -36,6 +40,7 @@ def create(
     delta: Annotated[float, typer.Option(help="Where epsilon is shown, such as 1e-5.", show_default=False)],
     epsilon: Annotated[float | None, typer.Option(help="Budget of everything ever released, at delta.")] = None,
     mu: Annotated[float | None, typer.Option(help="The budget as a Gaussian-DP mu, instead of epsilon.")] = None,
+    budget_local_mu: LocalBudget = None,
     data: Annotated[str, typer.Option(help="What you call the data.")] = "",
     mark: Annotated[Path | None, typer.Option(help="The high-water mark's file; default PATH.mark.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A new file for the noise key; default in the ledger.")] = None,
@@ -45,7 +50,15 @@ def create(
         if (epsilon is None) == (mu is None):
             raise ConfigurationError("Expected the budget as --epsilon or as --mu, got both or neither.")
         budget = mu if epsilon is None else gdp_mu(epsilon, delta)
-        SQLiteLedger.create(path, budget_mu=budget or 0.0, delta=delta, data=data, mark=mark, key_file=key_file)
+        SQLiteLedger.create(
+            path,
+            budget_mu=budget or 0.0,
+            delta=delta,
+            budget_local_mu=budget_local_mu,
+            data=data,
+            mark=mark,
+            key_file=key_file,
+        )
         for line in ledger_lines(read_ledger(path), path):
             say(line)
 
@@ -93,20 +106,27 @@ def mark_again(path: LedgerPath, yes: Yes = False) -> None:
 
 
 @ledger_cli.command()
-def upgrade(path: LedgerPath, yes: Yes = False) -> None:
-    """Make a ledger of murmurfl 0.1 one that knows the data it is used with."""
+def upgrade(path: LedgerPath, budget_local_mu: LocalBudget = None, yes: Yes = False) -> None:
+    """Give a ledger of an earlier version what this one's have: its data's digest, the two figures of sums."""
     with failing_clearly():
-        if not needs_upgrade(path):
-            typer.echo("This ledger knows its data already: there is nothing to upgrade.")
+        vouched = needs_upgrade(path)
+        if not vouched and budget_local_mu is None and read_ledger(path).can_sum:
+            typer.echo("This ledger is of this version already: there is nothing to upgrade.")
             return
-    _ask(
-        yes,
-        "Nothing can check this: are the data those this ledger was used with, every row unchanged and in its place "
-        "(new ones at the end)? If not, samples that are spent already will be spent again.",
-    )
+    if vouched:
+        _ask(
+            yes,
+            "Nothing can check this: are the data those this ledger was used with, every row unchanged and in its "
+            "place (new ones at the end)? If not, samples that are spent already will be spent again.",
+        )
     with failing_clearly():
-        upgrade_ledger(path)
-    typer.echo("Upgraded. From its next release on the ledger knows its data; sessions begun with 0.1 cannot go on.")
+        upgrade_ledger(path, budget_local_mu=budget_local_mu)
+    if vouched:
+        typer.echo(
+            "Upgraded. From its next release on the ledger knows its data; sessions begun with 0.1 cannot go on."
+        )
+    else:
+        typer.echo(f"Upgraded. `murmurfl ledger show {path}` says what its budgets are.")
 
 
 def _ask(yes: bool, question: str) -> None:

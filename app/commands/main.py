@@ -10,12 +10,14 @@ from ..version import __version__
 from .audit import audit
 from .command_line import CommandLine
 from .completion import in_any_shell
+from .helper import helper
 from .keys import keys, list_names
 from .ledger import ledger_cli
 from .node import deploy_demo, node
 from .plan import plan
 from .report import report
 from .reproduce import reproduce
+from .roster import roster_cli
 from .run import run
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
@@ -39,9 +41,10 @@ def _commands(
 for command in (run, reproduce, report, audit, plan):
     cli.command()(command)
 cli.command("list")(list_names)
-for command in (keys, node, deploy_demo):
+for command in (keys, node, helper, deploy_demo):
     cli.command()(command)
 cli.add_typer(ledger_cli, name="ledger")
+cli.add_typer(roster_cli, name="roster")
 
 
 def main() -> None:

@@ -13,23 +13,24 @@ from .failing import fail, failing_clearly
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
 
+SuperLink = Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)]
+RootCertificates = Annotated[Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")]
+NodeKey = Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")]
+
 
 def node(
     config: Annotated[Path, typer.Argument(help="The operator's node configuration (TOML); see docs/deployment.md.")],
-    superlink: Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)] = "",
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")
-    ] = None,
-    auth_private_key: Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")] = False,
+    superlink: SuperLink = "",
+    root_certificates: RootCertificates = None,
+    auth_private_key: NodeKey = None,
+    insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    log_to_standard_error()
     with failing_clearly():
         from ..nodes.supernode import Connection, machine_of, run_node
 
@@ -41,18 +42,29 @@ def node(
             run_node(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
 
 
+def log_to_standard_error() -> None:
+    """What a node has to say goes where systemd and whoever started it look."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
 def deploy_demo(
     assignments: Assignments = None,
     config_file: ConfigFile = None,
     out: Annotated[Path, typer.Option(help="Folder for the run's own folder.")] = Path("runs"),
     name: Annotated[str | None, typer.Option(help="Name of the run's folder; default from the time.")] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the demonstration may take, in seconds.")] = 900.0,
+    trust: Annotated[
+        str, typer.Option(help="As --set trust=...: secure-aggregation starts helpers too.", show_default=False)
+    ] = "",
     verbose: Verbose = False,
 ) -> None:
     """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
     from ..guarantees import expected_guarantee
-    from ..nodes.demo import demo_config, ledger_line, run_demo
+    from ..nodes.demo import demo_config, ledger_line, record_line, run_demo
     from ..summary import summary_lines
+    from ..trust import SECURE
     from .display import RunDisplay
     from .folders import folder_for
 
@@ -67,11 +79,14 @@ def deploy_demo(
         with folder_for(out.resolve(), name, "deploy-demo") as folder:
             if name and folder.exists():
                 fail(f"Expected a new run folder, got {folder}; choose another --name.")
-            config = demo_config(settings_of(config_file, assignments), out.resolve(), name or folder.name)
-            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers ...")
+            settings = settings_of(config_file, [*(assignments or []), *([f"trust={trust}"] if trust else [])])
+            config = demo_config(settings, out.resolve(), name or folder.name)
+            helpers = f", and {config.helpers} helpers with records" if config.trust_model == SECURE else ""
+            say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers{helpers} ...")
             with RunDisplay(expected_guarantee(config, deployed=True)) as display:
-                document, ledgers = run_demo(config, folder, timeout_s=timeout, on_line=show)
+                demonstrated = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
-        lines = [ledger_line(machine, ledger) for machine, ledger in ledgers.items()]
-        for line in [*summary_lines(document, folder), "", *lines]:
+        lines = [ledger_line(machine, ledger) for machine, ledger in demonstrated.ledgers.items()]
+        lines += [record_line(helper, sets) for helper, sets in demonstrated.opened.items()]
+        for line in [*summary_lines(demonstrated.document, folder), "", *lines]:
             say(line)

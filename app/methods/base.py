@@ -252,7 +252,7 @@ class Method(ABC):
 
     def plans(self, problem: Problem) -> list[NoisePlan]:
         """The different noise plans of a simulation's machines."""
-        policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
+        policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
         return [plan_or_largest_mu(policy, problem.model.num_parameters) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:

@@ -6,15 +6,11 @@ widen any of it. Unknown keys, missing ones and impossible values are refused wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ...clients import PrivateClient, Samples
 from ...clients.operators_file import (
@@ -25,9 +21,11 @@ from ...clients.operators_file import (
     operators_file,
     read_operators_file,
 )
+from ...clients.roster_files import read_machine_key, read_roster
 from ...privacy import (
     MECHANISMS,
     ConfigurationError,
+    Masking,
     PrivacyPolicy,
     SQLiteLedger,
     policy_guarantee,
@@ -43,6 +41,8 @@ from ..models import make_model
 from ..models.base import Model
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
+from ..trust import SECURE
+from .own_samples import OwnSamples
 
 __all__ = [
     "NODE_CONFIG_KEY",
@@ -53,6 +53,10 @@ __all__ = [
     "node_strategies",
     "operators_file",
 ]
+
+
+SUMS = ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key", "budget_local_mu")
+"""Fields that only secure aggregation reads."""
 
 
 def node_strategies() -> list[str]:
@@ -105,6 +109,21 @@ class NodeConfig:
         eta of the local steps of ``online``, and of nothing else.
     feature_bound : float
         R of the ``logistic`` model; 0 for the preset's.
+    trust : str
+        Empty for the strategy's own: an untrusted server, or with ``trusted-mu2`` a trusted one. With
+        ``secure-aggregation`` the machine adds its share of the noise only and sends releases under masks, and the
+        keys below must be set; otherwise they must not.
+    min_honest : int
+        h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.
+    min_cohort : int
+        The fewest releases that this machine's may be summed with, its own among them: h, and as many as may work with
+        the server.
+    roster, roster_digest : str
+        Path of the roster, and its digest, which this operator has compared with the other operators'.
+    signing_key : str
+        Path of this machine's private key of that roster (``murmurfl roster key``).
+    budget_local_mu : float
+        As ``budget_mu``, of what holds whatever happens; 0 leaves it to the ledger.
 
     Notes
     -----
@@ -135,6 +154,13 @@ class NodeConfig:
     mechanism: str = ""
     learning_rate: float = 0.0
     feature_bound: float = 0.0
+    trust: str = ""
+    min_honest: int = 0
+    min_cohort: int = 0
+    roster: str = ""
+    roster_digest: str = ""
+    signing_key: str = ""
+    budget_local_mu: float = 0.0
 
     def __post_init__(self) -> None:
         method = self.method
@@ -167,6 +193,23 @@ class NodeConfig:
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+        self._check_trust()
+
+    def _check_trust(self) -> None:
+        """Refuse a trust model that the strategy does not have, and keys of secure aggregation without it."""
+        able = self.method.trusts
+        named = f"{' or '.join(map(repr, able))} with strategy = {self.strategy!r}"
+        self._check("trust", self.trust in ("", *able), named)
+        unset = {f.name: f.default for f in fields(self) if f.name in SUMS}
+        if self.trust != SECURE:
+            for name, default in unset.items():
+                expected = f"unset, for it is read with trust = {SECURE!r} only"
+                self._check(name, getattr(self, name) == default, expected)
+            return
+        for name in unset:
+            self._check(name, name == "budget_local_mu" or bool(getattr(self, name)), f"set, with trust = {SECURE!r}")
+        self._check("min_honest", 1 <= self.min_honest <= self.min_cohort, f"from 1 to min-cohort = {self.min_cohort}")
+        self._check("budget_local_mu", self.budget_local_mu >= 0, "a number >= 0")
 
     @property
     def method(self) -> Method:
@@ -195,7 +238,8 @@ class NodeConfig:
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        return read_operators_file(path, cls.from_mapping, ["ledger", "samples", "data_root"])
+        files = ["ledger", "samples", "data_root", "roster", "signing_key"]
+        return read_operators_file(path, cls.from_mapping, files)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:
@@ -216,7 +260,8 @@ class NodeConfig:
         -----
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
         run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server, and mu and budget
-        are what it is trusted to keep towards everybody else.
+        are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
+        helper and ``min_honest`` machines of each sum; ``budget_local_mu`` holds whatever happens.
         """
         separation = num_samples // self.batch_size
         budget = covering_budget(self.mu, ledger, self.budget_mu)
@@ -231,7 +276,38 @@ class NodeConfig:
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
+            **self._sums(ledger),
         )
+
+    def _sums(self, ledger: SQLiteLedger) -> dict[str, Any]:
+        """What a policy under secure aggregation says beyond the others."""
+        if self.trust != SECURE:
+            return {}
+        local = self.budget_local_mu or ledger.budget_local_mu
+        return {
+            "trust": SECURE,
+            "min_honest": self.min_honest,
+            "min_cohort": self.min_cohort,
+            "budget_local_mu": local,
+        }
+
+    def masking(self) -> Masking | None:
+        """What hides this machine's releases; None but under secure aggregation.
+
+        Raises
+        ------
+        ConfigurationError
+            If roster or key are not there, or are not those that were pinned.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking` for the roster that the operator
+        pinned: whatever the server says of helpers and other machines counts for nothing.
+        """
+        if self.trust != SECURE:
+            return None
+        roster = read_roster(Path(self.roster), self.roster_digest)
+        return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
 
     def load_samples(self) -> tuple[Samples, int, int]:
         """The machine's own samples, their number of features and of classes.
@@ -242,7 +318,7 @@ class NodeConfig:
             If they are not there, or not what was promised; the text says nothing of any one sample.
         """
         if self.samples:
-            own = _OwnSamples.read(Path(self.samples), self.num_classes)
+            own = OwnSamples.read(Path(self.samples), self.num_classes)
             return own, own.features.shape[1], self.num_classes
         run = RunConfig(
             task=self.task,
@@ -275,7 +351,10 @@ class NodeConfig:
         model = self._model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
-        own = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
+        own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
+        masking = self.masking()
+        if masking is not None:
+            own["masking"] = masking
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
@@ -283,39 +362,6 @@ class NodeConfig:
     def _model(self, num_features: int, num_classes: int) -> Model:
         bound = feature_bound(RunConfig(feature_bound=self.feature_bound))
         return make_model(self.model, num_features, num_classes, bound)
-
-
-@dataclass(frozen=True)
-class _OwnSamples:
-    """Samples of the operator's own file, in its order."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, samples: slice, /) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return self.features[samples], self.labels[samples]
-
-    @classmethod
-    def read(cls, path: Path, num_classes: int) -> _OwnSamples:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                features, labels = file["features"], file["labels"]
-        except (OSError, KeyError, ValueError) as error:
-            raise ConfigurationError(
-                f"Expected an .npz with the arrays `features` and `labels` at {path}, got: {error}."
-            ) from error
-        if features.ndim < 2 or features.dtype.kind not in "fiu" or labels.shape != (len(features),) or not len(labels):
-            raise ConfigurationError(
-                f"Expected in {path} numeric features, one row a sample, and one label a sample, got shapes "
-                f"{features.shape} and {labels.shape}."
-            )
-        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num_classes:
-            raise ConfigurationError(f"Expected the labels in {path} to be integers from 0 to {num_classes - 1}.")
-        flat = features.reshape(len(features), math.prod(features.shape[1:]))
-        return cls(flat.astype(np.float32), labels.astype(np.int64))
 
 
 def describe(client: PrivateClient) -> str:
@@ -329,10 +375,14 @@ def describe(client: PrivateClient) -> str:
             f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    return (
-        f"{name}: up to {releases} releases of {policy.batch_size} samples a run, "
-        f"{policy_guarantee(policy, plan.mu).sentence} Budget of all runs: mu = {budget}."
+    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local)
+    sums = (
+        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
+        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
+        if client.masking is not None
+        else f" Budget of all runs: mu = {budget}."
     )
+    return f"{name}: up to {releases} releases of {policy.batch_size} samples a run, {guarantee.sentence}{sums}"
 
 
 @lru_cache(maxsize=1)

@@ -1,36 +1,35 @@
-"""A whole deployment on this computer: a SuperLink with TLS and node keys, real nodes with ledgers, one run over them.
+"""The demonstration: a private training over real nodes on this computer, checked against their ledgers.
 
-``murmurfl deploy-demo`` (``make deploy-demo``) shows it and the tests drive it; docs/deployment.md does the same on
-several computers. Keys and certificates live in a scratch folder that goes with the deployment; node configurations,
-ledgers and logs stay in the run's folder.
+``murmurfl deploy-demo`` (``make deploy-demo``) shows it; docs/deployment.md does the same on several computers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import ssl
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError, LedgerError, LedgerSummary, SQLiteLedger, read_ledger, rounded_up
-from ...privacy.files import write_private
+from ...privacy import (
+    ConfigurationError,
+    LedgerError,
+    LedgerSummary,
+    OpeningRecordError,
+    SQLiteOpeningRecord,
+    read_ledger,
+    rounded_up,
+)
 from ..config import RunConfig
-from ..engines.loopback import LaunchError, executable
-from ..engines.processes import interrupts_as_keyboard_interrupt
-from ..engines.start import app_folder
-from ..engines.superlink import CONNECTION_NAME, Launch
-from ..engines.toml import Scalar, toml_document
+from ..engines.loopback import LaunchError
+from ..engines.toml import Scalar
 from ..experiment import Experiment, prepare
 from ..record import FAILURE_NAME, RESULT_NAME
-from .certificates import ServerCertificates, make_node_key, make_server_certificates
+from ..trust import SECURE
 from .config import NodeConfig, node_strategies
+from .deployment import deployment
+from .helper_config import HelperConfig
 from .ledgers import ledger_guarantee
 
 DEMO_SETTINGS: dict[str, Scalar] = {
@@ -42,167 +41,9 @@ DEMO_SETTINGS: dict[str, Scalar] = {
     "node-deadline-s": 90.0,
 }
 
-_REGISTER_TIMEOUT_S = 60.0
 
-
-@dataclass(frozen=True)
-class NodeFiles:
-    """One node of a deployment.
-
-    Parameters
-    ----------
-    config : Path
-        The operator's file.
-    log : Path
-        What the node says.
-    private_key : Path
-        Registered with the SuperLink.
-    """
-
-    config: Path
-    log: Path
-    private_key: Path
-
-
-class Deployment(Launch):
-    """Real processes on the loopback interface; :func:`deployment` starts and stops one.
-
-    Parameters
-    ----------
-    folder : Path
-        Where node configurations, ledgers and logs go.
-    timeout_s : float
-        For everything but the stopping.
-    on_line : callable
-        Gets the lines of the runs' logs.
-    """
-
-    def __init__(self, folder: Path, timeout_s: float, on_line: Callable[[str], None]) -> None:
-        super().__init__(app_folder(), time.monotonic() + timeout_s, timeout_s, on_line)
-        self.folder = folder
-        self.nodes: dict[str, NodeFiles] = {}
-        self.running: dict[str, subprocess.Popen[Any]] = {}
-        self._certificates: ServerCertificates | None = None
-
-    def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
-        super().prepare(overrides, environment)
-        self.environment["TMPDIR"] = str(self.scratch())  # what a killed process leaves behind goes with the rest
-
-    @property
-    def certificates(self) -> ServerCertificates:
-        """The SuperLink's certificates, made when they are first needed."""
-        if self._certificates is None:
-            self._certificates = make_server_certificates(self.scratch())
-        return self._certificates
-
-    def superlink_options(self) -> list[str]:
-        """TLS, node keys, and a database, so that a SuperLink that is started again knows its nodes and runs."""
-        paths = self.certificates
-        options = ["--ssl-ca-certfile", str(paths.authority), "--ssl-certfile", str(paths.certificate)]
-        options += ["--ssl-keyfile", str(paths.key), "--enable-supernode-auth"]
-        return [*options, "--database", str(self.scratch() / "superlink.db")]
-
-    def connection(self) -> str:
-        return f"root-certificates = {json.dumps(str(self.certificates.authority))}"
-
-    def tls(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context(cafile=str(self.certificates.authority))
-
-    def add_nodes(self, configs: Mapping[str, Mapping[str, Scalar]]) -> None:
-        """Give each node its file, its ledger and its key, and register the keys with the SuperLink.
-
-        Parameters
-        ----------
-        configs : mapping
-            Each node's configuration by name, budget and delta in it, without its machine name and its ledger.
-        """
-        keys = self.scratch() / "keys"
-        keys.mkdir(mode=0o700, exist_ok=True)
-        registering = []
-        for name, values in configs.items():
-            folder = self.folder / "nodes" / name
-            folder.mkdir(parents=True)
-            files = NodeFiles(folder / "node.toml", folder / "node.log", keys / name)
-            write_private(files.config, toml_document({"machine": name, "ledger": "ledger.sqlite", **values}))
-            node = NodeConfig.read(files.config)
-            SQLiteLedger.create(node.ledger, budget_mu=node.budget_mu, delta=node.delta, data=name)
-            public = make_node_key(files.private_key)
-            registering.append((name, self._flwr("supernode", "register", str(public), CONNECTION_NAME)))
-            self.nodes[name] = files
-        for name, process in registering:
-            try:
-                output, _ = process.communicate(timeout=_REGISTER_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                raise LaunchError(f"The SuperLink did not take the key of node {name} in time.") from None
-            if process.returncode:
-                raise LaunchError(f"The SuperLink refused the key of node {name}.", output)
-
-    def start_node(self, name: str, program: Sequence[str] = ()) -> subprocess.Popen[Any]:
-        """Start a node, or start it again: ``murmurfl node``, or another program that takes its arguments."""
-        files = self.nodes[name]
-        program = program or (sys.executable, "-m", "murmurfl.app")
-        command = [*program, "node", str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
-        command += ["--auth-private-key", str(files.private_key)]
-        command += ["--root-certificates", str(self.certificates.authority)]
-        with files.log.open("ab") as log:
-            self.running[name] = self.start_process(command, stdout=log)
-        return self.running[name]
-
-    def submit(self, run_config: Mapping[str, Scalar], app_dir: Path | None = None) -> tuple[int, str]:
-        """Run an app over the nodes, to its end; its id and status.
-
-        Raises
-        ------
-        LaunchError
-            If the run was refused or did not complete.
-        """
-        self.app_dir = self.app_dir if app_dir is None else app_dir
-        (self.scratch() / "run-config.toml").write_text(toml_document(run_config), encoding="utf-8")
-        return self.run("", has_overrides=bool(run_config))
-
-    def _flwr(self, *arguments: str) -> subprocess.Popen[Any]:
-        options: dict[str, Any] = {"cwd": self.scratch(), "text": True, "encoding": "utf-8", "errors": "replace"}
-        return self.start_process([executable("flwr"), *arguments], stdout=subprocess.PIPE, **options)
-
-
-@contextmanager
-def deployment(
-    folder: Path,
-    *,
-    timeout_s: float = 900.0,
-    on_line: Callable[[str], None] = lambda line: None,  # noqa: ARG005 - nobody reads along
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Deployment]:
-    """A SuperLink that answers; whatever is started in it is stopped when the block ends, however it ends.
-
-    Parameters
-    ----------
-    folder : Path
-        Where node configurations, ledgers and logs go.
-    timeout_s : float
-        For everything but the stopping, in seconds.
-    on_line : callable
-        Gets the lines of the runs' logs.
-    environment : mapping, optional
-        Further environment variables of all processes.
-
-    Raises
-    ------
-    LaunchError
-        If the SuperLink does not start, or something could not be stopped.
-    """
-    deployed = Deployment(folder, timeout_s, on_line)
-    with interrupts_as_keyboard_interrupt() as protect:
-        left: list[int] = []
-        try:
-            deployed.prepare("", environment or {})
-            deployed.start_superlink()
-            yield deployed
-        finally:
-            protect()
-            left = deployed.stop()
-        if left:
-            raise LaunchError(f"These processes of the deployment could not be stopped: {left}.", deployed.log)
+_OF_SUMS: dict[str, Scalar] = {"num-clients": 6, "clients-per-round": 6}
+"""In their place under secure aggregation: enough machines for a sum that tolerates some that collude or are lost."""
 
 
 def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
@@ -243,6 +84,9 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     }
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
+    if policy.trust == SECURE:
+        settings |= {"trust": SECURE, "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
+        settings["budget-local-mu"] = policy.local_budget
     if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate
         settings["feature-bound"] = config.feature_bound
@@ -258,10 +102,32 @@ def ledger_line(machine: str, ledger: LedgerSummary) -> str:
     )
 
 
-def run_demo(
-    config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, LedgerSummary]]:
-    """Deploy one node for each machine of a run configuration and run it over them, to the end.
+def record_line(helper: str, sets: int) -> str:
+    """What a helper's record says, in one line."""
+    return f"  record of {helper}: {sets} sums opened"
+
+
+@dataclass(frozen=True)
+class Demonstrated:
+    """What a demonstration left.
+
+    Parameters
+    ----------
+    document : dict
+        The run's ``result.json``.
+    ledgers : dict of str to LedgerSummary
+        What each node's ledger says.
+    opened : dict of str to int
+        How many sums each helper opened, by its record; empty without helpers.
+    """
+
+    document: dict[str, Any]
+    ledgers: dict[str, LedgerSummary]
+    opened: dict[str, int]
+
+
+def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]) -> Demonstrated:
+    """Deploy one node for each machine of a run configuration, and its helpers, and run it over them, to the end.
 
     Parameters
     ----------
@@ -274,11 +140,6 @@ def run_demo(
     on_line : callable
         Gets the lines of the run's log.
 
-    Returns
-    -------
-    tuple
-        The run's ``result.json``, and what each node's ledger says.
-
     Raises
     ------
     MurmurflError
@@ -288,8 +149,8 @@ def run_demo(
     settings = {f"node-{machine}": node_settings(experiment, machine) for machine in range(config.num_clients)}
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with deployment(folder, timeout_s=timeout_s, on_line=on_line, environment=environment) as deployed:
-        deployed.add_nodes(settings)
-        for name in deployed.nodes:
+        deployed.add_nodes(settings, [f"helper-{number}" for number in range(_helpers(config))])
+        for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
         try:
             deployed.submit(config.to_mapping())
@@ -303,7 +164,16 @@ def run_demo(
             raise LedgerError(f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.")
     if sum(recorded.values()) < document["aggregated"]:
         raise LedgerError(f"Expected {document['aggregated']} releases in the ledgers, got {sum(recorded.values())}.")
-    return document, ledgers
+    helpers = {name: HelperConfig.read(files.config) for name, files in deployed.helpers.items()}
+    opened = {name: SQLiteOpeningRecord(helper.record).sets for name, helper in helpers.items()}
+    for name, sets in opened.items():
+        if sets < document["rounds"]:
+            raise OpeningRecordError(f"Expected {document['rounds']} sums in {name}'s record, got {sets}.")
+    return Demonstrated(document, ledgers, opened)
+
+
+def _helpers(config: RunConfig) -> int:
+    return config.helpers if config.trust_model == SECURE else 0
 
 
 def _reason(folder: Path) -> str:
@@ -313,7 +183,8 @@ def _reason(folder: Path) -> str:
 
 def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunConfig:
     """The demonstration's run configuration with overrides, its files in ``out / name``."""
-    given = {**DEMO_SETTINGS, **overrides, "out-dir": str(out), "run-name": name}
+    of_sums = _OF_SUMS if overrides.get("trust") == SECURE else {}
+    given = {**DEMO_SETTINGS, **of_sums, **overrides, "out-dir": str(out), "run-name": name}
     if "num-clients" in overrides and "clients-per-round" not in overrides:
         given["clients-per-round"] = overrides["num-clients"]
     return RunConfig.from_mapping(given)

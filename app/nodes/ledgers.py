@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,11 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
     -----
     **Formal guarantees.** ``spent`` is what all releases of all sessions opened so far together guarantee, made or not,
     against whom ``guarantee`` says: where a session was under a trusted server, against everybody but that one.
+    ``local`` is the same whatever other machines and helpers do; null where no session is under secure aggregation and
+    no budget was decided for them.
     """
     amounts = (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
+    local = [(name, mu) for (name, _), mu in zip(amounts, _local_amounts(summary), strict=True)]
     return {
         "path": str(path),
         "data": summary.data,
@@ -37,6 +40,7 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
         "guarantee": ledger_guarantee(summary).document(),
         "delta": summary.delta,
         **{name: _amount(mu, summary.delta) for name, mu in amounts},
+        "local": {name: _amount(mu, summary.delta) for name, mu in local} if summary.summed else None,
         "samples_used": summary.samples_used,
         "commits": summary.commits,
         "mark": summary.mark,
@@ -46,12 +50,19 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
     }
 
 
+def _local_amounts(summary: LedgerSummary) -> tuple[float, float, float]:
+    return summary.budget_local_mu, summary.reserved_local_mu, summary.left_local_mu
+
+
 def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
     guarantee = session_guarantee(session, delta)
     return {
         "session": session.session,
         "trust": guarantee.trust,
-        **_amount(session.mu, delta),
+        **_amount(guarantee.mu, delta),
+        "mu_local": guarantee.document()["mu_local"],
+        "epsilon_local": guarantee.document()["epsilon_local"],
+        "min_honest": guarantee.min_honest,
         "guarantee": guarantee.sentence,
         "releases": session.releases,
         "acknowledged": session.ack,
@@ -75,14 +86,24 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     ----------
     summary : LedgerSummary
     """
-    words = list(dict.fromkeys(session_guarantee(s, summary.delta).mechanism for s in summary.sessions))
+    made = [session_guarantee(session, summary.delta) for session in summary.sessions]
+    words = "; ".join(dict.fromkeys(guarantee.mechanism for guarantee in made)) or "nothing released yet"
+    covers = "over all releases of all sessions on this ledger"
+    honest = [guarantee.min_honest for guarantee in made if guarantee.min_honest is not None]
+    if summary.trusted_a_server:
+        # Also of what was summed before: one figure, against whom it holds is hard enough to say.
+        mu, notes = summary.reserved_local_mu, (_NOTHING_AGAINST_IT,)
+        return Guarantee(mu, summary.delta, words, trust="trusted-server", covers=covers, notes=notes)
+    if len(honest) < sum(session.mu_local is not None for session in summary.sessions) or not honest:
+        return Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers)
     return Guarantee(
         summary.reserved_mu,
         summary.delta,
-        "; ".join(words) or "nothing released yet",
-        trust="trusted-server" if summary.trusted_a_server else "untrusted-server",
-        covers="over all releases of all sessions on this ledger",
-        notes=(_NOTHING_AGAINST_IT,) if summary.trusted_a_server else (),
+        words,
+        trust="secure-aggregation",
+        covers=covers,
+        mu_local=summary.reserved_local_mu,
+        min_honest=max(honest),  # what every session rests on
     )
 
 
@@ -108,7 +129,20 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
     named = ", ".join(str(value) for value in options if value)
     words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
-    return Guarantee(session.mu, delta, words, covers=SESSION)
+    if session.mu_local is None:
+        return Guarantee(session.mu, delta, words, covers=SESSION)
+    words += ", under masks"
+    if session.min_honest is None:  # forgotten in a rollback: what it does not rest on is known
+        return Guarantee(session.mu_local, delta, words, covers=SESSION)
+    return Guarantee(
+        session.mu,
+        delta,
+        words,
+        trust="secure-aggregation",
+        covers=SESSION,
+        mu_local=session.mu_local,
+        min_honest=session.min_honest,
+    )
 
 
 def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
@@ -126,9 +160,21 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
         f"budget    {amount(summary.budget_mu)}",
         f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
         f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
+        *(_local_lines(summary, amount) if summary.summed else []),
         f"that is   {ledger_guarantee(summary).sentence}",
         f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
         f"key       {summary.key_file or 'in the ledger'}",
+    ]
+
+
+def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list[str]:
+    """The same three, of what holds whatever other machines and helpers do."""
+    budget, spent, left = map(amount, _local_amounts(summary))
+    return [
+        "and if nobody else is honest, whatever happens:",
+        f"  budget  {budget}{'' if summary.local_decided else ', for none was decided (`murmurfl ledger upgrade`)'}",
+        f"  spent   {spent}",
+        f"  left    {left}",
     ]
 
 
@@ -140,8 +186,9 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
             "opened, UTC": _when(session.first_release),
             "last, UTC": _when(session.last_release),
             "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
-            "mu": rounded_up(session.mu),
-            "epsilon": rounded_up(gdp_epsilon(session.mu, summary.delta)),
+            "mu": rounded_up(session_guarantee(session, summary.delta).mu),
+            "epsilon": rounded_up(session_guarantee(session, summary.delta).epsilon),
+            **(_local_cells(session, summary.delta) if summary.summed else {}),
             "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
             "batch": str(session.terms.get("batch_size", "?")),
             "noise": "none: the server's" if session.trusted else _noise(session.terms),
@@ -149,6 +196,11 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
         }
         for session in summary.sessions
     ]
+
+
+def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:
+    mu = session.mu if session.mu_local is None else session.mu_local
+    return {"mu, whatever happens": rounded_up(mu), "its epsilon": rounded_up(gdp_epsilon(mu, delta))}
 
 
 def _noise(terms: Mapping[str, Any]) -> str:

@@ -23,11 +23,13 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import UpdateNode, numpy_client_app
-from ...privacy import ConfigurationError
+from ...clients.helper import helper_app
+from ...privacy import ConfigurationError, Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from .config import NodeConfig, describe
 from .executor import LocalExecutor
+from .helper_config import HelperConfig
 from .own_app import Answers, describe_own, own_app
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,44 @@ def run_node(config: NodeConfig | UpdateNode, connection: Connection) -> None:
     def app(message: Message, context: Context) -> Message:
         return repeat(message, context, answers)
 
+    _answer_forever(app, connection)
+
+
+def run_helper(config: HelperConfig, connection: Connection) -> None:
+    """Open sums of masked releases for whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
+
+    Parameters
+    ----------
+    config : HelperConfig
+        The helper's operator's.
+    connection : Connection
+
+    Raises
+    ------
+    ConfigurationError, MurmurflError
+        If the helper cannot be made from its configuration; nothing was started.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.opening.Opener` for everything that leaves this process
+    through the SuperNode, against a server that chooses runs, bundles, run configurations and messages: no code of a
+    bundle runs. No release of a machine is ever sent to a helper, and no key of its own leaves it.
+    """
+    opener = config.opener()
+    logger.info(describe_helper(config, opener))
+    _answer_forever(helper_app(opener), connection)
+
+
+def describe_helper(config: HelperConfig, opener: Opener) -> str:
+    """A helper in one sentence, for its operator's log."""
+    roster = opener.roster
+    return (
+        f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
+        f"digest {roster.digest}, beside {len(roster.helpers) - 1} other helpers, by the record at {config.record}."
+    )
+
+
+def _answer_forever(app: Answers, connection: Connection) -> None:
     os.environ.update(without_proxy(os.environ))
     pause = _FIRST_PAUSE_S
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():

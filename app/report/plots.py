@@ -289,7 +289,7 @@ def _each_machine(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: 
     colours = {"aggregated": BLUE, "asked, nothing aggregated": RED}
     patches = [Patch(color=colour, label=label) for label, colour in colours.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=2)
-    return "Empty: not asked. Nothing aggregated: the reply was lost, refused, late or malformed."
+    return "Empty: not asked. Nothing aggregated: the reply was lost, refused, late, malformed or not opened."
 
 
 def _replies(run: RecordedRun) -> Plot:
@@ -301,6 +301,7 @@ def _replies(run: RecordedRun) -> Plot:
         "refused": (ORANGE, [sum(entry["refused"].values()) for entry in history]),
         "late": (PINK, [entry["late"] for entry in history]),
         "malformed": (GREEN, [entry["malformed"] for entry in history]),
+        "not opened": (SKY, [entry.get("unopened", 0) for entry in history]),
     }
     groups = np.array_split(np.arange(len(history)), min(len(history), _MOST_BARS))
     rounds = np.array([np.mean([run.rounds[i] for i in group]) for group in groups])
@@ -316,7 +317,7 @@ def _replies(run: RecordedRun) -> Plot:
         _rounds_along(axes)
         axes.set_ylabel("requests" + (", mean of neighbouring rounds" if len(groups) < len(history) else ""))
         axes.grid(visible=False, axis="x")
-        figure.legend(loc="outside lower center", ncols=5)
+        figure.legend(loc="outside lower center", ncols=6)
     return Plot("replies", "What became of the requests", "Kinds that never occurred are left out.", figure)
 
 

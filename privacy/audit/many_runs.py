@@ -118,6 +118,7 @@ def audit_client(
     runs: int = 2000,
     lost: Sequence[bool] = (),
     confidence: float = 0.95,
+    claimed_mu: float | None = None,
 ) -> AuditResult:
     """Measure the privacy of machines by the best of several canaries and statistics.
 
@@ -137,6 +138,9 @@ def audit_client(
         none.
     confidence : float
         Of both bounds together.
+    claimed_mu : float, optional
+        What is claimed of what the auditor sees; default what the policy claims of so many releases. Under secure
+        aggregation the auditor may see releases or sums of them, and each has a claim of its own.
 
     Returns
     -------
@@ -181,7 +185,7 @@ def audit_client(
     if estimated < _UNNOISED:
         mu = _measured(mu_bound, chosen, counted, significance)
         epsilon = _measured(partial(epsilon_bound, delta=policy.delta), chosen, counted, significance)
-    claimed = plan.spent_mu(releases)
+    claimed = plan.spent_mu(releases) if claimed_mu is None else claimed_mu
     return AuditResult(
         claimed_mu=claimed,
         claimed_epsilon=gdp_epsilon(claimed, policy.delta),

@@ -21,19 +21,32 @@ from .mark import LedgerState, SessionState
 from .records import StreamRecord
 
 APPLICATION_ID = 0x6D757266  # "murf"
-FORMAT = 2
-"""Format 2 has the digest of the samples used up; `murmurfl ledger upgrade` turns format 1 into it."""
+FORMAT = 3
+"""Format 2 has the digest of the samples used up, format 3 what secure aggregation needs: local figures and their
+budget. `murmurfl ledger upgrade` turns the others into it."""
+READABLE = (2, FORMAT)
+"""A ledger of format 2 goes on as it is, for all sessions but those under secure aggregation."""
 
 CLOSED = "closed"
+NO_ROOM = (
+    "Expected a ledger of format 3 for a session under secure aggregation, got {path}, which has no room for its two "
+    "figures: run `murmurfl ledger upgrade {path} --budget-local-mu MU` once, with what the machine may ever spend if "
+    "nobody else is honest. Nothing was released."
+)
+UNDECIDED = (
+    " This ledger was made without a budget for what holds if nobody else is honest, so it is that of all releases: "
+    "decide it once, with `murmurfl ledger upgrade {path} --budget-local-mu MU`, or on a new node with `murmurfl "
+    "ledger create --budget-local-mu MU`."
+)
 SCHEMA = """
 CREATE TABLE ledger (
     name TEXT NOT NULL, created REAL NOT NULL, data TEXT NOT NULL, budget_mu REAL NOT NULL, delta REAL NOT NULL,
-    mark TEXT NOT NULL, key_file TEXT NOT NULL, key BLOB NOT NULL, key_check BLOB NOT NULL
+    mark TEXT NOT NULL, key_file TEXT NOT NULL, key BLOB NOT NULL, key_check BLOB NOT NULL, budget_local_mu REAL
 );
 CREATE TABLE state (
     counter INTEGER NOT NULL, samples_used INTEGER NOT NULL, seal TEXT NOT NULL, data TEXT NOT NULL DEFAULT ''
 );
-CREATE TABLE reserved (session TEXT PRIMARY KEY, mu REAL NOT NULL);
+CREATE TABLE reserved (session TEXT PRIMARY KEY, mu REAL NOT NULL, local REAL);
 CREATE TABLE streams (
     session TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, release INTEGER NOT NULL, ack INTEGER NOT NULL,
     nonces BLOB NOT NULL, terms TEXT NOT NULL, digest TEXT NOT NULL
@@ -61,6 +74,9 @@ class Header:
     mark: Path
     key_file: Path | None
     key_check: bytes
+    budget_local_mu: float | None = None
+    has_local: bool = True
+    """Whether there is room for local figures: from format 3 on."""
 
 
 def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
@@ -89,12 +105,13 @@ def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: st
         str(header.key_file or ""),
         b"" if header.key_file else key,
         header.key_check,
+        header.budget_local_mu,
     )
     with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         # All in one transaction: what is interrupted is not a ledger.
         connection.executescript(f"BEGIN; {SCHEMA}")
-        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         connection.execute("INSERT INTO state VALUES (0, 0, ?, '')", (seal,))
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -103,11 +120,29 @@ def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: st
 
 def read_header(connection: sqlite3.Connection, path: Path) -> Header:
     """The settings with which the ledger at ``path`` was made."""
+    has_local = format_of(connection) >= FORMAT
     name, created, data, budget_mu, delta, mark, key_file, key_check = connection.execute(
         "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check FROM ledger"
     ).fetchone()
-    key_path = Path(key_file) if key_file else None
-    return Header(name, created, data, budget_mu, delta, mark_path(path, mark), key_path, key_check)
+    budget_local_mu = None
+    if has_local:
+        (budget_local_mu,) = connection.execute("SELECT budget_local_mu FROM ledger").fetchone()
+    key_path, place = Path(key_file) if key_file else None, mark_path(path, mark)
+    return Header(name, created, data, budget_mu, delta, place, key_path, key_check, budget_local_mu, has_local)
+
+
+def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
+    """Sessions in the order in which they were opened, each with the mu it reserved, and mu_local where it has one."""
+    if format_of(connection) >= FORMAT:
+        return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
+    return connection.execute("SELECT session, mu, NULL FROM reserved ORDER BY rowid")
+
+
+def make_room_for_local(connection: sqlite3.Connection) -> None:
+    """Make a ledger of format 2 one of format 3, inside a transaction; what is there stays and is sealed as it was."""
+    connection.execute("ALTER TABLE ledger ADD COLUMN budget_local_mu REAL")
+    connection.execute("ALTER TABLE reserved ADD COLUMN local REAL")
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def mark_path(path: Path, mark: str) -> Path:
@@ -132,11 +167,12 @@ def read_state(connection: sqlite3.Connection, header: Header, path: Path) -> Le
 def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
     """How far the ledger has come, as its tables say."""
     counter, samples_used, data = connection.execute("SELECT counter, samples_used, data FROM state").fetchone()
-    sessions = {name: SessionState(mu, 0) for name, mu in connection.execute("SELECT session, mu FROM reserved")}
+    sessions = {name: SessionState(mu, 0, local=local) for name, mu, local in read_reserved(connection)}
     for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
-        mu = sessions[name].mu if name in sessions else 0.0
-        sessions[name] = SessionState(mu, release, digest)
-    return LedgerState(header.name, header.budget_mu, header.delta, counter, samples_used, sessions, data)
+        before = sessions.get(name, SessionState(0.0, 0))
+        sessions[name] = SessionState(before.mu, release, digest, before.local)
+    terms = header.budget_mu, header.delta
+    return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu)
 
 
 def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:
@@ -192,7 +228,7 @@ def opened(
     options: str = "mode=rw",
     *,
     writable: bool = False,
-    accepted: tuple[int, ...] = (FORMAT,),
+    accepted: tuple[int, ...] = READABLE,
 ) -> Iterator[sqlite3.Connection]:
     """A connection to a ledger of an accepted format, closed in the end; what the caller does with it is the caller's.
 
@@ -216,7 +252,7 @@ def format_of(connection: sqlite3.Connection) -> int:
     return version
 
 
-def check_format(connection: sqlite3.Connection, path: Path, accepted: tuple[int, ...] = (FORMAT,)) -> None:
+def check_format(connection: sqlite3.Connection, path: Path, accepted: tuple[int, ...] = READABLE) -> None:
     """Refuse a file that is no ledger, or one of no accepted format; errors name the last of these."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     version, expected = format_of(connection), accepted[-1]
@@ -292,6 +328,8 @@ def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, NDArray[Any]]]:
     """A stream's arrays: kind, number, values."""
     for release, counts in sorted(stream.pending.items()):
         yield "pending", release, counts
+    for release, name in sorted(stream.ids.items()):
+        yield "ids", release, np.frombuffer(name, np.uint8)
     for number, values in enumerate(stream.noise_state):
         yield "state", number, values
     for number, values in enumerate(stream.noted):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..errors import LedgerError
 from ..files import check_private, replace_durably
@@ -33,11 +34,14 @@ class SessionState:
         Made.
     digest : str
         Of the session's whole stream; empty if it has none.
+    local : float, optional
+        mu_local, reserved under secure aggregation; None otherwise.
     """
 
     mu: float
     releases: int
     digest: str = ""
+    local: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class LedgerState:
     sessions : mapping of str to SessionState
     data : str
         Digest of the samples used up; empty in a ledger that never had one.
+    budget_local_mu : float, optional
+        As the operator decided it; None in a ledger without a decision.
     """
 
     ledger: str
@@ -65,19 +71,29 @@ class LedgerState:
     samples_used: int = 0
     sessions: Mapping[str, SessionState] = field(default_factory=dict)
     data: str = ""
+    budget_local_mu: float | None = None
 
     @cached_property
     def seal(self) -> str:
         """A digest of the whole state: it does not match if a part was lost or comes from another time."""
-        document = asdict(self)
+        document = self._document()
         if not self.data:
             del document["data"]  # ledgers and marks from before there was a digest were sealed without it
         return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def write_mark(self, path: Path) -> None:
         """Make this the mark, durably."""
-        document = {"murmurfl-ledger-mark": _FORMAT, "seal": self.seal, **asdict(self)}
+        document = {"murmurfl-ledger-mark": _FORMAT, "seal": self.seal, **self._document()}
         replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
+
+    def _document(self) -> dict[str, Any]:
+        """The state as plain values; without local figures where there are none, as before there were any."""
+        document = asdict(self)
+        for values in (document, *document["sessions"].values()):
+            for name in ("local", "budget_local_mu"):
+                if name in values and values[name] is None:
+                    del values[name]
+        return document
 
 
 def read_mark(path: Path) -> LedgerState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from ..errors import LedgerError
 from .format import (
     CLOSED,
+    NO_ROOM,
     arrays_of,
     bytes_of,
     clear_errors,
     damaged,
     digest_of,
+    make_room_for_local,
     opened,
     read_header,
+    read_reserved,
     read_state,
     unsealed_state,
 )
@@ -59,8 +62,10 @@ class SQLitePage(LedgerPage):
 
     def account(self) -> Account:
         with clear_errors(self._path, self._timeout_s):
-            reserved = dict(self._connection.execute("SELECT session, mu FROM reserved ORDER BY rowid"))
-        return Account(self.state.samples_used, reserved, self.state.data)
+            rows = list(read_reserved(self._connection))
+        reserved = {session: mu for session, mu, _ in rows}
+        reserved_local = {session: local for session, _, local in rows if local is not None}
+        return Account(self.state.samples_used, reserved, self.state.data, reserved_local)
 
     def stream(self, session: str) -> StreamRecord | None:
         with clear_errors(self._path, self._timeout_s):
@@ -69,7 +74,7 @@ class SQLitePage(LedgerPage):
             ).fetchone()
             if row is None:
                 return None
-            arrays: dict[str, dict[int, NDArray[Any]]] = {"pending": {}, "state": {}, "noted": {}}
+            arrays: dict[str, dict[int, NDArray[Any]]] = {"pending": {}, "state": {}, "noted": {}, "ids": {}}
             for kind, number, dtype, shape, content in self._connection.execute(
                 "SELECT kind, number, dtype, shape, content FROM arrays WHERE session = ? ORDER BY kind, number",
                 (session,),
@@ -77,7 +82,8 @@ class SQLitePage(LedgerPage):
                 arrays[kind][number] = np.frombuffer(content, dtype).reshape(json.loads(shape))
             fingerprint, release, ack, nonces, terms, digest = row
             states, noted = (tuple(arrays[kind].values()) for kind in ("state", "noted"))
-            stream = StreamRecord(fingerprint, release, ack, nonces, arrays["pending"], states, terms, noted)
+            ids = {number: name.tobytes() for number, name in arrays["ids"].items()}
+            stream = StreamRecord(fingerprint, release, ack, nonces, arrays["pending"], states, terms, noted, ids)
             if digest_of(stream) != digest:
                 raise damaged(self._path, "a stream that does not match its digest")
         return stream
@@ -85,9 +91,9 @@ class SQLitePage(LedgerPage):
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
         with clear_errors(self._path, self._timeout_s):
             before = self.state.sessions.get(session, SessionState(0.0, 0))
-            self._check_forward(before, stream, account)
+            self._check_forward(session, before, stream, account)
             self._write_stream(session, stream)
-            self._reserve(account.reserved)
+            self._reserve(account.reserved, account.reserved_local)
             if stream.release > before.releases:
                 line = (session, stream.release, time.time(), account.samples_used)
                 self._connection.execute("INSERT INTO releases VALUES (?, ?, ?, ?)", line)
@@ -98,7 +104,12 @@ class SQLitePage(LedgerPage):
         with clear_errors(self._path, self._timeout_s):
             known = {**self.state.sessions, **mark.sessions}
             pairs = {name: [s.sessions.get(name, SessionState(0.0, 0)) for s in (self.state, mark)] for name in known}
-            self._reserve({name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()})
+            if mark.budget_local_mu is not None or any(map(_has_local, pairs.values())):
+                self._decide(mark.budget_local_mu)  # it may have been copied back from before it was upgraded
+            self._reserve(
+                {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
+                {name: max(map(_local, both)) for name, both in pairs.items() if _has_local(both)},
+            )
             for name, (ours, theirs) in pairs.items():
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
@@ -109,21 +120,49 @@ class SQLitePage(LedgerPage):
             self._finish(counter, furthest.samples_used, furthest.data)
         return len(known)
 
-    def _reserve(self, reserved: Mapping[str, float]) -> None:
+    def make_current(self, budget_local_mu: float | None) -> None:
+        """Make room for local figures, and set their budget if it was not decided yet."""
+        with clear_errors(self._path, self._timeout_s):
+            self._decide(budget_local_mu)
+            self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
+
+    def _decide(self, budget_local_mu: float | None) -> None:
+        if not self.header.has_local:
+            make_room_for_local(self._connection)
+        if budget_local_mu is not None and self.header.budget_local_mu is None:
+            self._connection.execute("UPDATE ledger SET budget_local_mu = ?", (budget_local_mu,))
+        self.header = read_header(self._connection, self._path)
+
+    def _reserve(self, reserved: Mapping[str, float], reserved_local: Mapping[str, float]) -> None:
+        if not self.header.has_local:
+            if reserved_local:
+                raise LedgerError(NO_ROOM.format(path=self._path))
+            self._connection.executemany(
+                "INSERT INTO reserved VALUES (?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu",
+                reserved.items(),
+            )
+            return
         self._connection.executemany(
-            "INSERT INTO reserved VALUES (?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu",
-            reserved.items(),
+            "INSERT INTO reserved VALUES (?, ?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu, "
+            "local = excluded.local",
+            ((session, mu, reserved_local.get(session)) for session, mu in reserved.items()),
         )
 
-    def _check_forward(self, before: SessionState, stream: StreamRecord, account: Account) -> None:
+    def _check_forward(self, session: str, before: SessionState, stream: StreamRecord, account: Account) -> None:
+        local = account.reserved_local
         if (
             account.samples_used < self.state.samples_used
             or stream.release < before.releases
             or any(_forgets(account.reserved.get(name, 0.0), past.mu) for name, past in self.state.sessions.items())
+            or any(
+                local.get(name, -1.0) < _local(past) for name, past in self.state.sessions.items() if _has_local([past])
+            )
+            # A release that is told to nobody by its name cannot be shown to be what the next one is built on.
+            or (session in local and not stream.ids.keys() >= stream.pending.keys())
         ):
             raise LedgerError(
                 "Expected a commit that forgets nothing spent, got fewer samples, releases or reserved budget than the "
-                "ledger holds; nothing was recorded or released."
+                "ledger holds, or releases without their names; nothing was recorded or released."
             )
 
     def _write_stream(self, session: str, stream: StreamRecord) -> None:
@@ -170,3 +209,13 @@ def _larger(one: float, other: float) -> float:
     """The larger of two entries for a session's reserved mu, marked as a trusted server's if either is."""
     mu = max(abs(one), abs(other))
     return -mu if min(one, other) < 0.0 else mu
+
+
+def _local(session: SessionState) -> float:
+    """What a session has reserved for the case that nobody else is honest."""
+    return abs(session.mu) if session.local is None else session.local
+
+
+def _has_local(sessions: Iterable[SessionState]) -> bool:
+    """Whether any of a session's histories was under secure aggregation."""
+    return any(session.local is not None for session in sessions)

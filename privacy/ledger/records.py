@@ -182,6 +182,16 @@ class Ledger(ABC):
     delta: float | None = None
     """Where the epsilons of this ledger are shown, likewise."""
 
+    budget_local_mu: float | None = None
+    """The budget for what holds whatever other machines and helpers do, likewise: of sessions under secure aggregation
+    mu_local, of all others their mu."""
+
+    local_hint: str = ""
+    """What its operator may do if that budget is too small; empty where it was decided."""
+
+    local_problem: str = ""
+    """Why this ledger can have no session under secure aggregation, or empty."""
+
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[LedgerPage]:
         """A transaction nobody else can enter; without a commit it changes nothing.

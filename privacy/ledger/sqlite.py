@@ -34,6 +34,8 @@ from ..files import check_private, create_private, sync_folder
 from ..keys import SystemKeys
 from ..noise import KEY_BYTES
 from .format import (
+    NO_ROOM,
+    UNDECIDED,
     Header,
     check_integrity,
     check_mark,
@@ -88,6 +90,11 @@ class SQLiteLedger(Ledger):
             check_mark(read_state(connection, self._header, self.path), mark, self.path)
         self.budget_mu = self._header.budget_mu
         self.delta = self._header.delta
+        decided = self._header.budget_local_mu
+        # Whoever did not decide has decided for the smaller one: what may be spent whatever happens.
+        self.budget_local_mu = self.budget_mu if decided is None else decided
+        self.local_hint = UNDECIDED.format(path=self.path) if decided is None else ""
+        self.local_problem = "" if self._header.has_local else NO_ROOM.format(path=self.path)
 
     @classmethod
     def create(
@@ -96,6 +103,7 @@ class SQLiteLedger(Ledger):
         *,
         budget_mu: float,
         delta: float,
+        budget_local_mu: float | None = None,
         data: str = "",
         mark: str | Path | None = None,
         key_file: str | Path | None = None,
@@ -111,6 +119,9 @@ class SQLiteLedger(Ledger):
             Gaussian-DP parameter of everything that is ever released about these data.
         delta : float
             Where its epsilons are shown.
+        budget_local_mu : float, optional
+            The same of what holds whatever server, helpers and other machines do: for sessions under secure
+            aggregation, which reserve more of it than of ``budget_mu``. Default ``budget_mu``.
         data : str
             What the operator calls the data.
         mark : path, optional
@@ -134,16 +145,17 @@ class SQLiteLedger(Ledger):
         under which nothing was released.
         """
         _check_terms(budget_mu, delta)
+        check_local_budget(budget_local_mu, budget_mu)
         path = Path(path).absolute()
         mark_file = mark_path(path, "" if mark is None else str(Path(mark).absolute()))
         key_path = None if key_file is None else Path(key_file).absolute()
         files = [path, mark_file, *([] if key_path is None else [key_path])]
         if len(set(files)) < len(files):
             raise ConfigurationError(f"Expected ledger, mark and key in files of their own, got {files}.")
-        key, state = secrets.token_bytes(KEY_BYTES), LedgerState(secrets.token_hex(16), float(budget_mu), float(delta))
-        header = Header(
-            state.ledger, time.time(), data, state.budget_mu, state.delta, mark_file, key_path, key_check(key)
-        )
+        local = None if budget_local_mu is None else float(budget_local_mu)
+        key, terms = secrets.token_bytes(KEY_BYTES), (float(budget_mu), float(delta))
+        state = LedgerState(secrets.token_hex(16), *terms, budget_local_mu=local)
+        header = Header(state.ledger, time.time(), data, *terms, mark_file, key_path, key_check(key), local)
         create_private(path, "a ledger")
         made = [path]
         try:
@@ -209,6 +221,15 @@ def _check_terms(budget_mu: float, delta: float) -> None:
         raise ConfigurationError(f"Expected budget_mu > 0 and finite, got {budget_mu!r}.")
     if not 0 < delta < 1:
         raise ConfigurationError(f"Expected delta between 0 and 1, got {delta!r}.")
+
+
+def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:
+    """Refuse a budget for what holds whatever happens that is less than that of what rests on others."""
+    if budget_local_mu is not None and not (math.isfinite(budget_local_mu) and budget_local_mu >= budget_mu):
+        raise ConfigurationError(
+            f"Expected budget_local_mu >= budget_mu = {budget_mu:g} and finite, got {budget_local_mu!r}: what holds "
+            "whatever happens is never less than what holds if others are honest."
+        )
 
 
 def _check_no_trace(mark_file: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from .format import (
     clear_errors,
     opened,
     read_header,
+    read_reserved,
     read_state,
 )
 from .mark import read_mark
@@ -50,6 +51,9 @@ class SessionSummary:
     trusted : bool
         Whether the machine left the noise to a trusted server: mu holds against everybody but that server, by its word;
         against it nothing is guaranteed.
+    mu_local : float, optional
+        Reserved under secure aggregation: what holds whatever other machines and helpers do, where ``mu`` rests on
+        enough of them. None otherwise.
     """
 
     session: str
@@ -61,6 +65,15 @@ class SessionSummary:
     last_release: float | None
     terms: Mapping[str, Any]
     trusted: bool = False
+    mu_local: float | None = None
+
+    @property
+    def min_honest(self) -> int | None:
+        """How many machines of each sum ``mu`` rests on; None where it rests on none.
+
+        A session that only the high-water mark remembers does not say: then its mu_local is all that is known of it.
+        """
+        return None if self.mu_local is None else self.terms.get("min_honest")
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,12 @@ class LedgerSummary:
         Where the noise key is; empty: in the ledger.
     sessions : tuple of SessionSummary
         In the order in which they were opened.
+    budget_local_mu : float
+        Of what holds whatever other machines and helpers do; ``budget_mu`` where it was not decided.
+    local_decided : bool
+        Whether it was.
+    can_sum : bool
+        Whether the ledger has room for sessions under secure aggregation: from format 3 on.
     """
 
     data: str
@@ -99,6 +118,24 @@ class LedgerSummary:
     mark_problem: str
     key_file: str
     sessions: tuple[SessionSummary, ...]
+    budget_local_mu: float
+    local_decided: bool
+    can_sum: bool
+
+    @property
+    def summed(self) -> bool:
+        """Whether the second figure is another than the first: by a session, or by its budget."""
+        return self.local_decided or any(session.mu_local is not None for session in self.sessions)
+
+    @property
+    def reserved_local_mu(self) -> float:
+        """Of all sessions together, whatever other machines and helpers do."""
+        return _together(s.mu if s.mu_local is None else s.mu_local for s in self.sessions)
+
+    @property
+    def left_local_mu(self) -> float:
+        """Mu that new sessions may still reserve of that."""
+        return math.sqrt(max(self.budget_local_mu**2 - self.reserved_local_mu**2, 0.0))
 
     @property
     def trusted_a_server(self) -> bool:
@@ -180,23 +217,32 @@ def _read(path: Path) -> LedgerSummary:
             check_mark(state, mark, path)
         except LedgerError as error:
             problem = str(error)
-    mus = [session.mu for session in sessions]
+    local = header.budget_local_mu
     return LedgerSummary(
         data=header.data,
         created=header.created,
         budget_mu=header.budget_mu,
         delta=header.delta,
-        reserved_mu=math.inf if math.inf in mus else compose_gdp(mus),
+        reserved_mu=_together(session.mu for session in sessions),
         samples_used=state.samples_used,
         commits=state.counter,
         mark=str(header.mark),
         mark_problem=problem,
         key_file=str(header.key_file or ""),
         sessions=sessions,
+        budget_local_mu=header.budget_mu if local is None else local,
+        local_decided=local is not None,
+        can_sum=header.has_local,
     )
 
 
+def _together(mus: Iterable[float]) -> float:
+    mus = list(mus)
+    return math.inf if math.inf in mus else compose_gdp(mus)
+
+
 def _session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
+    local = {session: mu_local for session, _, mu_local in read_reserved(connection)}
     for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
         "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "
         "FROM streams s JOIN reserved r USING (session) LEFT JOIN releases l USING (session) "
@@ -204,4 +250,5 @@ def _session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummar
     ):
         closed = fingerprint == CLOSED
         opened = json.loads(terms or "{}")
-        yield SessionSummary(session, abs(mu), releases, ack, closed, first, last, opened, trusted=no_bound(mu))
+        made = session, abs(mu), releases, ack, closed, first, last, opened
+        yield SessionSummary(*made, trusted=no_bound(mu), mu_local=local[session])

@@ -18,6 +18,8 @@ FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
         RoundLine(1, 3, None, 2.5, "infinite", False, 0, 0, 0.0),
         RoundLine(12, 17, None, None, "24.4", True, 10, 10, 59.0),
         RoundLine(1, 17, 0.1, 2.5, "24.39", True, 10, 10, None),
+        RoundLine(1, 17, 0.1, 2.5, "24.39", False, 10, 10, None, "77.34"),
+        RoundLine(1, 17, None, None, "24.39", True, 0, 10, 5.0, "infinite"),
     ],
 )
 def test_a_line_is_read_back_as_what_it_says(line):

@@ -31,6 +31,10 @@ CONFIGURATIONS = {
     "mu2, some machines, losses, another seed": replace(BASE, clients_per_round=5, lost_replies=0.3, seed=7),
     "mu2, uneven machines": replace(BASE, partition="dirichlet", seed=2),
     "mu2, some uneven machines": replace(BASE, partition="half-by-label", num_clients=10, clients_per_round=3),
+    "mu2, uneven machines, sums": replace(BASE, partition="dirichlet", seed=2, trust="secure-aggregation"),
+    "mu2, some machines, dealt, sums": replace(
+        BASE, clients_per_round=4, sampling="balanced", trust="secure-aggregation"
+    ),
     "mu2, a cap": replace(BASE, max_participations=3),
     "mu2, a cap, some machines": replace(BASE, max_participations=3, clients_per_round=2),
     "trusted-mu2": replace(BASE, strategy="trusted-mu2"),

@@ -12,7 +12,8 @@ import numpy as np
 from murmurfl.app.config import RunConfig
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.nodes.demo import deployment, node_settings
+from murmurfl.app.nodes.demo import node_settings
+from murmurfl.app.nodes.deployment import deployment
 from murmurfl.clients.base import Request
 from murmurfl.privacy import SQLiteLedger, clip_per_sample, read_ledger, row_key, standard_normals
 from murmurfl.strategies.replies import Reply

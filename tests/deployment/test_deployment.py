@@ -10,7 +10,8 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.experiment import prepare
-from murmurfl.app.nodes.demo import deployment, node_settings
+from murmurfl.app.nodes.demo import node_settings
+from murmurfl.app.nodes.deployment import deployment
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
 
 ROUNDS = 2

@@ -15,7 +15,8 @@ from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY
-from murmurfl.app.nodes.demo import deployment, node_settings
+from murmurfl.app.nodes.demo import node_settings
+from murmurfl.app.nodes.deployment import deployment
 from murmurfl.privacy import read_ledger
 
 from tests.deployment.rig import federation

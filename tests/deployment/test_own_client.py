@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from murmurfl.app.nodes.demo import deployment
+from murmurfl.app.nodes.deployment import deployment
 from murmurfl.privacy import Guarantee, protocol, read_ledger
 
 pytestmark = pytest.mark.deployment

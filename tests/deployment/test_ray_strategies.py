@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.flower_run import run_flower_app
-from murmurfl.app.engines.start import ray_environment, ray_overrides, run_in_process
+from murmurfl.app.engines.start import num_nodes, ray_environment, ray_overrides, run_in_process
 
 pytestmark = pytest.mark.deployment
 
@@ -49,14 +49,36 @@ CONFIGURATIONS = {
     ),
 }
 
+SECURE = RunConfig(
+    num_clients=6,
+    clients_per_round=5,
+    num_rounds=8,
+    batch_size=3,
+    lost_replies=0.2,
+    trust="secure-aggregation",
+    min_cohort=4,
+    colluders=1,
+    give_up_after=0,
+    checkpoint=False,
+)
+
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(name, tmp_path):
-    config = replace(CONFIGURATIONS[name], out_dir=str(tmp_path), run_name="run")
+    check_same(CONFIGURATIONS[name], num_nodes(CONFIGURATIONS[name]), tmp_path)
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), [("mu2", num_nodes(SECURE)), ("noisy-sgd", 2)])
+def test_on_ray_machines_send_masks_and_helpers_open_the_same_model(strategy, nodes, tmp_path):
+    check_same(replace(SECURE, strategy=strategy), nodes, tmp_path)
+
+
+def check_same(config, nodes, tmp_path):
+    config = replace(config, out_dir=str(tmp_path), run_name="run")
     run_flower_app(
         ROOT,
         run_config=ray_overrides(config),
-        num_supernodes=config.num_clients,
+        num_supernodes=nodes,
         environment=ray_environment(config),
         timeout_s=400,
     )

@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -13,13 +14,22 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.flower_run import run_flower_app
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.nodes.demo import deployment
-from murmurfl.privacy import Guarantee, PrivacyPolicy, check_mechanism, read_ledger
+from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.clients.roster_files import read_roster
+from murmurfl.privacy import (
+    Guarantee,
+    PrivacyPolicy,
+    SQLiteOpeningRecord,
+    check_mechanism,
+    policy_guarantee,
+    read_ledger,
+)
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
-PROJECTS = ("swap-strategy", "legacy-numpyclient", "own-model", "edge-deployment")
+PROJECTS = ("swap-strategy", "legacy-numpyclient", "own-model", "edge-deployment", "secure-aggregation")
 # What Flower starts must find this checkout, and not the hub.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -139,6 +149,51 @@ def test_edge_deployment_files_are_in_order(clinics):
     assert len(NodeConfig.read(config).load_samples()[0]) == 150
 
 
+def readme_commands(folder):
+    """The commands of an example's README, as words; file patterns are a shell's to resolve."""
+    readme = (EXAMPLES / folder / "README.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", readme, flags=re.DOTALL | re.MULTILINE)
+    return [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.fixture
+def operators(tmp_path, project, monkeypatch):
+    """Three hospitals and an auditor who did what the README says before anything is connected; what was said."""
+    hospitals = project("secure-aggregation", "hospitals")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["hospitals", "samples", "operators"])
+    hospitals.make_samples(Path("operators"))
+    said = {}
+    for words in readme_commands("secure-aggregation"):
+        if words[:3] == ["python", "-m", "secure_aggregation.hospitals"] and words[3] == "files":
+            hospitals.make_files(Path("operators"), read_roster(Path("operators/roster.json"), None).digest)
+        elif words[0] == "murmurfl" and "--superlink" not in words:
+            found = [str(path) for word in words[1:] for path in (sorted(Path().glob(word)) if "*" in word else [word])]
+            if found[:2] == ["ledger", "show"]:
+                continue  # after the run
+            result = CliRunner().invoke(cli, found)
+            assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
+            said[shlex.join(words[1:])] = " ".join(result.stdout.split())
+    return tmp_path / "operators", said
+
+
+def test_secure_aggregation_as_its_operators_set_it_up(operators):
+    """All of the README but the run itself."""
+    folder, said = operators
+    digest = read_roster(folder / "roster.json", None).digest
+    assert digest in said["roster make 'operators/*/*.card' --out operators/roster.json"]
+    stated = policy_guarantee(
+        NodeConfig.read(folder / "hospital-0" / "node.toml").client().machine.policy, 2.0, mu_local=2 * 2**0.5
+    )
+    assert stated.sentence in said["node operators/hospital-0/node.toml --check"]
+    assert "are in order" in said["helper operators/auditor/helper.toml --check"]
+    for check in ("hospital-0/node.toml", "auditor/helper.toml"):
+        assert "WRONG" not in said[f"roster check operators/{check}"]
+    for name in ("hospital-1", "hospital-2"):
+        assert NodeConfig.read(folder / name / "node.toml").client().masking is not None
+    assert HelperConfig.read(folder / "hospital-0" / "helper.toml").opener().name == "hospital-0-helper"
+
+
 @pytest.mark.parametrize("folder", [*PROJECTS, "budget-planning"])
 def test_every_example_is_a_project_of_its_own(folder):
     project = tomllib.loads((EXAMPLES / folder / "pyproject.toml").read_text())
@@ -191,6 +246,31 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
     assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
     stated = Guarantee(2.0, 1e-5, "cancelling noise on each machine, by its own account").sentence
     assert any(f"clinic-2: 3 of 6 releases. {stated}" in line for line in lines)
+
+
+@pytest.mark.examples
+def test_secure_aggregation_over_real_nodes(tmp_path, project):
+    """With TLS and node keys, where the README does without."""
+    hospitals, lines = project("secure-aggregation", "hospitals"), []
+    hospitals.make_samples(tmp_path / "operators")
+    with deployment(tmp_path / "run", timeout_s=400, on_line=lines.append, environment=ENVIRONMENT) as running:
+        nodes = {}
+        for number in range(hospitals.HOSPITALS):
+            settings = tomllib.loads(hospitals.MACHINE.format(number=number, digest=""))
+            name = settings.pop("machine")
+            own = {"samples": str(tmp_path / "operators" / name / "samples.npz"), "budget-mu": 4.0, "delta": 1e-5}
+            nodes[name] = {**{k: v for k, v in settings.items() if k != "ledger"}, **own, "budget-local-mu": 6.0}
+        running.add_nodes(nodes, list(hospitals.HELPERS))
+        for name in (*running.helpers, *nodes):
+            running.start_node(name)
+        running.submit({}, EXAMPLES / "secure-aggregation")
+        ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
+        records = [HelperConfig.read(files.config).record for files in running.helpers.values()]
+    assert accuracy(lines) > 0.8
+    assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
+    assert [SQLiteOpeningRecord(record).sets for record in records] == [3, 3]
+    assert any("hospital-2: 3 of 6 releases. mu = 2 Gaussian DP" in line for line in lines)
+    assert any("if one helper and 2 machines of each sum are honest, and mu = 2.829" in line for line in lines)
 
 
 OPERATORS_FILE = """\

@@ -29,7 +29,8 @@ class NodesGrid(Grid):
 
     def __init__(self, app, num_nodes, *, lost=0.0, seed=2):
         self.app, self.lost, self.seed = app, lost, seed
-        self.contexts = {self.first_node + i: context_of(self.first_node + i, i) for i in range(num_nodes)}
+        told = {"num-partitions": num_nodes}
+        self.contexts = {self.first_node + i: context_of(self.first_node + i, i, **told) for i in range(num_nodes)}
         self._replies = {}
         claim_identity()
 

@@ -1,7 +1,7 @@
 """Machines under masks and helpers that open their sums, on a grid for tests, and the same machines without masks.
 
-Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test can
-have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point.
+Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test
+can have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point.
 """
 
 import json
@@ -194,9 +194,12 @@ class SecureGrid(NodesGrid):
         return reply
 
 
-def refusal(message, code=protocol.OPENING_REFUSED):
-    """An error reply."""
-    return Message(Error(code, "no"), reply_to=message)
+def refusal(helper, code=protocol.OPENING_REFUSED):
+    """A helper's error reply to a request to open."""
+    node = SecureGrid.first_helper + HELPERS.index(helper)
+    request = Message(RecordDict(), dst_node_id=node, message_type=protocol.QUERY_OPEN)
+    request.metadata.__dict__["_message_id"] = "request"
+    return Message(Error(code, "no"), reply_to=request)
 
 
 def other_header(masked, machine_key, **changes):

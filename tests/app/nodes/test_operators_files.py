@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from murmurfl.app.nodes.demo import write_private
 from murmurfl.app.nodes.own_app import read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.files import write_private
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")
 TEXT = 'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'

@@ -19,6 +19,7 @@ SETTINGS = {
     "nothing private": {"num_rounds": 2, "mechanism": "none"},
     "lossy": {"num_rounds": 5, "lost_replies": 0.4, "noise_quality": "fast", "evaluate_every": 2},
     "norms": {"num_rounds": 2, "gradient_norm": True, "model": "mlp"},
+    "sums": {"num_rounds": 2, "trust": "secure-aggregation", "num_clients": 4, "clients_per_round": 4},
     "trusted": {"num_rounds": 2, "strategy": "tree-momentum"},
     "online": {
         "strategy": "online",

@@ -1,0 +1,33 @@
+"""``murmurfl helper``: open sums of masked releases, by a roster and a record of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .failing import failing_clearly
+from .node import Insecure, NodeKey, RootCertificates, SuperLink, log_to_standard_error
+from .terminal import say
+
+
+def helper(
+    config: Annotated[Path, typer.Argument(help="The helper's configuration (TOML); see docs/deployment.md.")],
+    superlink: SuperLink = "",
+    root_certificates: RootCertificates = None,
+    auth_private_key: NodeKey = None,
+    insecure: Insecure = False,
+    check: Annotated[bool, typer.Option("--check", help="Check configuration, keys and record, and end.")] = False,
+) -> None:
+    """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
+    log_to_standard_error()
+    with failing_clearly():
+        from ..nodes.helper_config import HelperConfig
+        from ..nodes.supernode import Connection, describe_helper, run_helper
+
+        settings = HelperConfig.read(config)
+        if check:
+            say(f"{describe_helper(settings, settings.opener())}\nConfiguration, key, roster and record are in order.")
+        else:
+            run_helper(settings, Connection(superlink, root_certificates, auth_private_key, insecure))

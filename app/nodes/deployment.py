@@ -1,0 +1,239 @@
+"""A whole deployment on this computer: a SuperLink with TLS and node keys, nodes with ledgers, helpers with records.
+
+:mod:`.demo` shows it and the tests drive it; docs/deployment.md does the same on several computers. Certificates and
+node keys live in a scratch folder that goes with the deployment; configurations, ledgers, records, keys of secure
+aggregation and logs stay in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...clients.roster_files import write_roster
+from ...privacy import SQLiteLedger
+from ...privacy.files import write_private
+from ..engines.loopback import LaunchError, executable
+from ..engines.processes import interrupts_as_keyboard_interrupt
+from ..engines.start import app_folder
+from ..engines.superlink import CONNECTION_NAME, Launch
+from ..engines.toml import Scalar, toml_document
+from .cards import roster_of
+from .certificates import ServerCertificates, make_node_key, make_server_certificates
+from .config import NodeConfig
+from .new_keys import make_helper, make_machine
+
+_NODES, _ROSTER = "nodes", "roster.json"
+_SIGNING_KEY, _HELPER_KEY, _RECORD = "signing.key", "helper.key", "record.sqlite"
+_REGISTER_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """One node of a deployment, a machine's or a helper's.
+
+    Parameters
+    ----------
+    config : Path
+        The operator's file.
+    log : Path
+        What the node says.
+    private_key : Path
+        Registered with the SuperLink.
+    command : {"node", "helper"}
+        Of ``murmurfl``, that starts it.
+    """
+
+    config: Path
+    log: Path
+    private_key: Path
+    command: str = "node"
+
+
+class Deployment(Launch):
+    """Real processes on the loopback interface; :func:`deployment` starts and stops one.
+
+    Parameters
+    ----------
+    folder : Path
+        Where node configurations, ledgers and logs go.
+    timeout_s : float
+        For everything but the stopping.
+    on_line : callable
+        Gets the lines of the runs' logs.
+    """
+
+    def __init__(self, folder: Path, timeout_s: float, on_line: Callable[[str], None]) -> None:
+        super().__init__(app_folder(), time.monotonic() + timeout_s, timeout_s, on_line)
+        self.folder = folder
+        self.nodes: dict[str, NodeFiles] = {}
+        self.helpers: dict[str, NodeFiles] = {}
+        self.running: dict[str, subprocess.Popen[Any]] = {}
+        self._certificates: ServerCertificates | None = None
+
+    def prepare(self, overrides: str, environment: Mapping[str, str]) -> None:
+        super().prepare(overrides, environment)
+        self.environment["TMPDIR"] = str(self.scratch())  # what a killed process leaves behind goes with the rest
+
+    @property
+    def certificates(self) -> ServerCertificates:
+        """The SuperLink's certificates, made when they are first needed."""
+        if self._certificates is None:
+            self._certificates = make_server_certificates(self.scratch())
+        return self._certificates
+
+    def superlink_options(self) -> list[str]:
+        """TLS, node keys, and a database, so that a SuperLink that is started again knows its nodes and runs."""
+        paths = self.certificates
+        options = ["--ssl-ca-certfile", str(paths.authority), "--ssl-certfile", str(paths.certificate)]
+        options += ["--ssl-keyfile", str(paths.key), "--enable-supernode-auth"]
+        return [*options, "--database", str(self.scratch() / "superlink.db")]
+
+    def connection(self) -> str:
+        return f"root-certificates = {json.dumps(str(self.certificates.authority))}"
+
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=str(self.certificates.authority))
+
+    def add_nodes(self, configs: Mapping[str, Mapping[str, Scalar]], helpers: Sequence[str] = ()) -> None:
+        """Give each node its file, its ledger and its key, and register the keys with the SuperLink.
+
+        Parameters
+        ----------
+        configs : mapping
+            Each node's configuration by name, budget and delta in it, without its machine name and its ledger, and
+            without roster and keys of secure aggregation.
+        helpers : sequence of str
+            With names in it, these helpers get keys and records, and they and all nodes one roster.
+        """
+        shared = self._make_roster(list(configs), helpers)
+        for name, values in configs.items():
+            own = {**shared, "signing-key": _SIGNING_KEY} if helpers else {}
+            files = self._files(name, {"machine": name, "ledger": "ledger.sqlite", **values, **own}, "node")
+            node = NodeConfig.read(files.config)
+            budgets = {"budget_mu": node.budget_mu, "budget_local_mu": node.budget_local_mu or None}
+            SQLiteLedger.create(node.ledger, **budgets, delta=node.delta, data=name)
+            self.nodes[name] = files
+        for name in helpers:
+            own = {"helper": name, "record": _RECORD, **shared, "key": _HELPER_KEY}
+            self.helpers[name] = self._files(name, own, "helper")
+        self._register(
+            {**{name: self.nodes[name] for name in configs}, **{name: self.helpers[name] for name in helpers}}
+        )
+
+    def _make_roster(self, machines: Sequence[str], helpers: Sequence[str]) -> dict[str, Scalar]:
+        """Keys and cards of everybody, and one roster; where it is, as everybody's configuration has it."""
+        if not helpers:
+            return {}
+        cards = []
+        for name in (*machines, *helpers):
+            folder = self.folder / _NODES / name
+            folder.mkdir(parents=True)
+            if name in machines:
+                cards.append(make_machine(folder / _SIGNING_KEY, name).card)
+            else:
+                cards.append(make_helper(folder / _HELPER_KEY, name, folder / _RECORD).card)
+        roster = roster_of(cards)
+        write_roster(self.folder / _NODES / _ROSTER, roster)
+        return {"roster": f"../{_ROSTER}", "roster-digest": roster.digest}
+
+    def _files(self, name: str, values: Mapping[str, Scalar], command: str) -> NodeFiles:
+        """A node's folder with the operator's file in it, and the node's key."""
+        folder, keys = self.folder / _NODES / name, self.scratch() / "keys"
+        folder.mkdir(parents=True, exist_ok=True)
+        keys.mkdir(mode=0o700, exist_ok=True)
+        files = NodeFiles(folder / f"{command}.toml", folder / f"{command}.log", keys / name, command)
+        write_private(files.config, toml_document(values))
+        return files
+
+    def _files_of(self, name: str) -> NodeFiles:
+        return self.nodes.get(name) or self.helpers[name]
+
+    def _register(self, nodes: Mapping[str, NodeFiles]) -> None:
+        """Make nodes' keys, and make them known to the SuperLink."""
+        registering = []
+        for name, files in nodes.items():
+            public = make_node_key(files.private_key)
+            registering.append((name, self._flwr("supernode", "register", str(public), CONNECTION_NAME)))
+        for name, process in registering:
+            try:
+                output, _ = process.communicate(timeout=_REGISTER_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                raise LaunchError(f"The SuperLink did not take the key of node {name} in time.") from None
+            if process.returncode:
+                raise LaunchError(f"The SuperLink refused the key of node {name}.", output)
+
+    def start_node(self, name: str, program: Sequence[str] = ()) -> subprocess.Popen[Any]:
+        """Start a node or a helper, or start it again: ``murmurfl``, or another program that takes its arguments."""
+        files = self._files_of(name)
+        program = program or (sys.executable, "-m", "murmurfl.app")
+        command = [*program, files.command, str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--auth-private-key", str(files.private_key)]
+        command += ["--root-certificates", str(self.certificates.authority)]
+        with files.log.open("ab") as log:
+            self.running[name] = self.start_process(command, stdout=log)
+        return self.running[name]
+
+    def submit(self, run_config: Mapping[str, Scalar], app_dir: Path | None = None) -> tuple[int, str]:
+        """Run an app over the nodes, to its end; its id and status.
+
+        Raises
+        ------
+        LaunchError
+            If the run was refused or did not complete.
+        """
+        self.app_dir = self.app_dir if app_dir is None else app_dir
+        (self.scratch() / "run-config.toml").write_text(toml_document(run_config), encoding="utf-8")
+        return self.run("", has_overrides=bool(run_config))
+
+    def _flwr(self, *arguments: str) -> subprocess.Popen[Any]:
+        options: dict[str, Any] = {"cwd": self.scratch(), "text": True, "encoding": "utf-8", "errors": "replace"}
+        return self.start_process([executable("flwr"), *arguments], stdout=subprocess.PIPE, **options)
+
+
+@contextmanager
+def deployment(
+    folder: Path,
+    *,
+    timeout_s: float = 900.0,
+    on_line: Callable[[str], None] = lambda line: None,  # noqa: ARG005 - nobody reads along
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Deployment]:
+    """A SuperLink that answers; whatever is started in it is stopped when the block ends, however it ends.
+
+    Parameters
+    ----------
+    folder : Path
+        Where node configurations, ledgers and logs go.
+    timeout_s : float
+        For everything but the stopping, in seconds.
+    on_line : callable
+        Gets the lines of the runs' logs.
+    environment : mapping, optional
+        Further environment variables of all processes.
+
+    Raises
+    ------
+    LaunchError
+        If the SuperLink does not start, or something could not be stopped.
+    """
+    deployed = Deployment(folder, timeout_s, on_line)
+    with interrupts_as_keyboard_interrupt() as protect:
+        left: list[int] = []
+        try:
+            deployed.prepare("", environment or {})
+            deployed.start_superlink()
+            yield deployed
+        finally:
+            protect()
+            left = deployed.stop()
+        if left:
+            raise LaunchError(f"These processes of the deployment could not be stopped: {left}.", deployed.log)

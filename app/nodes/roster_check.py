@@ -1,0 +1,165 @@
+"""``murmurfl roster check``: whether an operator's file and a roster fit, and what it does where they do not."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...clients import UpdateNode
+from ...clients.operators_file import operators_values
+from ...clients.roster_files import read_machine_key, read_roster
+from ...privacy import MurmurflError, Roster
+from ..trust import SECURE
+from .cards import Card, cards_of
+from .helper_config import HelperConfig
+from .own_app import read_node
+
+_NO_START = "so the node does not start"
+_NO_HELP = "so the helper does not start, and no sum is opened"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    right : bool
+        Whether it is as it must be.
+    text : str
+        What was found and, where it is wrong, what that does and what to do.
+    """
+
+    right: bool
+    text: str
+
+
+def check_operators_file(path: Path) -> Iterator[Finding]:
+    """Look at everything that an operator's file says of a roster, a machine's or a helper's.
+
+    Parameters
+    ----------
+    path : Path
+        What ``murmurfl node`` or ``murmurfl helper`` is started with.
+
+    Yields
+    ------
+    Finding
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no operator's file.
+
+    Notes
+    -----
+    **Formal guarantees.** Looks and alters nothing. A file in order says that *this* operator's key is in the roster
+    that it pinned. Once every operator has seen that for one and the same digest, each key in it is that of the
+    operator with its name: nobody has put in a key of their own for somebody else's.
+    """
+    if "helper" in operators_values(path.expanduser()):
+        yield from _helper_findings(HelperConfig.read(path))
+        return
+    node = read_node(path)
+    decided = node.updates if isinstance(node, UpdateNode) else node
+    if decided.trust != SECURE:
+        yield Finding(
+            False,
+            f"trust is {decided.trust or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
+            f"roster: set trust = {SECURE!r} to take part in sums only.",
+        )
+        return
+    roster, found = _pinned(node.roster, node.roster_digest, _NO_START)
+    yield found
+    if roster is None:
+        return
+    yield _own_machine(node.machine, Path(node.signing_key), roster)
+    yield _cohort(decided.min_cohort, decided.min_honest, len(roster.machines))
+    yield _helpers(roster)
+
+
+def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
+    roster, found = _pinned(config.roster, config.roster_digest, _NO_HELP)
+    yield found
+    if roster is None:
+        return
+    try:
+        own = Card.of_helper(config.helper, config.keys())
+    except MurmurflError as error:
+        yield Finding(False, f"{error} ({_NO_HELP})")
+        return
+    yield _own_card(own, roster, _NO_HELP)
+    try:
+        config.opener()
+    except MurmurflError as error:
+        yield Finding(False, f"{error} ({_NO_HELP})")
+    else:
+        yield Finding(True, f"the record at {config.record} is this key's and can be written")
+
+
+def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Finding]:
+    """The roster, if it can be read and is the one that was pinned."""
+    try:
+        roster = read_roster(Path(path), None)
+    except MurmurflError as error:
+        return None, Finding(False, f"{error} ({consequence})")
+    if hmac.compare_digest(roster.digest.encode(), digest.encode()):
+        return roster, Finding(True, f"roster-digest is that of {path}")
+    return None, Finding(
+        False,
+        f"the roster at {path} has the digest {roster.digest}, and roster-digest pins {digest}, {consequence}. One of "
+        "them is old, or somebody changed the roster: ask the other operators what theirs is, by your own means, and "
+        "pin that one.",
+    )
+
+
+def _own_machine(name: str, signing_key: Path, roster: Roster) -> Finding:
+    try:
+        own = Card.of_machine(name, read_machine_key(signing_key))
+    except MurmurflError as error:
+        return Finding(False, f"{error} ({_NO_START})")
+    return _own_card(own, roster, _NO_START)
+
+
+def _own_card(own: Card, roster: Roster, consequence: str) -> Finding:
+    """Whether the roster has this operator's key under this operator's name."""
+    known = next((card for card in cards_of(roster) if card.name == own.name), None)
+    if known == own:
+        return Finding(True, f"{own.kind} {own.name!r} stands in the roster with its own key, {own.fingerprint}")
+    if known is None:
+        return Finding(
+            False,
+            f"the roster has no {own.kind} {own.name!r}, {consequence}: send its card to whoever makes the roster. All "
+            "operators then pin the new digest.",
+        )
+    if known.kind != own.kind:
+        return Finding(False, f"the roster has a {known.kind} of the name {own.name!r}, no {own.kind}, {consequence}.")
+    return Finding(
+        False,
+        f"the roster has {own.kind} {own.name!r} with the key {known.fingerprint}, and this key is {own.fingerprint}, "
+        f"{consequence}. Either this is an old or another key file, or somebody exchanged your card: with a key of "
+        "theirs in your place, they would count as you. Tell the other operators before anybody trains.",
+    )
+
+
+def _cohort(least: int, honest: int, machines: int) -> Finding:
+    if least > machines:
+        return Finding(
+            False,
+            f"min-cohort = {least}, and the roster has {machines} machines, {_NO_START}: no sum could ever be opened.",
+        )
+    colluders = least - honest
+    return Finding(
+        True,
+        f"min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the server, "
+        f"{honest} must not; {machines - least} may be missing from a round",
+    )
+
+
+def _helpers(roster: Roster) -> Finding:
+    names = ", ".join(repr(name) for name in roster.helper_names)
+    if len(roster.helper_names) == 1:
+        return Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
+    return Finding(True, f"{len(roster.helper_names)} helpers, {names}: one of them must not work with the server")

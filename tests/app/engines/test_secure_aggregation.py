@@ -1,0 +1,236 @@
+"""Secure aggregation on every engine: the cohort engine leaves masks out, and gives the same model to the last bit."""
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from murmurfl.app import client_app
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.start import num_nodes, run_cohort, run_in_process
+from murmurfl.app.experiment import prepare
+from murmurfl.app.participants import participant_names
+from murmurfl.app.run import run_experiment
+from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
+from murmurfl.privacy import ConfigurationError, MemoryLedger, opening, protocol
+from murmurfl.privacy.masking import Masking
+from murmurfl.strategies import WrongSumError
+
+from tests.harness.machines import training_config
+
+BASE = RunConfig(
+    num_clients=6,
+    clients_per_round=5,
+    num_rounds=8,
+    batch_size=3,
+    lost_replies=0.2,
+    trust="secure-aggregation",
+    min_cohort=4,
+    colluders=1,
+    give_up_after=0,  # so few machines leave several rounds in a row closed
+    checkpoint=False,
+)
+CONFIGURATIONS = {
+    "mu2": BASE,
+    "mu2, three helpers, nothing lost": replace(BASE, helpers=3, lost_replies=0.0),
+    "mu2, one helper": replace(BASE, helpers=1),
+    "mu2, independent": replace(BASE, mechanism="independent"),
+    "mu2, blt": replace(BASE, mechanism="blt"),
+    "mu2, banded": replace(BASE, mechanism="banded", bands=3),
+    "mu2, sqrt_toeplitz": replace(BASE, mechanism="sqrt_toeplitz"),
+    "mu2, tree": replace(BASE, mechanism="tree"),
+    "mu2, optimal": replace(BASE, mechanism="optimal", workload="mu2", num_rounds=12, batch_size=1),
+    "mu2, several passes": replace(BASE, mechanism="blt", passes=3, num_rounds=0, batch_size=80),
+    "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
+    "mu2, independent, papers' rule": replace(BASE, mechanism="independent", release_rule="paper"),
+    "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=1),
+    "mu2, no noise": replace(BASE, mechanism="none"),
+    "mu2, fast noise": replace(BASE, noise_quality="fast"),
+    "mu2, refusals": replace(BASE, max_participations=3, run_dry=True),
+    "online": replace(BASE, strategy="online"),
+    "online, independent": replace(BASE, strategy="online", mechanism="independent"),
+    "online, sqrt_toeplitz": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),
+    "online, contractive": replace(
+        BASE,
+        strategy="online",
+        mechanism="banded",
+        clip_unit="contractive",
+        task="synthetic-logistic",
+        partition="own",
+        model="logistic",
+        synthetic_samples=300,
+        synthetic_features=20,
+    ),
+    "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
+    "noisy-sgd, several passes": replace(BASE, strategy="noisy-sgd", passes=2, num_rounds=0, batch_size=80),
+}
+
+
+SLOW = {"mu2, mlp": replace(BASE, model="mlp", num_rounds=4)}
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Machines of the cohort engine are not computed together: then even their gradients' rounding is the same."""
+    for kind in (PrivateClient, OnlineClient):
+        monkeypatch.setattr(kind, "together", classmethod(lambda *_: None))
+
+
+def same(one, other):
+    return all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
+
+
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW)])
+def test_without_masks_the_model_is_the_same_to_the_last_bit(name, one_by_one):
+    config = (CONFIGURATIONS | SLOW)[name]
+    masked, unmasked = run_in_process(config), run_cohort(config)
+    assert same(masked, unmasked)
+    assert [asdict(report) for report in masked.strategy.history] == [
+        asdict(report) for report in unmasked.strategy.history
+    ]
+    assert masked.statements == unmasked.statements
+    opened = [report for report in masked.strategy.history if not report.closed]
+    assert opened
+    assert all(report.aggregated >= 4 for report in opened)
+
+
+def test_these_runs_lose_replies_and_close_rounds():
+    closed = [report for report in run_cohort(BASE).strategy.history if report.closed]
+    assert closed
+    assert all(report.unopened < 4 and report.lost > 1 for report in closed)
+    assert all(report.aggregated == 0 for report in closed)
+
+
+def test_a_release_that_is_off_by_one_count_is_noticed(one_by_one, monkeypatch):
+    """The sibling of the comparison above: one count, of one release, in one round."""
+    whole = Masking.mask
+
+    def off_by_one(self, release, session, policy):
+        masked = whole(self, release, session, policy)
+        if (self.name, release.release) == ("2", 1):
+            masked.counts[7] += np.uint64(1)
+        return masked
+
+    monkeypatch.setattr(Masking, "mask", off_by_one)
+    assert not same(run_in_process(BASE), run_cohort(BASE))
+
+
+def test_a_mask_that_does_not_come_off_ends_the_run(monkeypatch):
+    """The planted bug: a helper adds up the masks of all but the last of a set."""
+    whole = opening.add_mask
+    calls = []
+
+    def forgets(total, seed, **options):
+        calls.append(1)
+        if len(calls) % 5:
+            whole(total, seed, **options)
+
+    monkeypatch.setattr(opening, "add_mask", forgets)
+    with pytest.raises(WrongSumError, match="nobody can tell"):
+        run_in_process(replace(BASE, lost_replies=0.0))
+
+
+def on_nodes(config, nodes):
+    return run_experiment(InProcessGrid(client_app.app, nodes, config.to_mapping()), config, engine="inprocess")
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_fewer_nodes_than_participants_give_the_same_model(nodes):
+    assert same(on_nodes(BASE, nodes), run_in_process(BASE))
+
+
+def test_participants_are_machines_first_and_then_helpers():
+    assert participant_names(BASE) == [*map(str, range(6)), "helper-0", "helper-1"]
+    assert num_nodes(BASE) == 8
+    plain = replace(BASE, trust="", min_cohort=0, colluders=-1)
+    assert participant_names(plain) == [*map(str, range(6))]
+    assert prepare(BASE).roster.helper_names == ("helper-0", "helper-1")
+
+
+def ask(config, nodes, node, content, kind=MessageType.QUERY):
+    grid = InProcessGrid(client_app.app, nodes, config.to_mapping())
+    message = Message(content, dst_node_id=list(grid.get_node_ids())[node], message_type=kind)
+    (reply,) = grid.send_and_receive([message])
+    return reply
+
+
+def hello():
+    entries = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.ASK: protocol.ASK_HELLO}
+    return RecordDict({protocol.CONFIG: ConfigRecord(entries)})
+
+
+def test_a_node_says_whom_it_hosts():
+    config = ask(BASE, 3, 0, hello()).content["config"]
+    assert (config[protocol.MACHINES], config[protocol.HELPERS]) == (["0", "3"], ["helper-0"])
+    assert ask(BASE, 8, 7, hello()).content["config"][protocol.MACHINES] == []
+    assert protocol.HELPERS not in ask(BASE, 8, 0, hello()).content["config"]
+    roster = ask(BASE, 8, 7, hello()).content["config"][protocol.ROSTER]
+    assert prepare(BASE).roster == type(prepare(BASE).roster).from_json(roster)
+
+
+@pytest.mark.parametrize("config", [BASE, replace(BASE, trust="", min_cohort=0, colluders=-1)])
+def test_a_node_opens_for_the_helpers_it_hosts_and_no_other(config):
+    entries = {**training_config(), protocol.HELPER: "helper-1"}
+    content = RecordDict({protocol.CONFIG: ConfigRecord(entries)})
+    for node in (0, 5):
+        reply = ask(config, 6, node, content, protocol.QUERY_OPEN)
+        assert reply.error.code == protocol.MALFORMED_REQUEST
+        assert reply.error.reason == "malformed request: this node does not host that helper"
+
+
+def test_a_helper_of_a_simulation_refuses_by_its_own_rule():
+    entries = {**training_config(), protocol.HELPER: "helper-0", protocol.OPENING: "1"}
+    entries |= {protocol.HEADER: [], protocol.SEALS: [], protocol.SIGNATURE: []}
+    reply = ask(BASE, 8, 6, RecordDict({protocol.CONFIG: ConfigRecord(entries)}), protocol.QUERY_OPEN)
+    assert reply.error.code == protocol.OPENING_REFUSED
+
+
+def test_a_real_node_of_the_app_opens_nothing():
+    message = Message(RecordDict(), dst_node_id=5, message_type=protocol.QUERY_OPEN)
+    reply = client_app.not_a_helper(message, None)  # type: ignore[arg-type]
+    assert reply.error.code == protocol.OPENING_REFUSED
+
+
+def test_a_machine_that_answers_messages_has_masks_and_one_of_the_cohort_sends_none():
+    experiment = prepare(BASE)
+    assert experiment.client(0, MemoryLedger(), masked=True).masking is not None
+    bare = experiment.client(0, MemoryLedger())
+    with pytest.raises(ConfigurationError, match="without masks"):
+        bare.fit([], {})
+
+
+def test_an_engine_that_forgets_the_masks_gets_no_release(monkeypatch):
+    """The planted bug: machines of an engine with messages are made as those of one without."""
+    whole = type(prepare(BASE)).client
+    monkeypatch.setattr(
+        type(prepare(BASE)), "client", lambda self, machine, ledger, rows=None, **_: whole(self, machine, ledger, rows)
+    )
+    result = run_in_process_quietly(replace(BASE, num_rounds=2))
+    assert "not-configured" in str(result)
+
+
+def run_in_process_quietly(config):
+    try:
+        return run_in_process(config)
+    except ConfigurationError as error:
+        return error
+
+
+def test_memory_of_what_was_sent_is_given_up_once_its_sum_was_opened():
+    experiment = prepare(replace(BASE, lost_replies=0.0, num_rounds=3, clients_per_round=6, min_cohort=6))
+    machines = CohortMachines(experiment)
+    strategy = experiment.strategy()
+    strategy.start(machines, experiment.initial_arrays(), num_rounds=3)
+    pending = {
+        release
+        for name in machines.names()
+        for release in machines.cohort.client(name).machine._ledger.stream(strategy.session).pending
+    }
+    assert pending <= {3}, "those of the last round are acknowledged when they are asked again"
+
+
+@pytest.mark.parametrize("kind", [Mu2Client, OnlineClient, NoisySGDClient])
+def test_the_methods_that_serve_sums_have_machines_that_do(kind):
+    assert vars(kind)["summable"]

@@ -1,0 +1,128 @@
+"""A machine of secure aggregation by its operator's file: what must be set, what is pinned, what it says of itself."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from murmurfl.app.commands.main import cli
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.supernode import machine_of
+from murmurfl.clients.roster_files import write_machine_key, write_roster
+from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, rounded_up
+from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from typer.testing import CliRunner
+
+SUMS = {"trust": "secure-aggregation", "min-honest": 4, "min-cohort": 5}
+BASE = {
+    "machine": "clinic",
+    "ledger": "ledger.sqlite",
+    "clip-norm": 2.0,
+    "batch-size": 32,
+    "mu": 1.0,
+    "task": "digits",
+    "num-partitions": 6,
+    "partition-id": 1,
+}
+
+
+@pytest.fixture
+def operator(tmp_path):
+    """An operator's folder with ledger, key and roster; makes the file from changes to it."""
+    key = MachineKey.generate()
+    machines = {"clinic": key.public, **{f"other-{i}": MachineKey.generate().public for i in range(5)}}
+    roster = Roster(machines, (HelperKey.generate().entry("auditor"), HelperKey.generate().entry("ward")))
+    write_machine_key(tmp_path / "signing.key", key)
+    write_roster(tmp_path / "roster.json", roster)
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, budget_local_mu=5.0, delta=1e-5)
+    pinned = {"roster": "roster.json", "roster-digest": roster.digest, "signing-key": "signing.key"}
+
+    def write(**changes):
+        settled = {**BASE, **SUMS, **pinned}
+        settled |= {name.replace("_", "-"): value for name, value in changes.items()}
+        path = tmp_path / "node.toml"
+        path.write_text(toml_document({name: value for name, value in settled.items() if value is not None}))
+        path.chmod(0o600)
+        return path
+
+    write.roster = roster
+    return write
+
+
+@pytest.mark.parametrize("missing", ["min_honest", "min_cohort", "roster", "roster_digest", "signing_key"])
+def test_every_key_of_secure_aggregation_must_be_set(operator, missing):
+    name = missing.replace("_", "-")
+    with pytest.raises(ConfigurationError, match=f"Expected {name} to be set, with trust = 'secure-aggregation'"):
+        NodeConfig.read(operator(**{missing: None}))
+
+
+@pytest.mark.parametrize("left", ["min_honest", "min_cohort", "roster", "roster_digest", "signing_key"])
+def test_none_of_them_may_be_set_without_it(operator, left):
+    unset = dict.fromkeys(
+        ["trust", *(n for n in ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key") if n != left)]
+    )
+    with pytest.raises(ConfigurationError, match=f"Expected {left.replace('_', '-')} to be unset"):
+        NodeConfig.read(operator(**unset))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"trust": "nobody"}, "Expected trust to be 'untrusted-server' or 'secure-aggregation' with strategy = 'mu2'"),
+        ({"strategy": "trusted-mu2"}, "Expected trust to be 'trusted-server' with strategy = 'trusted-mu2'"),
+        ({"min_honest": 6}, "Expected min-honest to be from 1 to min-cohort = 5"),
+        ({"min_cohort": 7}, "at most the roster's 6 machines"),
+        ({"min_cohort": -1}, "min-cohort"),
+        ({"budget_local_mu": -1.0}, "Expected budget-local-mu to be a number >= 0"),
+        ({"roster_digest": "00" * 32}, "Expected the roster with digest 0000"),
+        ({"roster": "none.json"}, "none.json"),
+        ({"signing_key": "roster.json"}, "Expected a machine's key"),
+        ({"machine": "somebody"}, "Expected machine 'somebody' in the roster"),
+        ({"machine": "other-1"}, "Expected the key of machine 'other-1' to be the one in the roster"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_released(operator, changes, complaint):
+    path = operator(**changes)
+    with pytest.raises(ConfigurationError) as caught:
+        NodeConfig.read(path).client()
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_check_says_both_figures_and_what_the_better_one_rests_on(operator):
+    said = " ".join(CliRunner().invoke(cli, ["node", str(operator()), "--check"]).stdout.split())
+    for mu in (1.0, 2.0):  # h = 4
+        assert f"mu = {rounded_up(mu)}" in said
+        assert f"epsilon = {rounded_up(gdp_epsilon(mu, 1e-5))}" in said
+    assert "if one helper and 4 machines of each sum are honest" in said
+    assert "whatever happens" in said
+    assert "Every sum has at least 5 releases of the roster's 6 machines" in said
+    assert "Budget of all runs: mu = 2, and whatever happens mu = 5." in said
+
+
+def test_a_key_others_may_read_is_no_key(operator, tmp_path):
+    (tmp_path / "signing.key").chmod(0o640)
+    with pytest.raises(ConfigurationError, match="only its owner can read"):
+        NodeConfig.read(operator()).client()
+
+
+def test_what_leaves_is_masked_whatever_the_server_asks(operator):
+    """Neither its words for trust and cohort nor a roster of its own reach the machine."""
+    answers, description = machine_of(NodeConfig.read(operator()))
+    grid = InProcessGrid(answers, 1, {})
+    config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: 1, protocol.SESSION: "s1"}
+    weaker = {"trust": "untrusted-server", "min-cohort": 1, "min-honest": 1, "roster": "{}", "roster-digest": "00"}
+    point = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
+    records = {protocol.ARRAYS: point, protocol.PREVIOUS_ARRAYS: point}
+    content = RecordDict({**records, protocol.CONFIG: ConfigRecord({**config, protocol.ACK: 0, **weaker})})
+    message = Message(content, dst_node_id=grid.get_node_ids()[0], message_type=MessageType.TRAIN)
+    (reply,) = grid.send_and_receive([message])
+    seals, header = (reply.content[protocol.CONFIG][name] for name in (protocol.SEALS, protocol.HEADER))
+    assert len(seals) == 2
+    assert b'"min_cohort":5' in header
+    assert operator.roster.digest.encode() in header
+    arrays = [array.numpy() for array in reply.content[protocol.ARRAYS].values()]
+    assert all(array.dtype == np.uint64 for array in arrays)
+    # Counts are below 2^52, masked ones uniform: all 650 of them below 2^63 once in 10^195 runs.
+    assert max(array.max() for array in arrays) > 2**63
+    assert "Machine clinic" in description

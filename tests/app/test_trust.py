@@ -1,0 +1,212 @@
+"""Who a run trusts: keys that go together, policies that share sums, steps for their noise, rounds that close."""
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.experiment import prepare
+from murmurfl.app.methods import METHODS
+from murmurfl.app.methods.mu2 import Mu2Method
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+
+NAME = f"{__name__}:"
+SUMS = RunConfig(trust="secure-aggregation", num_clients=6, clients_per_round=6, mu=1.0)
+
+
+class Mine(Mu2Method):
+    """A method of one's own."""
+
+    name = "mine"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch, request):
+    monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
+
+
+def refused(**changes):
+    with pytest.raises(ConfigurationError) as caught:
+        replace(SUMS, **changes)
+    return str(caught.value)
+
+
+def test_four_fifths_of_a_round_make_a_sum_and_half_of_it_is_taken_to_be_honest():
+    found = {m: RunConfig(trust="secure-aggregation", num_clients=m, clients_per_round=m) for m in (1, 2, 5, 10, 100)}
+    assert {m: (one.cohort_floor, one.min_honest) for m, one in found.items()} == {
+        1: (1, 1),
+        2: (2, 1),
+        5: (4, 2),
+        10: (8, 5),
+        100: (80, 50),
+    }
+    assert replace(SUMS, min_cohort=4, colluders=1).min_honest == 3
+    assert (RunConfig().cohort_floor, RunConfig().min_honest, RunConfig().secure) == (1, 1, False)
+
+
+@pytest.mark.parametrize("key", ["helpers", "min_cohort", "colluders"])
+@pytest.mark.parametrize("trust", ["", "untrusted-server", "trusted-server"])
+def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
+    with pytest.raises(ConfigurationError, match=r"which does not read it.*read by secure-aggregation"):
+        RunConfig(**{key: 3, "trust": trust})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"min_cohort": 7}, "min-cohort to be at most clients-per-round = 6"),
+        ({"colluders": 5}, "below the 5 releases of the smallest sum"),
+        ({"min_cohort": 2}, "colluders to be set with min-cohort = 2"),
+        ({"helpers": 0}, "helpers to be an integer >= 1"),
+        ({"num_clients": 3000}, "at most 2048"),
+        ({"release_rule": "paper"}, "acknowledged"),
+    ],
+)
+def test_numbers_with_which_nothing_could_be_opened_are_refused(changes, said):
+    if "release_rule" in changes:
+        with pytest.raises(ConfigurationError, match=said):
+            prepare(replace(SUMS, **changes)).policy()
+    else:
+        assert said in refused(**changes)
+
+
+def test_a_method_that_needs_more_than_sums_refuses_them_and_says_who_does_not():
+    serving = {name for name, method in METHODS.items() if "secure-aggregation" in method.trusts}
+    assert serving == {"mu2", "noisy-sgd", "online"}
+    for name in METHODS:
+        if name in serving:
+            assert replace(SUMS, strategy=name).trust_model == "secure-aggregation"
+            continue
+        public = {"task": "synthetic-logistic", "model": "logistic"} if name == "shuffled" else {}
+        assert "served by mu2, noisy-sgd, online" in refused(strategy=name, **public)
+
+
+def test_a_trusted_server_is_asked_for_by_name_or_by_trust():
+    assert RunConfig(trust="trusted-server").strategy == "trusted-mu2"
+    for name, method in METHODS.items():
+        if method.trusted:
+            assert RunConfig(strategy=name, trust="trusted-server").strategy == name
+            with pytest.raises(ConfigurationError, match="trust to be '' or 'trusted-server'"):
+                RunConfig(strategy=name, trust="untrusted-server")
+    with pytest.raises(ConfigurationError, match="served by trusted-mu2"):
+        RunConfig(strategy="online", trust="trusted-server")
+    again = RunConfig.from_mapping(RunConfig(trust="trusted-server").to_mapping())
+    assert again.strategy == "trusted-mu2"
+
+
+def test_a_method_of_ones_own_is_not_taken_for_its_parents_sister():
+    """It may do anything else, and would be replaced by a method that its author never saw."""
+    with pytest.raises(ConfigurationError, match="trust to be"):
+        RunConfig(strategy=NAME + "Mine", trust="trusted-server")
+    assert RunConfig(strategy=NAME + "Mine").trust_model == "untrusted-server"
+    assert run_cohort(replace(SUMS, strategy=NAME + "Mine", num_rounds=2)).mu_local == pytest.approx(math.sqrt(3))
+
+
+def test_all_machines_have_the_policy_of_the_one_with_the_fewest_samples():
+    config = replace(SUMS, partition="dirichlet", seed=2)
+    experiment = prepare(config)
+    assert len(set(experiment.sizes)) > 1
+    policies = {experiment.policy(machine) for machine in range(6)}
+    assert len(policies) == 1
+    (policy,) = policies
+    assert policy.max_participations == min(experiment.sizes) // config.batch_size == experiment.num_rounds
+    assert (policy.trust, policy.min_honest, policy.min_cohort) == ("secure-aggregation", 3, 5)
+    assert "cap of the one with the fewest samples" in run_cohort(config).guarantee.sentence
+    plain = prepare(replace(config, trust=""))
+    assert len({plain.policy(machine) for machine in range(6)}) > 1
+
+
+def test_samples_that_return_come_back_in_one_order_everywhere():
+    experiment = prepare(replace(SUMS, partition="dirichlet", seed=2, passes=2, mechanism="banded"))
+    (policy,) = {experiment.policy(machine) for machine in range(6)}
+    assert policy.min_separation == min(experiment.sizes) // experiment.config.batch_size
+    assert policy.max_participations == 2 * policy.min_separation
+    assert policy.plan(experiment.model.num_parameters).mu <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "noisy-sgd"}, {"preset": "paper"}])
+def test_steps_are_for_the_noise_that_the_sum_has(settings):
+    """That of mu sqrt(h) on each machine."""
+    sums = prepare(replace(SUMS, **settings))
+    plain = prepare(RunConfig(num_clients=6, clients_per_round=6, mu=math.sqrt(3), **settings))
+    assert sums.values == plain.values
+    (one,), (other,) = sums.plans(), plain.plans()[:1]
+    assert one.noise_std == pytest.approx(other.noise_std, rel=1e-6)
+
+
+def test_both_figures_are_those_of_the_machines_plan():
+    experiment = prepare(SUMS)
+    assert experiment.guaranteed_mu() == pytest.approx(1.0)
+    assert experiment.local_mu() == pytest.approx(math.sqrt(3))
+    assert prepare(replace(SUMS, trust="")).local_mu() is None
+    assert prepare(replace(SUMS, mechanism="none")).local_mu() == math.inf
+
+
+def test_a_simulations_roster_has_its_machines_and_helpers_and_only_sums_have_one():
+    experiment = prepare(SUMS)
+    assert list(experiment.roster.machines) == [str(i) for i in range(6)]
+    assert experiment.roster.helper_names == ("helper-0", "helper-1")
+    assert experiment.masking(3).roster.digest == experiment.roster.digest
+    assert prepare(replace(SUMS, seed=2)).roster.digest != experiment.roster.digest
+    with pytest.raises(ConfigurationError, match="for a roster"):
+        _ = prepare(RunConfig()).roster
+
+
+def test_a_policy_for_real_machines_takes_only_a_trust_that_the_method_serves():
+    fields = {"clip_norm": 1.0, "batch_size": 4, "max_participations": 8, "mu": 1.0}
+    policy = METHODS["mu2"].machine_policy(trust="secure-aggregation", min_honest=3, min_cohort=4, **fields)
+    assert isinstance(policy, PrivacyPolicy)
+    assert policy.trust == "secure-aggregation"
+    assert METHODS["mu2"].machine_policy(**fields).trust == "untrusted-server"
+    with pytest.raises(ConfigurationError, match="trust to be one of 'untrusted-server'"):
+        METHODS["isrl-dp"].machine_policy(trust="secure-aggregation", **fields)
+
+
+def test_so_many_losses_that_most_rounds_stay_closed_are_refused_with_what_would_do():
+    said = refused(num_clients=10, clients_per_round=10, lost_replies=0.3)
+    assert "lost-replies may be at most 0.2, or min-cohort at most 7" in said
+    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2).cohort_floor == 8
+    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.3, min_cohort=7).cohort_floor == 7
+
+
+LOSSY = replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2, min_cohort=7, colluders=2)
+
+
+def test_which_rounds_stay_closed_is_known_before_the_first_one():
+    config = replace(LOSSY, give_up_after=0)
+    result = run_cohort(config)
+    history = result.strategy.history
+    left = result.experiment.replies_left
+    assert [report.asked - report.lost for report in history] == left
+    assert [bool(report.closed) for report in history] == [replies < 7 for replies in left]
+    assert 0 < sum(bool(report.closed) for report in history) < len(history)
+    assert all(report.unopened == replies for report, replies in zip(history, left, strict=True) if report.closed)
+
+
+def test_a_run_that_would_be_given_up_is_refused_with_the_largest_cohort_that_would_not():
+    for seed in range(40):
+        config = replace(LOSSY, seed=seed, min_cohort=8)
+        try:
+            prepare(config).check_rounds()
+        except ConfigurationError as error:
+            possible = int(re.search(r"min-cohort may be at most (\d+)", str(error))[1])
+            break
+    assert possible < 8
+    with pytest.raises(ConfigurationError, match="3 rounds in a row with fewer than min-cohort = 8 replies"):
+        run_cohort(config)
+    assert run_cohort(replace(config, min_cohort=possible, colluders=0)).accuracy > 0.1
+    with pytest.raises(ConfigurationError, match="3 rounds in a row"):
+        prepare(replace(config, min_cohort=possible + 1, colluders=0)).check_rounds()
+    prepare(replace(config, give_up_after=0)).check_rounds()
+
+
+def test_the_warning_says_how_many_rounds_stay_closed(caplog, monkeypatch):
+    said = []
+    monkeypatch.setattr("murmurfl.app.run.log", lambda level, text, *arguments: said.append(text % arguments))
+    left = run_cohort(replace(LOSSY, give_up_after=0)).experiment.replies_left
+    assert any(
+        f"{int(np.sum(np.array(left) < 7))} of {len(left)} rounds will have fewer replies" in one for one in said
+    )

@@ -1,0 +1,159 @@
+"""A server that wants single releases under secure aggregation, and what it can tell after a thousand requests.
+
+Real machines with ledgers and real helpers with records on SQLite, of which one works with the server: so do two of
+the machines. What the other helper opened is all that the server learns, and the exact mu of every sample follows from
+it by linear algebra (tests/harness/transcripts.py): there is no chance in it, and so no false alarm.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.nodes.cards import Card, roster_of
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.helper_config import HelperConfig
+from murmurfl.app.nodes.new_keys import make_helper, make_machine
+from murmurfl.app.nodes.supernode import machine_of
+from murmurfl.clients.helper import helper_app
+from murmurfl.clients.roster_files import read_machine_key, write_roster
+from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, opening, protocol, read_ledger
+
+from tests.deployment.sums_attack import SESSIONS, SumsAttack
+from tests.harness.transcripts import Stream, Transcript, opened_sets
+
+MACHINES, COLLUDERS, HONEST, RELEASES, BATCH, FEATURES = 7, 2, 3, 12, 2, 3
+MU = 0.7
+NAMES = [f"clinic-{i}" for i in range(MACHINES)]
+HELPERS = ["auditor", "ward"]
+
+
+def federation(folder):
+    """Operators' files of machines and helpers, with all they name."""
+    cards = []
+    for name in NAMES:
+        (folder / name).mkdir(parents=True)
+        cards.append(make_machine(folder / name / "signing.key", name).card)
+    for name in HELPERS:
+        (folder / name).mkdir()
+        cards.append(make_helper(folder / name / "helper.key", name, folder / name / "record.sqlite").card)
+    roster = roster_of(cards)
+    write_roster(folder / "roster.json", roster)
+    pinned = {"roster": "../roster.json", "roster-digest": roster.digest}
+    sums = {"trust": "secure-aggregation", "min-honest": HONEST, "min-cohort": HONEST + COLLUDERS}
+    generator = np.random.Generator(np.random.Philox(key=3))
+    machines, helpers = [], []
+    for name in NAMES:
+        count = len(SESSIONS) * RELEASES * BATCH
+        features = generator.standard_normal((count, FEATURES)).astype(np.float32)
+        np.savez(folder / name / "samples.npz", features=features, labels=generator.integers(0, 2, count))
+        budget = MU * len(SESSIONS) ** 0.5
+        budgets = {"budget_mu": budget, "budget_local_mu": 2 * budget}
+        SQLiteLedger.create(folder / name / "ledger.sqlite", **budgets, delta=1e-5)
+        own = {"machine": name, "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2, "mu": MU}
+        own |= {"clip-norm": 1.0, "batch-size": BATCH, "max-participations": RELEASES, "signing-key": "signing.key"}
+        (folder / name / "node.toml").write_text(toml_document({**own, **sums, **pinned}))
+        machines.append(NodeConfig.read(folder / name / "node.toml"))
+    for name in HELPERS:
+        own = {"helper": name, "record": "record.sqlite", "key": "helper.key"}
+        (folder / name / "helper.toml").write_text(toml_document({**own, **pinned}))
+        helpers.append(HelperConfig.read(folder / name / "helper.toml"))
+    return machines, helpers, roster
+
+
+def attacked(folder, requests, seed=1, opener=HelperConfig.opener):
+    """A server's attack on a whole federation, and the plan of its machines."""
+    configs, helpers, roster = federation(folder)
+    machines = {config.machine: machine_of(config)[0] for config in configs}
+    openers = {config.helper: helper_app(opener(config)) for config in helpers}
+    colluders = {
+        name: Masking(name, read_machine_key(folder / name / "signing.key"), roster) for name in NAMES[-COLLUDERS:]
+    }
+    policy = configs[0].client().machine.policy
+    attack = SumsAttack(machines, openers, policy, colluders, FEATURES, seed)
+    attack.on(requests)
+    return attack, policy.plan(2 * FEATURES + 2)
+
+
+def worst(attack, plan, helper):
+    """The largest mu of a sample by what a helper opened, were all other helpers and the colluders the server's."""
+    honest = [
+        [header for header in headers if header.machine not in attack.colluders] for headers in attack.opened[helper]
+    ]
+    # The same set twice is the same sum: it is the helper's to see that it is the same to the bit.
+    distinct = list({tuple(header.release_id for header in headers): headers for headers in honest}.values())
+    made = [
+        opening.Header.from_bytes(sealed.header)
+        for releases in attack.pool.values()
+        for of_one in releases.values()
+        for sealed in of_one
+    ]
+    return Transcript(Stream.of_plan(plan), opened_sets(distinct, made)).worst()
+
+
+def assert_nobody_is_seen_beyond_mu(attack, plan):
+    for helper in attack.helpers:
+        found = worst(attack, plan, helper)
+        assert found.mu <= MU * (1 + 1e-9), f"what {helper} opened shows a sample of {found.machine}: mu = {found.mu:g}"
+
+
+def test_a_thousand_hostile_requests_to_machines_and_helpers_show_nobody_beyond_mu(tmp_path):
+    attack, plan = attacked(tmp_path, 1000)
+    assert_nobody_is_seen_beyond_mu(attack, plan)
+    for helper in HELPERS:
+        assert len({headers[0].session for headers in attack.opened[helper]}) == len(SESSIONS)
+        assert len(attack.opened[helper]) > 8
+        assert worst(attack, plan, helper).mu > 0.9 * MU, "the attack gets what there is to get"
+    refused = {"OPENING_REFUSED", "BAD_ACKNOWLEDGEMENT", "CAP_REACHED", "MALFORMED_REQUEST", "EVALUATION_BLOCKED"}
+    assert {getattr(protocol, name) for name in refused} <= set(attack.codes)
+    assert not set(attack.codes) & {protocol.INTERNAL_ERROR, protocol.LEDGER_UNUSABLE, protocol.NOT_CONFIGURED}
+    for name in NAMES:
+        ledger = read_ledger(tmp_path / name / "ledger.sqlite")
+        assert len(ledger.sessions) == len(SESSIONS)
+        assert all(session.releases <= RELEASES for session in ledger.sessions)
+
+
+class Forgetful(MemoryOpeningRecord):
+    """A planted bug: a helper that was started again with an empty record, each time."""
+
+    durable = True
+
+    def last_opened(self, session, machines):
+        return {}
+
+    def commit(self, opened):
+        pass
+
+
+def forgetful(config):
+    from murmurfl.clients.roster_files import read_roster
+
+    return Opener(config.helper, config.keys(), read_roster(Path(config.roster), None), Forgetful())
+
+
+def test_a_helper_that_forgets_is_caught(tmp_path):
+    attack, plan = attacked(tmp_path, 300, opener=forgetful)
+    with pytest.raises(AssertionError, match="shows a sample of"):
+        assert_nobody_is_seen_beyond_mu(attack, plan)
+
+
+def test_a_helper_that_lets_the_server_check_acknowledgements_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_check_follows", lambda header, last: None)
+    monkeypatch.setattr("murmurfl.privacy.opening_file.check_forward", lambda page, opened: None)
+    attack, plan = attacked(tmp_path, 300)
+    with pytest.raises(AssertionError, match="shows a sample of"):
+        assert_nobody_is_seen_beyond_mu(attack, plan)
+
+
+def test_a_helper_that_takes_any_cohort_is_caught(tmp_path, monkeypatch):
+    """One that believes the first release's word on how few there may be: a colluder's is modest."""
+    monkeypatch.setattr(opening, "max", lambda headers, key: headers[0], raising=False)
+    attack, plan = attacked(tmp_path, 300)
+    with pytest.raises(AssertionError, match="shows a sample of"):
+        assert_nobody_is_seen_beyond_mu(attack, plan)
+
+
+def test_cards_of_the_federation_are_those_of_its_keys(tmp_path):
+    federation(tmp_path)
+    card = Card.read(tmp_path / NAMES[0] / "signing.card")
+    assert card == Card.of_machine(NAMES[0], read_machine_key(tmp_path / NAMES[0] / "signing.key"))

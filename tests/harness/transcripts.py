@@ -1,0 +1,262 @@
+"""What a server that sees only sums can tell, exactly: from all sums that were opened to the mu of every sample.
+
+Every release is P_k - P_ack of its machine's stream, so its noise is row k less row ack of B Z and its signal the
+contributions after ack. A *transcript* is the list of opened sums. With S the covariance of the sums' noise, of all
+machines that do not work with the server, and v the change of the sums when one contribution moves by one,
+
+    mu^2 = sensitivity^2 v' S^+ v,
+
+infinite where v leaves the range of S, which means that the sums show the sample without noise. Nothing is assumed
+about how sets were chosen: forged ones, several sessions, a release opened twice and differences of sums all have the
+mu they really have. One parameter stands for all, for their noise is alike and independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from murmurfl.privacy import NoisePlan, make_mechanism
+from murmurfl.privacy.masking import NOTHING_OPENED, Header
+from numpy.typing import NDArray
+
+ZERO_VARIANCE = 1e-10
+"""Of the largest: a direction with less is one without noise. Real ones are above 1e-7 for a thousand sums."""
+NO_SIGNAL = 1e-7
+"""Of a change: less of it in the directions without noise is rounding."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The noise of one machine in one session.
+
+    Parameters
+    ----------
+    decoder : ndarray of shape (releases, nodes)
+        B: row k - 1 is the noise in P_k, in units of noise_std.
+    noise_std, sensitivity : float
+        As in a plan; one each for mu in units of them.
+    """
+
+    decoder: NDArray[np.float64]
+    noise_std: float = 1.0
+    sensitivity: float = 1.0
+
+    @classmethod
+    def of_plan(cls, plan: NoisePlan) -> Stream:
+        """The stream of a machine with this plan."""
+        return cls(plan.mechanism.decoder(), plan.noise_std, plan.sensitivity)
+
+    @classmethod
+    def of_mechanism(cls, name: str, releases: int, **options: object) -> Stream:
+        """The stream of a mechanism by its name, in units of its own noise and of one change."""
+        return cls(make_mechanism(name, releases, **options).decoder())
+
+
+class Opened(NamedTuple):
+    """One release in an opened sum: P_release - P_ack of a machine's stream in a session."""
+
+    machine: str
+    release: int
+    ack: int
+    session: str = "s"
+
+
+class Worst(NamedTuple):
+    """The sample that is least private: the one in this release."""
+
+    mu: float
+    machine: str
+    session: str
+    release: int
+
+
+class Transcript:
+    """Everything that was opened, in order.
+
+    Parameters
+    ----------
+    streams : Stream or mapping of str to Stream
+        Of each machine, by its name; one for all of them.
+    sets : sequence of sequences of Opened
+        The sums; a release that is in one twice counts twice.
+    colluders : collection of str
+        Machines whose noise and contributions the server knows.
+    """
+
+    def __init__(
+        self,
+        streams: Stream | Mapping[str, Stream],
+        sets: Sequence[Iterable[Opened]],
+        colluders: Collection[str] = (),
+    ) -> None:
+        self._streams = streams
+        self._terms: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+        self._sums = len(sets)
+        for row, members in enumerate(sets):
+            for machine, release, ack, session in members:
+                if machine in colluders:
+                    continue
+                if not 0 <= ack < release <= len(self._stream(machine).decoder):
+                    raise ValueError(f"Expected 0 <= ack < release <= K, got {ack} and {release}.")
+                self._terms.setdefault((machine, session), []).append((row, release, ack))
+
+    def _stream(self, machine: str) -> Stream:
+        return self._streams if isinstance(self._streams, Stream) else self._streams[machine]
+
+    def _noise(self, machine: str, session: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """The sums with this stream in them, and its noise in each: rows of the stream's Z."""
+        stream, terms = self._stream(machine), self._terms[machine, session]
+        rows = np.unique([row for row, _, _ in terms])
+        coefficients = np.zeros((len(rows), len(stream.decoder) + 1))
+        for row, release, ack in terms:
+            place = np.searchsorted(rows, row)
+            coefficients[place, release] += 1.0
+            coefficients[place, ack] -= 1.0
+        return rows, stream.noise_std * (coefficients[:, 1:] @ stream.decoder)
+
+    @cached_property
+    def covariance(self) -> NDArray[np.float64]:
+        """S, sum by sum: of the noise of every machine that is no colluder."""
+        covariance = np.zeros((self._sums, self._sums))
+        for machine, session in self._terms:
+            rows, noise = self._noise(machine, session)
+            covariance[np.ix_(rows, rows)] += noise @ noise.T
+        return covariance
+
+    def covariance_of(self, machine: str, session: str = "s") -> NDArray[np.float64]:
+        """What one stream adds to :attr:`covariance`."""
+        covariance = np.zeros((self._sums, self._sums))
+        rows, noise = self._noise(machine, session)
+        covariance[np.ix_(rows, rows)] = noise @ noise.T
+        return covariance
+
+    def change(self, machine: str, release: int, session: str = "s") -> NDArray[np.float64]:
+        """v: how often each sum contains the contribution to a release."""
+        change = np.zeros(self._sums)
+        for row, last, ack in self._terms.get((machine, session), ()):
+            change[row] += ack < release <= last
+        return change
+
+    @cached_property
+    def squares(self) -> dict[tuple[str, str, int], float]:
+        """mu^2 of a sample in each release of each machine that is in a sum: (machine, session, release)."""
+        names = [
+            (machine, session, release)
+            for machine, session in self._terms
+            for release in range(1, len(self._stream(machine).decoder) + 1)
+        ]
+        changes = [self.change(machine, release, session) for machine, session, release in names]
+        seen = [place for place, change in enumerate(changes) if change.any()]
+        if not seen:
+            return {}
+        values = quadratic(self.covariance, np.array([changes[place] for place in seen]).T)
+        found = {}
+        for place, value in zip(seen, values, strict=True):
+            found[names[place]] = self._stream(names[place][0]).sensitivity ** 2 * float(value)
+        return found
+
+    def square(self, machine: str, release: int, session: str = "s") -> float:
+        """mu^2 of a sample in one release; 0 if no sum shows it."""
+        return self.squares.get((machine, session, release), 0.0)
+
+    def worst(self) -> Worst:
+        """The sample that is least private, among those that are in one release."""
+        if not self.squares:
+            return Worst(0.0, "", "", 0)
+        (machine, session, release), square = max(self.squares.items(), key=lambda item: item[1])
+        return Worst(math.sqrt(square), machine, session, release)
+
+    def gram(self, machine: str, releases: Sequence[int], session: str = "s") -> NDArray[np.float64]:
+        """Inner products of a sample's participations: mu^2 is the sum of them, times the moves' own."""
+        changes = np.array([self.change(machine, release, session) for release in releases]).T
+        return self._stream(machine).sensitivity ** 2 * inner_products(self.covariance, changes)
+
+    def returning(self, machine: str, releases: Sequence[int], session: str = "s") -> float:
+        """The most mu can be of a sample that moves each of these releases in any direction."""
+        return math.sqrt(np.abs(self.gram(machine, releases, session)).sum())
+
+
+def quadratic(covariance: NDArray[np.float64], changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """v' S^+ v for every column v of ``changes``; infinite where v leaves the range of S."""
+    scaled, outside = _whitened(covariance, changes)
+    return np.where(outside, np.inf, (scaled**2).sum(axis=0))
+
+
+def inner_products(covariance: NDArray[np.float64], changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """v' S^+ w for all pairs of columns; infinite for those that leave the range of S."""
+    scaled, outside = _whitened(covariance, changes)
+    products = scaled.T @ scaled
+    products[outside, :] = products[:, outside] = np.inf
+    return products
+
+
+def _whitened(
+    covariance: NDArray[np.float64], changes: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    variances, directions = np.linalg.eigh(covariance)
+    noisy = variances > ZERO_VARIANCE * max(variances[-1], np.finfo(float).tiny)
+    along = directions.T @ changes
+    outside = np.linalg.norm(along[~noisy], axis=0) > NO_SIGNAL * np.linalg.norm(changes, axis=0)
+    return along[noisy] / np.sqrt(variances[noisy])[:, None], outside
+
+
+def opened_sets(headers: Sequence[Sequence[Header]], made: Iterable[Header] = ()) -> list[list[Opened]]:
+    """The sets that these headers of masked releases describe.
+
+    Parameters
+    ----------
+    headers : sequence of sequences of Header
+        Of the opened sums, in order.
+    made : iterable of Header
+        Of all releases that were made, if one may be built on a release that no sum here has.
+
+    Raises
+    ------
+    KeyError
+        If a release is built on one that is nowhere.
+    """
+    everything = [*made, *(header for members in headers for header in members)]
+    numbers = {header.release_id: header.release for header in everything} | {NOTHING_OPENED.hex(): 0}
+    return [
+        [
+            Opened(
+                header.machine,
+                header.release,
+                numbers[header.ack_id] if header.builds_on == "last-opened" else header.release - 1,
+                header.session,
+            )
+            for header in members
+        ]
+        for members in headers
+    ]
+
+
+def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> list[list[Opened]]:
+    """The opened sets of rounds in which every machine is not asked (0), loses its reply (1) or is opened (2).
+
+    Machine i is called str(i); an opened release carries all its machine lost since the last opened one, as the release
+    rule has it.
+
+    Parameters
+    ----------
+    patterns : sequence of sequences
+        For every machine, for every round.
+    releases : int, optional
+        K: who has made so many is not asked any more.
+    """
+    made, last, sets = [0] * len(patterns), [0] * len(patterns), []
+    for states in zip(*patterns, strict=True):
+        members = []
+        for machine, state in enumerate(states):
+            if state and (releases is None or made[machine] < releases):
+                made[machine] += 1
+                if state == 2:
+                    members.append(Opened(str(machine), made[machine], last[machine]))
+                    last[machine] = made[machine]
+        sets.append(members)
+    return sets

@@ -1,0 +1,346 @@
+"""Ledgers under secure aggregation: two figures, each under a budget of its own, and releases known by their names."""
+
+import json
+import math
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    Account,
+    ConfigurationError,
+    LedgerError,
+    MemoryLedger,
+    RefusedError,
+    SimulatedKeys,
+    SQLiteLedger,
+    StreamRecord,
+    SystemKeys,
+    accept_rollback,
+    needs_upgrade,
+    protocol,
+    read_ledger,
+    upgrade_ledger,
+)
+from murmurfl.privacy.ledger.mark import read_mark
+
+from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+SUMS = {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 6}  # mu = 1, mu_local = 2
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "node" / "ledger.db"
+    path.parent.mkdir()
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=3.0)
+    return path
+
+
+@pytest.fixture
+def undecided(tmp_path):
+    SQLiteLedger.create(tmp_path / "undecided.db", budget_mu=2.0, delta=1e-5)
+    return tmp_path / "undecided.db"
+
+
+def as_of_format_2(path):
+    """The file as the version before secure aggregation left it."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE ledger DROP COLUMN budget_local_mu")
+        connection.execute("ALTER TABLE reserved DROP COLUMN local")
+        connection.execute("PRAGMA user_version = 2")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def release(path, session="s", count=1, first=1, **changes):
+    subject = machine(SQLiteLedger(path), **changes)
+    return [subject.release(session, k - 1, contribution) for k in range(first, first + count)]
+
+
+def spend(path, statement):
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(statement)
+
+
+def test_both_figures_and_the_names_of_releases_come_back(path):
+    ids = {3: bytes(range(16)), 4: bytes(16), 9: b"\xff" * 16}
+    stream = StreamRecord("f" * 64, 9, 3, bytes(16), {4: np.arange(3), 9: np.arange(3)}, (), "{}", (), ids)
+    account = Account(7, {"s": 0.5, "plain": 0.25, "t": -0.125}, "", {"s": 0.1 + 0.2})
+    with SQLiteLedger(path).exclusive() as page:
+        page.commit("s", stream, account)
+    with SQLiteLedger(path).exclusive() as page:
+        assert page.account() == account
+        assert page.stream("s").ids == ids
+        assert page.account().reserved_local_mu == pytest.approx(math.hypot(0.3, 0.25, 0.125))
+    state = json.loads((path.parent / "ledger.db.mark").read_text())
+    assert state["sessions"]["s"]["local"] == 0.1 + 0.2
+    assert "local" not in state["sessions"].get("plain", {})
+    assert state["budget_local_mu"] == 3.0
+
+
+def test_a_release_is_known_by_a_name_of_its_own_and_by_that_of_the_one_it_is_built_on(path):
+    one, two, three = release(path, count=1, **SUMS) + release(path, count=2, first=2, **SUMS)
+    assert len({one.release_id, two.release_id, three.release_id}) == 3
+    assert (one.ack_id, two.ack_id, three.ack_id) == (bytes(16), one.release_id, two.release_id)
+    assert stream_of(path).ids == {2: two.release_id, 3: three.release_id}
+    assert release(path, "plain")[0].release_id == b""
+
+
+def test_the_budget_of_what_holds_whatever_happens_ends_a_machine_too(path):
+    """2^2 + 2.4^2 is more than 3^2, where 1 + 1.2^2 is not more than 2^2."""
+    release(path, "a", **SUMS)
+    with pytest.raises(RefusedError, match="without anybody's honesty") as refusal:
+        release(path, "b", mu=1.2, **SUMS)
+    assert refusal.value.code == protocol.BUDGET_EXHAUSTED
+    assert [session.session for session in read_ledger(path).sessions] == ["a"]
+    release(path, "c", mu=1.5, **{**SUMS, "min_honest": 1})  # 4 + 2.25 of 9, and 1 + 2.25 of 4
+    with pytest.raises(RefusedError, match="budget of this machine"):
+        release(path, "d", mu=1.0, **{**SUMS, "min_honest": 1})
+
+
+def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
+    path = tmp_path / "ledger.db"
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=2.1)
+    release(path, "a", **SUMS)
+    with pytest.raises(RefusedError, match="without anybody's honesty"):
+        release(path, "b", mu=1.0)
+    release(path, "b", mu=0.5)
+    account = read_ledger(path)
+    assert account.reserved_mu == pytest.approx(math.hypot(1.0, 0.5))
+    assert account.reserved_local_mu == pytest.approx(math.hypot(2.0, 0.5))
+    assert account.left_local_mu == pytest.approx(math.sqrt(2.1**2 - 4.25))
+
+
+def test_who_has_not_decided_that_budget_has_that_of_all_releases_and_is_told_what_to_do(undecided):
+    ledger = SQLiteLedger(undecided)
+    assert ledger.budget_local_mu == 2.0
+    with pytest.raises(ConfigurationError, match=r"at least 3, .* got 2: .*ledger upgrade .* --budget-local-mu"):
+        machine(ledger, **{**SUMS, "min_honest": 9, "min_cohort": 9})
+    release(undecided, "a", **SUMS)  # mu_local = 2: just within
+    with pytest.raises(RefusedError, match="without anybody's honesty"):
+        release(undecided, "b", mu=0.5)
+
+
+def test_that_budget_is_decided_once(undecided):
+    release(undecided, "a", **SUMS)
+    with pytest.raises(ConfigurationError, match="budget_local_mu >= budget_mu = 2"):
+        upgrade_ledger(undecided, budget_local_mu=1.9)
+    with pytest.raises(LedgerError, match="nothing to upgrade"):
+        upgrade_ledger(undecided)
+    before = json.loads(undecided.with_name("undecided.db.mark").read_text())["counter"]
+    upgrade_ledger(undecided, budget_local_mu=3.0)
+    mark = json.loads(undecided.with_name("undecided.db.mark").read_text())
+    assert (mark["counter"], mark["budget_local_mu"]) == (before + 1, 3.0)
+    release(undecided, "b", mu=0.5)
+    for again in (3.0, 4.0):
+        with pytest.raises(LedgerError, match="without a decided budget_local_mu"):
+            upgrade_ledger(undecided, budget_local_mu=again)
+    assert read_ledger(undecided).budget_local_mu == 3.0
+
+
+def test_an_impossible_budget_of_that_kind_makes_nothing(tmp_path):
+    for budget in (1.9, 0.0, -3.0, math.inf, math.nan):
+        with pytest.raises(ConfigurationError, match="budget_local_mu >= budget_mu"):
+            SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5, budget_local_mu=budget)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_must_have_the_ledgers_budget_if_it_has_one(path):
+    with pytest.raises(ConfigurationError, match=r"Expected budget_local_mu = 3\.0, with which the ledger was made"):
+        machine(SQLiteLedger(path), budget_local_mu=4.0, **SUMS)
+    assert machine(SQLiteLedger(path), **SUMS).policy.budget_local_mu == 3.0
+    said, unsaid = (machine(SQLiteLedger(path), **SUMS, **told) for told in ({"budget_local_mu": 3.0}, {}))
+    assert said.plan.fingerprint == unsaid.plan.fingerprint
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        lambda stream, account: (stream, replace(account, reserved_local={})),
+        lambda stream, account: (stream, replace(account, reserved_local={"s": 1.9})),
+        lambda stream, account: (replace(stream, ids={}), account),
+        lambda stream, account: (replace(stream, ids={1: bytes(16)}), account),
+    ],
+)
+def test_a_commit_that_forgets_a_local_figure_or_a_name_is_refused(path, past):
+    release(path, count=2, **SUMS)
+    before = folder(path)
+    with SQLiteLedger(path).exclusive() as page:
+        stream, account = page.stream("s"), page.account()
+        assert account.reserved_local["s"] == pytest.approx(2.0, rel=1e-8)
+        with pytest.raises(LedgerError, match="forgets nothing"):
+            page.commit("s", *past(stream, account))
+    assert folder(path) == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE reserved SET local = 0.5", "do not match their seal"),
+        ("UPDATE reserved SET local = NULL", "do not match their seal"),
+        ("UPDATE ledger SET budget_local_mu = 9", "do not match their seal"),
+        ("UPDATE ledger SET budget_local_mu = NULL", "do not match their seal"),
+        ("DELETE FROM arrays WHERE kind = 'ids'", "does not match its digest"),
+        ("UPDATE arrays SET content = zeroblob(16) WHERE kind = 'ids'", "does not match its digest"),
+        ("UPDATE arrays SET number = 7 WHERE kind = 'ids'", "does not match its digest"),
+        ("UPDATE arrays SET kind = 'names' WHERE kind = 'ids'", "damaged"),
+    ],
+)
+def test_damaged_local_figures_and_names_are_refused(path, statement, message):
+    release(path, **SUMS)
+    spend(path, statement)
+    before = folder(path)
+    with pytest.raises(LedgerError, match=message):
+        release(path, first=2, **SUMS)
+    assert {name: content for name, content in folder(path).items() if name.endswith((".db", ".mark"))} == {
+        name: content for name, content in before.items() if name.endswith((".db", ".mark"))
+    }
+
+
+def test_without_the_name_of_what_it_is_built_on_nothing_is_released():
+    """Else helpers would be told that nothing was opened before, and might believe it."""
+    ledger = MemoryLedger()
+    subject = machine(ledger, SimulatedKeys(1, "m"), **SUMS)
+    for k in range(3):
+        subject.release("s", k, contribution)
+    whole = ledger._streams["s"]
+    for lost in ({3: whole.ids[3]}, {2: whole.ids[2]}, {}):
+        ledger._streams["s"] = replace(whole, ids=lost)
+        with pytest.raises(LedgerError, match="Expected the names of releases"):
+            subject.release("s", 2, contribution)
+    ledger._streams["s"] = whole
+    assert subject.release("s", 3, contribution).ack_id == whole.ids[3]
+
+
+def test_a_ledger_of_format_2_goes_on_as_it_is(undecided):
+    release(undecided, count=2)
+    as_of_format_2(undecided)
+    mark = undecided.with_name("undecided.db.mark").read_bytes()
+    assert b"local" not in mark
+    summary = read_ledger(undecided)
+    assert (summary.can_sum, summary.summed, summary.budget_local_mu) == (False, False, 2.0)
+    assert summary.mark_problem == ""
+    assert [one.release for one in release(undecided, count=2, first=3)] == [3, 4]
+    release(undecided, "second")
+    with closing(sqlite3.connect(undecided)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert b"local" not in undecided.with_name("undecided.db.mark").read_bytes()
+    assert not needs_upgrade(undecided)
+
+
+def test_a_ledger_of_format_2_has_no_session_under_secure_aggregation_before_it_is_upgraded(undecided):
+    release(undecided, count=2)
+    as_of_format_2(undecided)
+    before = folder(undecided)
+    with pytest.raises(ConfigurationError, match="murmurfl ledger upgrade"):
+        machine(SQLiteLedger(undecided), **SUMS)
+    with SQLiteLedger(undecided).exclusive() as page:
+        account = page.account().reserve("t", 1.0, local=2.0)
+        with pytest.raises(LedgerError, match="has no room for its two figures"):
+            page.commit("t", StreamRecord("f", 1), account)
+    assert folder(undecided)["undecided.db"] == before["undecided.db"]
+    upgrade_ledger(undecided, budget_local_mu=3.0)
+    assert release(undecided, first=3)[0].release == 3, "what was begun goes on"
+    release(undecided, "t", **SUMS)
+    summary = read_ledger(undecided)
+    assert (summary.can_sum, summary.budget_local_mu, summary.mark_problem) == (True, 3.0, "")
+    assert summary.reserved_local_mu == pytest.approx(math.hypot(1.0, 2.0))
+    assert [(s.mu_local is None, s.min_honest) for s in summary.sessions] == [(True, None), (False, 4)]
+
+
+def test_an_upgrade_without_a_budget_decides_none(undecided):
+    as_of_format_2(undecided)
+    upgrade_ledger(undecided)
+    assert SQLiteLedger(undecided).budget_local_mu == 2.0
+    assert read_ledger(undecided).can_sum
+    upgrade_ledger(undecided, budget_local_mu=2.5)
+    assert SQLiteLedger(undecided).budget_local_mu == 2.5
+
+
+def test_an_upgrade_of_a_ledger_that_was_copied_back_is_refused(undecided):
+    release(undecided)
+    as_of_format_2(undecided)
+    saved = undecided.read_bytes()
+    release(undecided, first=2)
+    undecided.write_bytes(saved)
+    with pytest.raises(LedgerError, match="copied back"):
+        upgrade_ledger(undecided, budget_local_mu=3.0)
+    assert undecided.read_bytes() == saved
+
+
+def test_a_rollback_that_is_accepted_keeps_both_figures_and_ends_all_names(path):
+    release(path, "plain")
+    saved = path.read_bytes()
+    release(path, "s", count=2, mu=0.9, **SUMS)
+    path.write_bytes(saved)
+    with pytest.raises(LedgerError, match="copied back"):
+        SQLiteLedger(path)
+    assert accept_rollback(path) == 2
+    with SQLiteLedger(path).exclusive() as page:
+        account = page.account()
+        assert page.stream("s").ids == {}
+    assert account.reserved == {"plain": 1.0, "s": pytest.approx(0.9)}
+    assert account.reserved_local == {"s": pytest.approx(1.8, rel=1e-8)}
+    with pytest.raises(RefusedError, match="closed"):
+        release(path, "s", mu=0.9, **SUMS)
+    forgotten = read_ledger(path).sessions[1]
+    assert (forgotten.mu_local, forgotten.min_honest) == (pytest.approx(1.8, rel=1e-8), None)
+
+
+@pytest.mark.parametrize(("known", "counts"), [(0.7, 1.0), (1.4, 1.4)])
+def test_of_two_histories_the_larger_local_figure_counts(path, known, counts):
+    release(path, mu=0.5, **SUMS)
+    ours, mark = path.read_bytes(), path.with_name("ledger.db.mark")
+    release(path, "other", mu=0.5)
+    path.write_bytes(ours)
+    state = read_mark(mark)
+    sessions = {**state.sessions, "s": replace(state.sessions["s"], local=known)}
+    replace(state, sessions=sessions).write_mark(mark)
+    accept_rollback(path)
+    with SQLiteLedger(path).exclusive() as page:
+        assert page.account().reserved_local["s"] == pytest.approx(counts, rel=1e-8)
+
+
+def test_a_rollback_to_before_the_upgrade_keeps_what_was_decided_and_spent_since(undecided):
+    release(undecided, "plain")
+    as_of_format_2(undecided)
+    saved = undecided.read_bytes()
+    upgrade_ledger(undecided, budget_local_mu=3.0)
+    release(undecided, "s", mu=0.9, **SUMS)
+    undecided.write_bytes(saved)
+    accept_rollback(undecided)
+    summary = read_ledger(undecided)
+    assert (summary.can_sum, summary.budget_local_mu, summary.mark_problem) == (True, 3.0, "")
+    assert summary.reserved_local_mu == pytest.approx(math.hypot(1.0, 1.8))
+    with pytest.raises(RefusedError, match="without anybody's honesty"):
+        release(undecided, "t", mu=1.3, **SUMS)
+
+
+def test_what_was_begun_under_other_terms_is_stated_by_the_larger_of_its_figures():
+    ledger = MemoryLedger()
+    keys = SimulatedKeys(1, "m")
+    machine(ledger, keys, **SUMS).release("s", 0, contribution)
+    for other in ({}, {**SUMS, "min_honest": 2}):
+        statement = machine(ledger, keys, **other).statement("s")
+        assert statement.mu_guaranteed == statement.mu_spent == pytest.approx(2.0, rel=1e-8)
+    assert machine(ledger, keys, **SUMS).statement("s").mu_guaranteed == 1.0
+
+
+def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part():
+    ledger = MemoryLedger()
+    far = {"mechanism": "independent", "trust": "secure-aggregation", "min_honest": 400, "min_cohort": 400}
+    subject = machine(ledger, SimulatedKeys(1, "m"), **far)
+    assert subject.plan.mu_local == math.inf
+    subject.release("s", 0, contribution)
+    assert (ledger.account().reserved_mu, ledger.account().reserved_local_mu) == (1.0, math.inf)
+    with pytest.raises(ConfigurationError, match="mu_local"):
+        machine(LastingLedger(), SystemKeys(bytes(32)), **far)
+
+
+class LastingLedger(MemoryLedger):
+    durable = True

@@ -1,0 +1,437 @@
+"""The opening rule: what a helper opens, and everything it must not, whatever the server, machines and helpers do."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    ConfigurationError,
+    Header,
+    HelperKey,
+    Masking,
+    MemoryLedger,
+    MemoryOpeningRecord,
+    Opener,
+    Opening,
+    OpeningRecordError,
+    OpeningRefusedError,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    Roster,
+    SimulatedKeys,
+    SQLiteOpeningRecord,
+    is_opening,
+    masking,
+    opening,
+    opening_record,
+    protocol,
+    set_digest,
+)
+
+from tests.harness.masked_releases import (
+    ATTACKS,
+    HELPERS,
+    MACHINES,
+    ROSTER,
+    SEED,
+    D,
+    allowed,
+    key_of,
+    mask_of,
+    opener_of,
+    release_of,
+    round_of,
+    signed,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+LEFT = HelperKey.simulated(SEED, "left")
+
+
+@pytest.fixture(params=["memory", "file"])
+def opener(request, tmp_path):
+    if request.param == "memory":
+        return opener_of(MemoryOpeningRecord())
+    return opener_of(SQLiteOpeningRecord.create(tmp_path / "opened.db", helper=LEFT.entry("left")))
+
+
+def sum_of_masks(releases, helper="left"):
+    return sum((mask_of(one, helper) for one in releases), np.zeros(D, np.uint64))
+
+
+def test_the_answer_is_the_sum_of_the_helpers_masks_signed(opener):
+    releases = round_of()
+    answer = opener.open("s", "1", releases)
+    assert (answer.total == sum_of_masks(releases)).all()
+    assert (answer.helper, answer.opening) == ("left", "1")
+    assert answer.set_digest == set_digest("s", "1", releases)
+    assert is_opening(ROSTER.helpers[0], "s", answer)
+
+
+def test_rounds_follow_each_other_with_any_machines(opener):
+    opener.open("s", "1", round_of("abcd"))
+    opener.open("s", "2", [*round_of("ef"), *round_of("ab", 2, 1)])
+    opener.open("s", "3", [*round_of("ab", 7, 2), *round_of("cdef", 2, 1)])
+    opener.open("s", "last-one", [*round_of("ab", 8, 7), *round_of("cdef", 3, 2)])
+
+
+def test_releases_that_stand_alone_follow_each_other_whatever_was_opened(opener):
+    for k in (1, 2, 5):
+        opener.open("s", str(k), round_of(release=k, builds_on="nothing"))
+    with pytest.raises(OpeningRefusedError):
+        opener.open("s", "6", round_of(release=5, builds_on="nothing"))
+
+
+def test_the_same_set_gets_the_same_answer_at_any_later_time(opener):
+    first, second = round_of(), round_of(release=2, ack=1)
+    before = opener.open("s", "1", first)
+    opener.open("s", "2", second)
+    opener.open("t", "1", round_of(session="t"))
+    after = opener.open("s", "1", first)
+    assert (after.total == before.total).all()
+    assert (after.set_digest, after.signature) == (before.set_digest, before.signature)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused_and_leaves_no_trace(opener, name):
+    attack = ATTACKS[name]
+    assert not allowed(opener, attack)
+    for opened, releases in attack.before:
+        opener.open("s", opened, releases)  # what was opened is answered again
+    if attack.opening not in dict(attack.before):
+        last = len(attack.before)
+        ack = max(
+            (Header.from_bytes(one.header).release for _, releases in attack.before for one in releases), default=0
+        )
+        assert opener.open("s", f"{last + 1}", round_of(release=ack + 1, ack=ack)), "its name was not used up"
+
+
+def test_every_refusal_has_the_same_text(caplog):
+    texts, reasons = set(), set()
+    for attack in ATTACKS.values():
+        opener = opener_of(MemoryOpeningRecord())
+        for opened, releases in attack.before:
+            opener.open("s", opened, releases)
+        with pytest.raises(OpeningRefusedError) as refusal:
+            opener.open(attack.session, attack.opening, attack.releases)
+        texts.add((refusal.value.code, refusal.value.reason, str(refusal.value)))
+        reasons.add(refusal.value.why)
+    text = "this helper does not open this set of releases; its own log says why"
+    assert texts == {(protocol.OPENING_REFUSED, text, text)}
+    assert len(reasons) > 15
+    assert all(reason in caplog.text for reason in reasons), "the helper's own log says which it was"
+
+
+def test_what_was_sent_cannot_write_its_own_lines_into_the_log(caplog):
+    with caplog.at_level(logging.WARNING), pytest.raises(OpeningRefusedError):
+        opener_of(MemoryOpeningRecord()).open("s", "1\nAll is well." + "x" * 10_000, round_of())
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 500
+
+
+@pytest.mark.parametrize("strange", [None, 7, b"1", ["1"], "\ud800", "x" * 100_000])
+def test_names_of_another_kind_are_refused(strange):
+    opener = opener_of(MemoryOpeningRecord())
+    with pytest.raises(OpeningRefusedError):
+        opener.open("s", strange, round_of())
+    with pytest.raises(OpeningRefusedError):
+        opener.open(strange, "1", round_of())
+
+
+def test_a_sum_has_at_most_as_many_releases_as_cannot_wrap(monkeypatch):
+    monkeypatch.setattr(opening, "MOST_MACHINES", 5)
+    opener = opener_of(MemoryOpeningRecord())
+    with pytest.raises(OpeningRefusedError) as refusal:
+        opener.open("s", "1", round_of())
+    assert "1 to 5 releases, got 6" in refusal.value.why
+    opener.open("s", "1", round_of("abcde"))
+
+
+def test_a_set_that_cannot_be_answered_is_not_recorded(opener, monkeypatch):
+    """A sum that there is no memory for, say: else its name would be taken and its machines gone."""
+
+    def full(*arguments):
+        raise MemoryError
+
+    releases = round_of()
+    with monkeypatch.context() as patched:
+        patched.setattr(opening.np, "zeros", full)
+        with pytest.raises(MemoryError):
+            opener.open("s", "1", releases)
+    opener.open("s", "1", releases[:4])
+
+
+def test_two_sessions_know_nothing_of_each_other(opener):
+    for k in (1, 2, 3):
+        for session in ("s", "t"):
+            terms = {"session": session, "terms": ("5" if session == "s" else "6") * 64}
+            opener.open(session, str(k), round_of(release=k, ack=k - 1, **terms))
+
+
+def test_a_helper_that_is_not_in_the_roster_or_under_other_keys_opens_nothing():
+    with pytest.raises(ConfigurationError, match="Expected helper 'center' in the roster"):
+        Opener("center", LEFT, ROSTER, MemoryOpeningRecord())
+    with pytest.raises(ConfigurationError, match="keys of helper 'right' to be those in the roster"):
+        Opener("right", LEFT, ROSTER, MemoryOpeningRecord())
+    half = HelperKey(LEFT.sealing_secret, HelperKey.simulated(SEED, "right").signing_secret)
+    with pytest.raises(ConfigurationError, match="keys of helper 'left' to be those in the roster"):
+        Opener("left", half, ROSTER, MemoryOpeningRecord())
+
+
+def test_a_record_serves_one_helper():
+    record = MemoryOpeningRecord()
+    opener_of(record)
+    opener_of(record)
+    with pytest.raises(OpeningRecordError, match="got another's"):
+        opener_of(record, "right")
+
+
+def test_an_answer_is_signed_with_everything_it_is_about():
+    answer = opener_of(MemoryOpeningRecord()).open("s", "1", round_of())
+    left, right = ROSTER.helpers
+    wrong = [
+        replace(answer, helper="right"),
+        replace(answer, opening="2"),
+        replace(answer, set_digest="0" * 64),
+        replace(answer, total=answer.total + np.uint64(1)),
+        replace(answer, total=answer.total[:-1]),
+        replace(answer, total=answer.total.astype(np.int64)),
+        replace(answer, total=answer.total.reshape(2, -1)),
+        replace(answer, total=None),
+        replace(answer, signature=bytes(64)),
+        replace(answer, signature=None),
+        replace(answer, opening=None),
+    ]
+    assert is_opening(left, "s", answer)
+    assert not any(is_opening(left, "s", one) for one in wrong)
+    assert not is_opening(right, "s", answer)
+    assert not is_opening(replace(right, name="left"), "s", answer)
+    assert not is_opening(left, "t", answer)
+
+
+def test_the_digest_of_a_set_is_that_of_every_byte_in_order():
+    releases = round_of("abc")
+    one = releases[0]
+    others = [
+        ("t", "1", releases),
+        ("s", "2", releases),
+        ("s1", "", releases),
+        ("s", "1", releases[::-1]),
+        ("s", "1", releases[:2]),
+        ("s", "1", [replace(one, header=one.header + b" "), *releases[1:]]),
+        ("s", "1", [replace(one, signature=one.signature[:-1] + b"\x00"), *releases[1:]]),
+        ("s", "1", [replace(one, seals=one.seals[::-1]), *releases[1:]]),
+        ("s", "1", [replace(one, seals=(b"".join(one.seals),)), *releases[1:]]),
+        ("s", "1", [replace(one, seals=(), signature=b"".join(one.seals) + one.signature), *releases[1:]]),
+    ]
+    digests = {set_digest(*other) for other in others} | {set_digest("s", "1", releases)}
+    assert len(digests) == 1 + len(others)
+    assert set_digest("s", "1", releases) == set_digest("s", "1", tuple(releases))
+
+
+# What a helper that is built wrongly would open: each bug by the attacks that it lets through.
+
+
+def let_through(make=lambda: opener_of(MemoryOpeningRecord())):
+    return {name for name, attack in ATTACKS.items() if allowed(make(), attack)}
+
+
+def test_nothing_gets_through():
+    assert let_through() == set()
+
+
+def test_a_helper_that_does_not_look_at_acks_would_be_noticed(monkeypatch):
+    real = opening._check_follows
+
+    def unchecked(header, last):
+        real(replace(header, builds_on="nothing"), last)
+
+    monkeypatch.setattr(opening, "_check_follows", unchecked)
+    assert let_through() == {
+        "P_2 - P_0 after P_1",
+        "P_2 - P_0 of everybody after P_1",
+        "P_3 - P_1 after P_2",
+        "built on what was never opened",
+        "built on something though nothing was opened",
+    }
+
+
+def test_a_helper_that_lets_the_server_say_min_cohort_would_be_noticed(monkeypatch):
+    real = opening.checked_header
+    monkeypatch.setattr(opening, "checked_header", lambda *given: replace(real(*given), min_cohort=1))
+    assert let_through() == {"one machine", "too few", "too few for one of them"}
+
+
+def test_a_helper_that_believes_names_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(masking, "is_signed", lambda *given: True)
+    assert let_through() >= {"a stranger under a known name", "a machine under another's name", "no signature"}
+
+
+def assert_refused_by_the_record_itself(attack):
+    """A record goes forward alone, whoever asks."""
+    with pytest.raises(OpeningRecordError, match="new name, of releases that each come after"):
+        allowed(opener_of(MemoryOpeningRecord()), attack)
+
+
+def test_a_helper_that_does_not_count_releases_would_be_noticed(monkeypatch):
+    def unordered(header, last):
+        return None
+
+    monkeypatch.setattr(opening, "_check_follows", unordered)
+    assert_refused_by_the_record_itself(ATTACKS["a subset under the next name"])
+    monkeypatch.setattr(opening_record, "check_forward", lambda *given: None)
+    assert let_through() >= {"a subset under the next name", "the original after its carry-over"}
+
+
+def test_a_helper_that_knows_sets_by_their_name_alone_would_be_noticed(monkeypatch):
+    """A set opened twice with one machine less: the difference of its two answers is that machine's mask."""
+    real = Opener._record_set
+
+    def by_name(page, name, digest, headers):
+        if page.set_digest(headers[0].session, name) is None:
+            real(page, name, digest, headers)
+
+    monkeypatch.setattr(Opener, "_record_set", staticmethod(by_name))
+    assert let_through() >= {"a subset under the same name", "another order under the same name"}
+    opener, releases = opener_of(MemoryOpeningRecord()), round_of()
+    both = [opener.open("s", "1", part).total for part in (releases, releases[:5])]
+    assert (both[0] - both[1] == mask_of(releases[5], "left")).all()
+
+
+def test_a_helper_that_does_not_look_at_seals_before_it_records_would_be_noticed(monkeypatch):
+    monkeypatch.setattr(Opener, "_seed", lambda *given: bytes(32))
+    assert let_through() == {"stolen seals", "swapped seals", "a seal that does not open"}
+
+
+def test_a_helper_that_remembers_in_memory_would_be_noticed():
+    """Started again, it has forgotten what it opened: P_2 - P_0 beside P_1 is one release by itself."""
+    attack = ATTACKS["P_2 - P_0 of everybody after P_1"]
+    (((_, first),), second) = attack.before, attack.releases
+    opener_of(MemoryOpeningRecord()).open("s", "1", first)
+    opener_of(MemoryOpeningRecord()).open("s", "2", second)
+
+
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.before])
+def test_a_helper_that_was_started_again_refuses_what_it_refused(tmp_path, name):
+    attack, path = ATTACKS[name], tmp_path / "opened.db"
+    SQLiteOpeningRecord.create(path, helper=LEFT.entry("left"))
+    for opened, releases in attack.before:
+        opener_of(SQLiteOpeningRecord(path)).open("s", opened, releases)
+    assert not allowed(opener_of(SQLiteOpeningRecord(path)), replace(attack, before=[]))
+
+
+# Machines, helpers and a server together.
+
+
+def policy(**changes):
+    options = {"trust": "secure-aggregation", "clip_norm": 1.0, "batch_size": 1, "max_participations": 12, "mu": 1.0}
+    return PrivacyPolicy(**{**options, "min_honest": 2, "min_cohort": 3, **changes})
+
+
+class Federation:
+    """Machines with ledgers, helpers with records, and a server that adds up."""
+
+    def __init__(self, roster=ROSTER, *, bound=True, ledgers=None, records=None, **changes):
+        self.roster, self.policy = roster, policy(**changes)
+        self.ledgers = ledgers or {name: MemoryLedger() for name in MACHINES}
+        self.machines = {
+            name: PrivateMachine(
+                self.policy, D, 12, self.ledgers[name], SimulatedKeys(1, name), roster=roster.digest if bound else ""
+            )
+            for name in MACHINES
+        }
+        self.masks = {name: Masking(name, key_of(name), roster) for name in MACHINES}
+        self.helpers = [
+            Opener(name, HelperKey.simulated(SEED, name), roster, record)
+            for name, record in zip(HELPERS, records or [MemoryOpeningRecord(), MemoryOpeningRecord()], strict=True)
+        ]
+        self.acks = dict.fromkeys(MACHINES, 0)
+
+    def release(self, name):
+        rows = np.random.Generator(np.random.Philox(key=ord(name))).normal(size=(12, D))
+        return self.machines[name].release("s", self.acks[name], lambda samples: rows[samples])
+
+    def masked(self, name, release):
+        return self.masks[name].mask(release, "s", self.policy)
+
+    def opened(self, name, masked):
+        total = sum((one.counts for one in masked), np.zeros(D, np.uint64))
+        for helper, entry in zip(self.helpers, self.roster.helpers, strict=True):
+            answer = helper.open("s", name, [one.sealed for one in masked])
+            assert is_opening(entry, "s", answer)
+            total -= answer.total
+        return total.astype(np.int64)
+
+
+@pytest.mark.parametrize("mechanism", ["cancelling", "independent", "tree", "blt"])
+def test_the_sums_are_those_without_masks_to_the_last_bit_whatever_is_lost(mechanism):
+    """Some replies are lost, and in some rounds too few come: nothing is opened and everything is carried over."""
+    federation = Federation(mechanism=mechanism)
+    generator = np.random.Generator(np.random.Philox(key=12))
+    rounds = 0
+    for server_round in range(1, 13):
+        asked = generator.choice(MACHINES, size=5, replace=False)
+        releases = {name: federation.release(name) for name in asked}
+        came = [name for name in asked if generator.random() < 0.7]
+        if len(came) < federation.policy.min_cohort:
+            continue
+        total = federation.opened(str(server_round), [federation.masked(name, releases[name]) for name in came])
+        assert (total == sum(releases[name].counts for name in came)).all()
+        federation.acks |= {name: releases[name].release for name in came}
+        rounds += 1
+    assert 4 <= rounds < 12
+
+
+def test_a_session_does_not_outlive_its_roster():
+    """A helper lost its record, got new keys, and a roster was made with them: it knows nothing of what was opened.
+
+    Machines that went on in the old session would send everything so far to whoever was never acknowledged, and the new
+    helper would open it.
+    """
+    ledgers = {name: MemoryLedger() for name in MACHINES}
+    before = Federation(ledgers=ledgers)
+    before.opened("1", [before.masked(name, before.release(name)) for name in MACHINES])
+    keys = [HelperKey.simulated(SEED, "left"), HelperKey.simulated(99, "right")]
+    roster = Roster(ROSTER.machines, tuple(key.entry(name) for key, name in zip(keys, HELPERS, strict=True)))
+    after = Federation.__new__(Federation)
+    after.acks, after.roster, after.policy = dict.fromkeys(MACHINES, 0), roster, before.policy
+    after.machines = {
+        name: PrivateMachine(before.policy, D, 12, ledgers[name], SimulatedKeys(1, name), roster=roster.digest)
+        for name in MACHINES
+    }
+    with pytest.raises(RefusedError) as refusal:
+        after.release("a")
+    assert refusal.value.code == protocol.POLICY_CHANGED
+
+
+def test_a_session_that_outlived_its_roster_would_be_noticed():
+    """The planted bug, machines that do not know whose roster a session is: one release by itself, P_2 - P_0 - P_1."""
+    ledgers = {name: MemoryLedger() for name in MACHINES}
+    before = Federation(ledgers=ledgers, bound=False)
+    releases = {name: before.release(name) for name in MACHINES}
+    before.opened("1", [before.masked(name, release) for name, release in releases.items()])
+    again = Federation(ledgers=ledgers, bound=False)  # with records that know nothing
+    second = {name: again.release(name) for name in MACHINES}
+    total = again.opened("2", [again.masked(name, release) for name, release in second.items()])
+    assert (total == sum(release.counts for release in second.values())).all()
+    assert all(release.ack == 0 for release in second.values())
+
+
+def test_a_corrupt_machine_cannot_have_anothers_mask_taken_off_twice():
+    """It shows the victim's seals as its own: were they to open, its sum would have the victim's mask twice."""
+    victim = release_of("a")
+    thief = signed(replace(release_of("f"), seals=victim.seals), key_of("f"))
+    with pytest.raises(OpeningRefusedError) as refusal:
+        opener_of(MemoryOpeningRecord()).open("s", "1", [*round_of("bcde"), thief])
+    assert "the seal of machine 'f' does not open" in refusal.value.why
+
+
+def test_an_opening_says_nothing_of_a_single_mask():
+    """All there is of data in an answer is one vector of the sum's length."""
+    answer = opener_of(MemoryOpeningRecord()).open("s", "1", round_of())
+    assert set(vars(answer)) == {"helper", "opening", "set_digest", "total", "signature"}
+    assert isinstance(answer, Opening)
+    assert answer.total.shape == (D,)

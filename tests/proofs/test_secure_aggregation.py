@@ -1,0 +1,270 @@
+"""docs/proofs/secure-aggregation.md, step by step: what the sums of machines' releases tell of one sample, exactly.
+
+In a sum that is opened in round t every machine's noise is new, and a sample stands in the one sum it was first opened
+in: v is a unit vector, and v' S^{-1} v a diagonal entry of the inverse. That is what the enumerations here compute, by
+millions; tests/harness/transcripts.py computes the same from lists of releases and knows nothing of it.
+"""
+
+import math
+from itertools import combinations, combinations_with_replacement, product
+
+import numpy as np
+import pytest
+
+from tests.harness.sums import MECHANISMS, ROUNDING, generator, largest_column, mechanism, random_patterns, stream
+from tests.harness.transcripts import Opened, Stream, Transcript, played, quadratic
+from tests.harness.two_messages import delta_of_two
+
+QUICK = ("cancelling", "sqrt_toeplitz", "tree")
+
+
+def diagonal_of_inverse(covariances):
+    """v' S^{-1} v for the sample of every round; infinite where no sum was opened."""
+    empty = np.diagonal(covariances, axis1=-2, axis2=-1) == 0
+    filled = covariances + empty[..., None] * np.eye(covariances.shape[-1])
+    return np.where(empty, np.inf, np.diagonal(np.linalg.inv(filled), axis1=-2, axis2=-1))
+
+
+def all_cases(name, rounds, machines):
+    """Exact, refined and coarse mu^2 of all samples, for all {not asked, lost, opened} of so many machines.
+
+    Arrays with one row for every choice of patterns and a column for every round; NaN where none was opened.
+    """
+    patterns = list(product(range(3), repeat=rounds))
+    own = np.array([Transcript(stream(name, rounds), played([p])).covariance for p in patterns])
+    opened = np.array(patterns) == 2
+    alone = diagonal_of_inverse(own)
+    chosen = np.array(list(combinations_with_replacement(range(len(patterns)), machines)))  # machines are alike
+    cohort = opened[chosen].sum(axis=1)
+    shown = np.where(cohort > 0, 1.0, np.nan)
+    exact = diagonal_of_inverse(own[chosen].sum(axis=1)) * shown
+    refined = shown / np.where(opened[chosen], 1 / alone[chosen], 0.0).sum(axis=1).clip(1e-300)
+    coarse = shown * largest_column(name, rounds) ** 2 / np.maximum(cohort, 1)
+    return exact, refined, coarse, int(distinct(chosen, opened).sum())
+
+
+def distinct(chosen, opened):
+    """How many machines with other patterns than each other's are opened in each round: their samples are the cases."""
+    first = np.ones(chosen.shape, bool)
+    first[:, 1:] = chosen[:, 1:] != chosen[:, :-1]  # a choice is sorted
+    return (opened[chosen] & first[:, :, None]).sum(axis=1)
+
+
+def holds_everywhere(name, rounds, machines):
+    exact, refined, coarse, cases = all_cases(name, rounds, machines)
+    known = ~np.isnan(exact)
+    assert (exact[known] <= refined[known] * ROUNDING).all()
+    assert (refined[known] <= coarse[known] * ROUNDING).all()
+    return exact[known] / coarse[known], cases
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_pattern_of_three_machines_and_four_rounds_tells_more_than_the_theorem(name):
+    """Every machine in every round not asked, lost or opened: exact <= refined <= coarse, and attained."""
+    ratios, cases = holds_everywhere(name, 4, 3)
+    assert cases == 358_668
+    assert ratios.max() == pytest.approx(1.0) or name == "tree"
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_pattern_of_three_rounds_tells_more_than_the_theorem_whatever_the_mechanism(name):
+    for machines in (1, 2, 3):
+        ratios, _ = holds_everywhere(name, 3, machines)
+        assert ratios.max() == pytest.approx(1.0) or "tree" in name or "paper" in name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_pattern_of_four_machines_and_of_five_rounds_tells_more_than_the_theorem(name):
+    holds_everywhere(name, 4, 3)
+    holds_everywhere(name, 3, 4)
+    holds_everywhere(name, 5, 2)
+
+
+def compared(name, patterns, releases):
+    """Exact, refined and coarse mu^2 of every sample that any machine's releases have, by way of transcripts."""
+    sets = played(patterns, releases)
+    whole = Transcript(stream(name, releases), sets)
+    worst = largest_column(name, releases) ** 2
+    for (machine, _, release), exact in whole.squares.items():
+        (tau,) = np.flatnonzero(whole.change(machine, release))
+        at_tau = np.eye(len(sets))[:, [tau]]
+        others = [member.machine for member in sets[tau]]
+        own = [float(quadratic(whole.covariance_of(other), at_tau)[0]) for other in others]
+        yield exact, 1 / sum(1 / one for one in own), worst / len(others)
+
+
+def random_cases(name, count, **sizes):
+    chance, found = generator(len(name)), 0
+    for _ in range(count):
+        for exact, refined, coarse in compared(name, *random_patterns(chance, **sizes)):
+            assert exact <= refined * ROUNDING <= coarse * ROUNDING**2
+            found += 1
+    return found
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_random_pattern_with_losses_and_caps_tells_more_than_the_theorem(name):
+    assert random_cases(name, 25) > 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_no_pattern_of_many_random_ones_tells_more_than_the_theorem(name):
+    assert random_cases(name, 1500, most_machines=7, most_rounds=9) > 10_000
+
+
+def test_enumeration_and_transcripts_agree():
+    """Two ways to the same figures: inverses of sums of increments, and lists of releases."""
+    exact, refined, coarse, _ = all_cases("blt", 3, 2)
+    patterns = list(combinations_with_replacement(product(range(3), repeat=3), 2))
+    for number in range(0, len(patterns), 7):
+        expected = {(round(a, 9), round(b, 9), round(c, 9)) for a, b, c in compared("blt", patterns[number], 3)}
+        rows = zip(exact[number], refined[number], coarse[number], strict=True)
+        assert expected == {tuple(round(float(x), 9) for x in row) for row in rows if not np.isnan(row[0])}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_sample_enters_the_sums_once_and_stays(name):
+    """Q_t, all that was opened so far, moves by 1[t >= tau]: what was lost is carried over, never sent twice."""
+    chance = generator(4)
+    for _ in range(20):
+        patterns, releases = random_patterns(chance)
+        whole = Transcript(stream(name, releases), played(patterns, releases))
+        for machine, session, release in whole.squares:
+            in_total = np.cumsum(whole.change(machine, release, session))
+            assert set(in_total) <= {0.0, 1.0}
+            assert (np.diff(in_total) >= 0).all()
+
+
+def test_covariances_that_are_added_up_resist_at_least_as_much_as_their_parts_in_series():
+    """1 / (v' S^+ v) >= sum of 1 / (v' S_i^+ v), for any covariances, of any rank."""
+    chance = generator(5)
+    for _ in range(300):
+        size, count = int(chance.integers(1, 7)), int(chance.integers(1, 5))
+        factors = [chance.normal(size=(size, int(chance.integers(1, size + 1)))) for _ in range(count)]
+        change = factors[0] @ chance.normal(size=(factors[0].shape[1], 1))  # in the range of one of them at least
+        own = [float(quadratic(factor @ factor.T, change)[0]) for factor in factors]
+        together = float(quadratic(sum(factor @ factor.T for factor in factors), change)[0])
+        assert 1 / together >= sum(1 / value for value in own) * (1 - 1e-6)
+        twice = sum(1 / value for value in own) + 1 / own[0]
+        assert count > 1 or 1 / together < twice * (1 - 1e-6), "the planted bug: a machine that is counted twice"
+
+
+def test_machines_with_other_noise_other_mechanisms_and_other_sensitivities_count_for_what_they_are():
+    """mu^2 = Delta_victim^2 / sum over the cohort of (Delta_i / mu_i)^2; h times the victim's own is exceeded."""
+    chance, exceeded = generator(6), 0
+    for _ in range(150):
+        patterns, releases = random_patterns(chance)
+        names = chance.choice(list(MECHANISMS), size=len(patterns))
+        streams = {
+            str(i): Stream(mechanism(name, releases).decoder(), chance.uniform(0.2, 3.0), chance.uniform(0.5, 2.0))
+            for i, name in enumerate(names)
+        }
+        local = {
+            str(i): streams[str(i)].sensitivity * largest_column(name, releases) / streams[str(i)].noise_std
+            for i, name in enumerate(names)
+        }
+        sets = played(patterns, releases)
+        whole = Transcript(streams, sets)
+        for (machine, _, release), exact in whole.squares.items():
+            (tau,) = np.flatnonzero(whole.change(machine, release))
+            weights = [(streams[m.machine].sensitivity / local[m.machine]) ** 2 for m in sets[tau]]
+            assert exact <= streams[machine].sensitivity ** 2 / sum(weights) * ROUNDING
+            exceeded += exact > local[machine] ** 2 / len(weights) * 1.01
+    assert exceeded, "the planted bug: everybody counted as if of the victim's noise"
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_colluders_take_their_own_noise_out_and_only_the_honest_count(name):
+    """min_cohort = h + colluders: h of every sum remain. Counting all machines of it, the planted bug, is exceeded."""
+    chance, honest, colluders = generator(7), 2, 2
+    everybody = [str(i) for i in range(6)]
+    bad = everybody[-colluders:]
+    for _ in range(10):
+        made, last, sets = dict.fromkeys(everybody, 0), dict.fromkeys(everybody, 0), []
+        for _ in range(6):
+            cohort = set(chance.choice(everybody, size=honest + colluders, replace=False))
+            members = []
+            for machine in cohort:
+                made[machine] += 1
+                members.append(Opened(machine, made[machine], last[machine]))
+                last[machine] = made[machine]
+            sets.append(members)
+        worst = Transcript(stream(name, 6), sets, colluders=bad).worst().mu
+        assert worst <= largest_column(name, 6) / math.sqrt(honest) * ROUNDING
+    fixed = played([[2] * 6] * 4)
+    left = Transcript(stream(name, 6), fixed, colluders=["2", "3"]).worst().mu
+    assert left > 1.2 * Transcript(stream(name, 6), fixed).worst().mu
+
+
+def test_seen_by_itself_a_machine_has_its_local_mu_whatever_the_others_do():
+    """Server and all helpers together: every release a set of its own, beside any sums."""
+    chance = generator(8)
+    for name in MECHANISMS:
+        for _ in range(10):
+            patterns, releases = random_patterns(chance)
+            sums = played(patterns, releases)
+            singles = [[member] for members in sums for member in members]
+            worst = Transcript(stream(name, releases), [*sums, *singles]).worst().mu
+            assert worst <= largest_column(name, releases) * ROUNDING
+
+
+def test_sessions_side_by_side_add_in_squares_and_share_no_noise():
+    for name in ("cancelling", "blt"):
+        sets = []
+        for members in played([[2, 2, 1, 2], [2, 0, 2, 2], [1, 2, 2, 2]]):
+            sets += [[member._replace(session=session) for member in members] for session in ("a", "b")]
+        both = Transcript(stream(name, 4), sets)
+        one = Transcript(stream(name, 4), [members for members in sets if members and members[0].session == "a"])
+        for (machine, session, release), square in both.squares.items():
+            assert square == pytest.approx(one.square(machine, release, "a"))
+            assert session in {"a", "b"}
+
+
+# Servers that choose who is in the next sum by what the last ones were.
+
+MACHINES = 4
+COHORTS = [cohort for size in (2, 3, 4) for cohort in combinations(range(MACHINES), size)]
+
+
+def path_squares(path, name="cancelling"):
+    """mu^2 of machine 0's first sample in the first 1, 2, ... sums of a path."""
+    sets = played([[2 if machine in cohort else 0 for cohort in path] for machine in range(MACHINES)])
+    return [Transcript(stream(name, len(path)), sets[:stop]).square("0", 1) for stop in range(1, len(path) + 1)]
+
+
+def conditional_shifts(path, name="cancelling"):
+    """How far the sample moves each sum given those before it, in standard deviations of that sum given them."""
+    sets = played([[2 if machine in cohort else 0 for cohort in path] for machine in range(MACHINES)])
+    whole = Transcript(stream(name, len(path)), sets)
+    return np.linalg.solve(np.linalg.cholesky(whole.covariance), whole.change("0", 1))
+
+
+def test_on_every_path_the_squared_shifts_add_up_to_mu_squared_at_most():
+    """What a further sum adds depends on who was in the sums so far, and on nothing that comes later."""
+    most, largest = 1 / 2, 0.0
+    for path in product(COHORTS, repeat=3):
+        squares, shifts = path_squares(path), conditional_shifts(path)
+        assert np.cumsum(shifts**2) == pytest.approx(squares, abs=1e-9)
+        assert squares[-1] <= most * ROUNDING
+        largest = max(largest, squares[-1])
+    assert largest == pytest.approx(most)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.5])
+def test_a_server_that_chooses_the_second_cohort_by_the_first_sum_is_covered(epsilon):
+    """Exact delta of two rounds: every rule that chooses between three cohorts by two thresholds."""
+    local, worst = 2.0, 0.0
+    starts = path_squares([(0, 1), (0, 1)])
+    first = local * math.sqrt(starts[0])
+    choices = {cohort: path_squares([(0, 1), cohort])[1] - starts[0] for cohort in COHORTS}
+    shifts = sorted({round(local * math.sqrt(max(more, 0.0)), 9) for more in choices.values()})
+    claimed = delta_of_two(0.0, lambda y: np.full_like(y, local / math.sqrt(2)), epsilon)
+    for lengths in product(shifts, repeat=3):
+        chosen = lambda y, lengths=lengths: np.array(lengths)[np.searchsorted([0.0, 1.0], y)]  # noqa: E731
+        worst = max(worst, delta_of_two(first, chosen, epsilon))
+    assert worst <= claimed + 1e-9
+    assert worst > 0.999 * claimed, "attained by the server that stays with the smallest cohort"
+    everybody = delta_of_two(0.0, lambda y: np.full_like(y, local / math.sqrt(MACHINES)), epsilon)
+    assert worst > 1.2 * everybody, "the planted bug: h = all machines that there are"

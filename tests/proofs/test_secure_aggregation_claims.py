@@ -1,0 +1,233 @@
+"""Claims about secure aggregation that are tempting and false, each beside what the sums really tell; and returning
+samples and releases that stand alone, where the theorem says something else.
+
+"Exact" is v' S^+ v of everything that was opened (tests/harness/transcripts.py). Uniform cancelling noise is in units
+in which a machine by itself has mu^2 = K.
+"""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from murmurfl.privacy import make_mechanism
+
+from tests.harness.sums import MECHANISMS, ROUNDING, generator, largest_column, mechanism, random_patterns, stream
+from tests.harness.transcripts import Opened, Stream, Transcript, played
+
+
+def uniform(releases):
+    """P_k has noise z_k: sensitivity and noise_std one each."""
+    return Stream(np.eye(releases))
+
+
+def square(sets, releases, machine="0", release=1):
+    return Transcript(uniform(releases), sets).square(machine, release)
+
+
+def fixed(machines, rounds):
+    return np.full((machines, rounds), 2)
+
+
+def with_acks(releases, honest, ack_of_the_victim):
+    """Everybody in every sum; the victim is told what the server likes, the others the truth."""
+    return [
+        [Opened("0", k, ack_of_the_victim(k)), *(Opened(str(i), k, k - 1) for i in range(1, honest))]
+        for k in range(1, releases + 1)
+    ]
+
+
+def test_the_theorem_is_attained_by_one_cohort_for_all_rounds():
+    assert square(played(fixed(10, 50)), 50) == pytest.approx(50 / 10)
+
+
+def test_the_victims_own_later_releases_are_not_k():
+    """It takes part once, nine others fifty times: what their noise tells of its first sum counts."""
+    patterns = fixed(10, 50)
+    patterns[0, 1:] = 0
+    claim = 1 / 10
+    exact = square(played(patterns), 50)
+    assert exact == pytest.approx(1 / (1 + 9 / 50))
+    assert exact > 8.4 * claim
+    assert exact <= 50 / 10
+
+
+def test_machines_that_ever_took_part_or_whose_noise_is_in_the_total_are_not_h():
+    """Nine others in round 1 only, the victim from round 2 on: their noise never changes, and a difference has none."""
+    patterns = np.zeros((10, 50), int)
+    patterns[1:, 0] = patterns[0, 1:] = 2
+    claim = 50 / 10
+    exact = square(played(patterns), 50)
+    assert exact == pytest.approx(49)
+    assert exact >= 9.79 * claim
+
+
+def test_the_mean_or_a_later_size_of_a_cohort_is_not_h():
+    """Two in the sample's round, ten in the 49 after it."""
+    patterns = fixed(10, 50)
+    patterns[2:, 0] = 0
+    exact = square(played(patterns), 50)
+    assert exact > 1.07 * 50 / 10, "a later size"
+    assert exact > 1.05 * 50 / np.mean((patterns == 2).sum(axis=0)), "the mean size"
+    assert exact <= 50 / 2
+
+
+def test_a_server_that_alone_checks_acknowledgements_may_tell_the_victim_zero_for_ever():
+    """The victim's P_k anew in every sum, beside others' differences, whose noise cancels in the total."""
+    releases, honest = 100, 50
+    exact = square(with_acks(releases, honest, lambda k: 0), releases)
+    assert exact > 46 * releases / honest
+    assert exact <= releases, "its local mu holds all the same"
+    assert square(with_acks(releases, honest, lambda k: k - 1), releases) == pytest.approx(releases / honest)
+
+
+def test_a_late_original_and_its_carry_over_may_not_both_be_opened():
+    releases, honest = 2, 10
+    exact = square(with_acks(releases, honest, lambda k: 0), releases)
+    assert exact > 2.1 * releases / honest
+
+
+def test_a_cumulative_release_that_passes_for_one_that_stands_alone_breaks_the_guarantee():
+    """Helpers check no acknowledgement where releases build on nothing: P_k - P_0 must not pass for one of those."""
+    alone = Stream.of_mechanism("independent", 100)
+    single = [[Opened(str(i), k, k - 1) for i in range(50)] for k in range(1, 101)]
+    assert Transcript(alone, single).worst().mu ** 2 == pytest.approx(1 / 50)
+    passed = square(with_acks(100, 50, lambda k: 0), 100)
+    assert passed > 46 * square(played(fixed(50, 100)), 100)
+
+
+def test_a_set_may_not_be_opened_again_with_one_machine_less():
+    """In the same round, or in the next with the same release."""
+    cohort = [Opened(str(i), 1, 0) for i in range(10)]
+    assert square([cohort], 10) == pytest.approx(1 / 10)
+    assert square([cohort, cohort[1:]], 10) == pytest.approx(1.0), "the victim by itself"
+
+
+def test_two_releases_of_one_machine_in_a_sum_are_one_machine():
+    """Ten releases, all the victim's: a cohort of one."""
+    sets = [[Opened("0", k, 0) for k in range(1, 11)]]
+    assert square(sets, 10) == pytest.approx(10.0), "P_1 + ... + P_10 has the sample ten times, and noise of 10"
+
+
+@pytest.mark.parametrize("attack", ["P_2 - P_0 after P_1", "a release of a lost chain"])
+def test_sums_that_are_not_built_on_what_was_opened_exceed_the_theorem(attack):
+    """The planted bug of a helper that does not look at acks, for the shortest of all attacks."""
+    second = 0 if attack.startswith("P_2") else 1
+    sets = with_acks(10, 10, lambda k: k - 1)
+    sets[2 - second] = [Opened("0", 3 - second, 0), *sets[2 - second][1:]]
+    assert square(sets, 10) > 1.2 * 10 / 10
+
+
+# Samples that return.
+
+
+def returning_cases(name, count, key):
+    """Random patterns, and releases of a machine that a sample of its was in, with the sizes of the sums they were
+    first opened in.
+    """
+    chance = generator(key)
+    for _ in range(count):
+        patterns, releases = random_patterns(chance)
+        whole = Transcript(stream(name, releases), sets := played(patterns, releases))
+        for machine in {machine for machine, _, _ in whole.squares}:
+            shown = sorted(release for owner, _, release in whole.squares if owner == machine)
+            if len(shown) < 2:
+                continue
+            taken = sorted(chance.choice(shown, size=int(chance.integers(2, len(shown) + 1)), replace=False).tolist())
+            sizes = [len(sets[np.flatnonzero(whole.change(machine, release))[0]]) for release in taken]
+            yield whole, machine, taken, sizes, releases
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_returning_sample_costs_no_more_than_its_turns_added_up(name):
+    """(participations) x largest column / sqrt(h), moves of any direction: the triangle inequality."""
+    for whole, machine, taken, sizes, releases in returning_cases(name, 30, 9):
+        column = largest_column(name, releases)
+        exact = whole.returning(machine, taken)
+        assert exact <= sum(column / math.sqrt(size) for size in sizes) * ROUNDING
+        assert exact <= len(taken) * column / math.sqrt(min(sizes)) * ROUNDING
+
+
+def test_the_local_pattern_over_the_root_of_h_is_not_enough_others_own_separations_are_shorter():
+    """Two bands: three turns two releases apart do not overlap. The other machine was asked in these rounds only."""
+    releases, taken = 6, [1, 3, 5]
+    sets = played([[2] * 5, [2, 0, 2, 0, 2]])
+    whole = Transcript(Stream.of_mechanism("banded", releases, bands=2), sets)
+    claim = banded_claim(releases)
+    assert math.sqrt(whole.gram("0", taken).sum()) > 1.06 * claim
+    assert whole.returning("0", taken) <= 3 * whole_column(releases) / math.sqrt(2)
+
+
+def banded_claim(releases):
+    """Local mu of three turns two releases apart, as declared, over sqrt(2)."""
+    local = make_mechanism("banded", releases, bands=2).sensitivity(3, 2, pattern="epochs")
+    return local / math.sqrt(2)
+
+
+def whole_column(releases):
+    return make_mechanism("banded", releases, bands=2).sensitivity()
+
+
+def test_not_even_where_all_machines_are_in_every_sum_if_their_releases_have_other_numbers():
+    """The victim's first four replies are lost: its three turns stand in one sum, which is the other's first."""
+    sets = played([[1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 2, 2]])
+    assert {len(members) for members in sets} == {0, 2}
+    whole = Transcript(Stream.of_mechanism("banded", 6, bands=2), sets)
+    exact = math.sqrt(whole.gram("0", [1, 3, 5]).sum())
+    assert exact > 1.20 * banded_claim(6)
+    assert exact <= 3 * whole_column(6) / math.sqrt(2)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_it_is_enough_where_all_are_in_every_sum_with_the_same_numbers(name):
+    """Then S is h times one machine's covariance."""
+    releases, honest = 6, 3
+    for participations, separation in [(2, 3), (3, 2), (6, 1)]:
+        local = mechanism(name, releases).sensitivity(participations, separation, pattern="epochs")
+        whole = Transcript(stream(name, releases), played(fixed(honest, releases)))
+        for begin in range(1, separation + 1):
+            taken = list(range(begin, releases + 1, separation))[:participations]
+            assert whole.returning("0", taken) <= local / math.sqrt(honest) * ROUNDING
+
+
+def test_releases_that_stand_alone_compose_round_by_round_exactly():
+    """mu^2 = turns / (h tau^2), whoever else is in which sum and whatever was lost: no claim, but equality."""
+    chance = generator(10)
+    for _ in range(50):
+        rounds, machines, honest = 6, 5, 3
+        cohorts = [{0, *chance.choice(range(1, machines), size=honest - 1, replace=False)} for _ in range(rounds)]
+        sets = [[Opened(str(i), k, k - 1) for i in sorted(cohort)] for k, cohort in enumerate(cohorts, start=1)]
+        whole = Transcript(Stream.of_mechanism("independent", rounds), sets)
+        taken = sorted(chance.choice(range(1, rounds + 1), size=int(chance.integers(1, 7)), replace=False).tolist())
+        gram = whole.gram("0", taken)
+        assert gram == pytest.approx(np.eye(len(taken)) / honest)
+        assert whole.returning("0", taken) == pytest.approx(math.sqrt(len(taken) / honest))
+
+
+def test_what_was_lost_of_releases_that_stand_alone_is_never_seen():
+    sets = [[Opened(str(i), 3, 2) for i in range(4)]]
+    whole = Transcript(Stream.of_mechanism("independent", 4), sets)
+    assert [whole.square("0", release) for release in (1, 2, 4)] == [0.0, 0.0, 0.0]
+    assert whole.square("0", 3) == pytest.approx(1 / 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["cancelling", "sqrt_toeplitz", "banded", "blt", "independent"])
+def test_climbing_finds_no_pattern_beyond_the_theorem_or_the_triangle_bound(name):
+    """Thirty climbs of 120 steps each, for one turn and for several."""
+    chance, releases = generator(11), 5
+    for turns in product((1, 3), range(15)):
+        column, taken = largest_column(name, releases), [1, 3, 5][: turns[0]]
+        best, patterns = 0.0, chance.choice(3, size=(4, releases))
+        patterns[0] = 2
+        for _ in range(120):
+            tried = patterns.copy()
+            tried[chance.integers(1, 4), chance.integers(releases)] = chance.integers(3)
+            sets = played(tried)
+            whole = Transcript(stream(name, releases), sets)
+            sizes = [len(sets[release - 1]) for release in taken]
+            ratio = whole.returning("0", taken) / sum(column / math.sqrt(size) for size in sizes)
+            assert ratio <= ROUNDING
+            if ratio >= best:
+                best, patterns = ratio, tried
+        assert best > 0.5

@@ -1,0 +1,256 @@
+"""What a policy states under secure aggregation against what the sums tell exactly; rounding, masks and the modulus."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.privacy import MECHANISMS, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_delta
+from murmurfl.privacy.masking import Masking, add_mask, checked_header, opened_seal
+from murmurfl.privacy.policy import MOST_SUMMED
+from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from scipy.stats import norm
+
+from tests.harness.sums import ROUNDING, generator
+from tests.harness.transcripts import Opened, Stream, Transcript, opened_sets
+
+HONEST, COHORT, K, D = 3, 5, 6, 20
+
+
+def policy(name="cancelling", **changes):
+    options = {
+        "mechanism": name,
+        "trust": "secure-aggregation",
+        "min_honest": HONEST,
+        "min_cohort": COHORT,
+        "mechanism_options": {"bands": 2} if name == "banded" else {},
+    }
+    return PrivacyPolicy(
+        **{"clip_norm": 1.0, "batch_size": 2, "max_participations": K, "mu": 1.5, **options, **changes}
+    )
+
+
+def sums(chance, machines, cohort, rounds, lost=0.0, stands_alone=False):
+    """Rounds of at least ``cohort`` machines of those named; who is asked and lost is carried over."""
+    made, last, sets = dict.fromkeys(machines, 0), dict.fromkeys(machines, 0), []
+    for _ in range(rounds):
+        asked = [name for name in chance.permutation(machines).tolist() if made[name] < K]
+        came = asked[: max(cohort, int(chance.integers(0, len(asked) + 1)))]
+        members = []
+        for name in asked:
+            if name not in came and chance.random() > lost:
+                continue
+            made[name] += 1
+            if name in came and len(came) >= cohort:
+                members.append(Opened(name, made[name], made[name] - 1 if stands_alone else last[name]))
+                last[name] = made[name]
+        sets.append(members)
+    return sets
+
+
+def smallest_honest(sets, colluders):
+    return min(len([one for one in members if one.machine not in colluders]) for members in sets if members)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_stated_mu_covers_every_sample_against_the_server_and_all_colluders_and_is_attained(name):
+    """20 random courses of 8 rounds with losses and two colluders, and the fixed cohort that attains it."""
+    plan, machines = policy(name).plan(D), [str(i) for i in range(8)]
+    colluders = machines[: COHORT - HONEST]
+    chance = generator(1)
+    for _ in range(20):
+        sets = sums(chance, machines, COHORT, 8, lost=0.5)
+        worst = Transcript(Stream.of_plan(plan), sets, colluders).worst().mu
+        assert worst <= plan.mu * ROUNDING
+        assert worst <= plan.mu_local / math.sqrt(max(smallest_honest(sets, colluders), 1)) * ROUNDING
+    fixed = sums(chance, machines[:COHORT], COHORT, K)
+    attained = Transcript(Stream.of_plan(plan), fixed, colluders).worst().mu
+    assert attained > 0.999 * plan.mu or name == "tree"
+    planted = Transcript(Stream.of_plan(plan), fixed, machines[: COHORT - HONEST + 1]).worst().mu
+    assert planted > 1.1 * plan.mu or name == "tree", "one colluder more than was assumed"
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_whatever_happens_the_stated_local_mu_holds_and_is_attained(name):
+    plan = policy(name).plan(D)
+    singles = [[Opened("0", k, k - 1)] for k in range(1, K + 1)]
+    alone = Transcript(Stream.of_plan(plan), singles, colluders=["1", "2"]).worst().mu
+    assert alone <= plan.mu_local * ROUNDING
+    assert alone > 0.999 * plan.mu_local or name == "tree"
+    assert plan.mu_local == pytest.approx(1.5 * math.sqrt(HONEST), rel=1e-3)
+    assert plan.mu == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize(("participations", "separation"), [(2, 3), (3, 2), (6, 1)])
+def test_the_stated_mu_covers_samples_that_return_whoever_else_is_in_the_sums(name, participations, separation):
+    chosen = policy(name, sample_participations=participations, min_separation=separation)
+    plan, machines = chosen.plan(D), [str(i) for i in range(6)]
+    chance, stream = generator(2), Stream.of_plan(chosen.plan(D))
+    for _ in range(10):
+        whole = Transcript(stream, sums(chance, machines, COHORT, 8, lost=0.5), machines[: COHORT - HONEST])
+        for machine in {machine for machine, _, _ in whole.squares}:
+            for begin in range(1, separation + 1):
+                taken = list(range(begin, K + 1, separation))
+                assert whole.returning(machine, taken) <= plan.mu * ROUNDING
+                alone = Transcript(stream, [[Opened("0", k, k - 1)] for k in range(1, K + 1)])
+                assert alone.returning("0", taken) <= plan.mu_local * ROUNDING
+
+
+@pytest.mark.parametrize(("participations", "separation"), [(1, 1), (2, 3), (6, 1)])
+def test_releases_that_stand_alone_are_charged_exactly(participations, separation):
+    chosen = policy(
+        "independent", release_rule="paper", sample_participations=participations, min_separation=separation
+    )
+    assert chosen.builds_on == "nothing"
+    plan, machines = chosen.plan(D), [str(i) for i in range(COHORT)]
+    sets = sums(generator(3), machines, COHORT, K, stands_alone=True)
+    whole = Transcript(Stream.of_plan(plan), sets, machines[HONEST:])
+    taken = list(range(1, K + 1, separation))[:participations]
+    assert whole.returning("0", taken) <= plan.mu * ROUNDING
+    assert whole.returning("0", taken) > 0.999 * plan.mu
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_bookkeeping_of_fewer_releases_covers_what_they_tell_when_their_number_is_fixed(name):
+    for options in ({}, {"sample_participations": 2, "min_separation": 3}):
+        plan, machines = policy(name, **options).plan(D), [str(i) for i in range(COHORT)]
+        for releases in range(1, K + 1):
+            sets = sums(generator(4), machines, COHORT, releases)
+            whole = Transcript(Stream.of_plan(plan), sets, machines[HONEST:])
+            for begin in range(1, min(releases, 3) + 1):
+                taken = [begin, begin + 3] if options and begin + 3 <= releases else [begin]
+                assert whole.returning("0", taken) <= plan.spent_mu(releases) * ROUNDING
+
+
+def test_a_session_of_masked_machines_is_what_its_headers_say_and_tells_no_more_than_mu():
+    """Real machines and masks, a lost reply and a closed round: the sums are opened by taking the keystreams out."""
+    names, chosen = tuple("abcd"), policy(min_honest=2, min_cohort=3)
+    roster = Roster.simulated(1, names, ("h", "i"))
+    machines = {name: PrivateMachine(chosen, D, 2 * K, MemoryLedger(), SimulatedKeys(1, name)) for name in names}
+    masking = {name: Masking(name, MachineKey.simulated(1, name), roster) for name in names}
+    acks, total, headers, made, kept = dict.fromkeys(names, 0), np.zeros(D, np.int64), [], [], {}
+    for cohort in ("abcd", "abc", "ab", "bcd", "acd"):
+        hidden, plain, sealed = np.zeros(D, np.uint64), np.zeros(D, np.int64), []
+        for name in names:
+            release = machines[name].release("s", acks[name], lambda chosen: np.ones((2, D)) / 9)
+            masked = masking[name].mask(release, "s", chosen)
+            header = checked_header(masked.sealed, roster)
+            made.append(header)
+            if name in cohort and len(cohort) >= chosen.min_cohort:
+                hidden += masked.counts
+                plain += release.counts
+                sealed.append((masked.sealed, header))
+                acks[name] = release.release
+        for helper in ("h", "i"):
+            for one, header in sealed:
+                seed = opened_seal(one, header, helper, HelperKey.simulated(1, helper))
+                add_mask(hidden, seed, subtract=True)
+        assert (hidden.astype(np.int64) == plain).all(), "to the last bit, negative counts too"
+        total += plain
+        kept[cohort] = plain
+        headers.append([header for _, header in sealed])
+    sets = opened_sets(headers, made)
+    assert [len(members) for members in sets] == [4, 3, 0, 3, 3]
+    assert [(one.release, one.ack) for one in sets[3]] == [(4, 2), (4, 2), (4, 1)]
+    plan = chosen.plan(D)
+    assert Transcript(Stream.of_plan(plan), sets, colluders=["d"]).worst().mu <= plan.mu * ROUNDING
+
+
+def test_a_mask_of_one_secret_seed_makes_any_counts_equally_likely():
+    """For every sum and every counts there is one keystream between them: what is left is AES-CTR under a fresh key."""
+    chance = generator(5)
+    counts, other = chance.integers(-(2**51), 2**51, size=(2, 50))
+    hidden = counts.astype(np.uint64)
+    add_mask(hidden, bytes(range(32)))
+    needed = hidden - other.astype(np.uint64)
+    assert (other.astype(np.uint64) + needed == hidden).all()
+    halves = np.unpackbits(hidden.view(np.uint8)).mean()
+    assert abs(halves - 0.5) < 5 / (2 * math.sqrt(64 * 50)), "bits of the masked counts: a false alarm in 10^6"
+
+
+def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
+    plan = policy(mu=0.05).plan(D)
+    assert plan.largest_value / plan.grid.spacing < 2.0**52
+    assert MOST_SUMMED * 2**52 <= 2**63
+    largest = np.full(MOST_SUMMED, 2**52 - 1, np.int64)
+    assert int(largest.sum()) == MOST_SUMMED * (2**52 - 1), "no wrap"
+    one_more = int(largest.astype(object).sum()) + 2**53
+    assert one_more > 2**63 - 1
+
+
+def test_the_stated_mu_pays_for_the_normals_of_as_many_machines_as_a_sum_may_have():
+    """The resolution's mu, of 2^11 machines' normals, is in it in squares: noise is a little above ideal normals'."""
+    chosen = policy(mu=0.5)
+    plan = chosen.plan(D)
+    ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std / math.sqrt(HONEST)
+    of_one = 2.0**-51 * math.sqrt(D * K) / (plan.grid.spacing / (plan.noise_std * plan.mechanism.rounded_std()[0]))
+    assert plan.resolution_mu == pytest.approx(of_one * math.sqrt(MOST_SUMMED), rel=1e-6)
+    assert math.hypot(ideal, plan.resolution_mu) <= plan.mu * ROUNDING
+
+
+# Rounded Gaussians: the sum of h of them against the continuous one of their variance.
+
+
+def rounded(sigma):
+    """Probabilities of the counts of a Gaussian of ``sigma`` grid units."""
+    reach = int(14 * sigma) + 3
+    edges = np.arange(-reach, reach + 2) - 0.5
+    return np.diff(norm.cdf(edges / sigma))
+
+
+def excess(one, other, mu):
+    """By how much delta exceeds mu-GDP's, for the worst epsilon."""
+    worst = -math.inf
+    for epsilon in np.linspace(0, 6 * mu + mu * mu, 60):
+        reached = np.maximum(one - math.exp(epsilon) * other, 0).sum()
+        worst = max(worst, float(reached) - gdp_delta(mu, epsilon))
+    return worst
+
+
+def excess_of_a_sum(sigma, machines):
+    whole = np.array([1.0])
+    for _ in range(machines):
+        whole = np.convolve(whole, rounded(sigma))
+    return excess(np.append(0, whole), np.append(whole, 0), 1 / (sigma * math.sqrt(machines)))
+
+
+@pytest.mark.parametrize("machines", [1, 2, 5, 20])
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 0.7, 1.0, 2.0])
+def test_a_sum_of_rounded_gaussians_tells_no_more_than_the_continuous_one_but_for_aliasing(sigma, machines):
+    """A shift of one grid unit. Ours are 2^20 grid units wide, where e^(-pi^2 sigma^2) is zero."""
+    assert excess_of_a_sum(sigma, machines) <= math.exp(-(math.pi**2) * sigma**2) + 1e-9
+
+
+def test_aliasing_is_seen_where_noise_is_a_fifth_of_the_grid():
+    """The planted bug, a grid that is too coarse: the comparison above can fail."""
+    assert excess_of_a_sum(0.2, 5) > 0.05
+
+
+@pytest.mark.parametrize("sigma", [0.7, 1.0, 2.0])
+def test_rounded_rows_that_stay_over_two_rounds_tell_no_more_than_continuous_ones(sigma):
+    """Q_1 = w + z_1 and Q_2 = w + z_2, with w the row of a machine that took part in the first round only."""
+    row = rounded(sigma)
+    size = len(row)
+    joint = np.zeros((2 * size - 1, 2 * size - 1))
+    for shift, chance in enumerate(row):
+        joint[shift : shift + size, shift : shift + size] += chance * np.outer(row, row)
+    one, other = np.zeros(np.add(joint.shape, 1)), np.zeros(np.add(joint.shape, 1))
+    one[1:, 1:], other[:-1, :-1] = joint, joint
+    covariance = sigma**2 * np.array([[2.0, 1.0], [1.0, 2.0]])
+    mu = math.sqrt(float(np.ones(2) @ np.linalg.solve(covariance, np.ones(2))))
+    assert excess(one, other, mu) <= math.exp(-2 * math.pi**2 * sigma**2 / 3) + 1e-9
+
+
+def test_a_sum_of_rounded_gaussians_is_a_rounded_gaussian_and_uniforms():
+    """h - 1 uniforms beside the Gaussian of all of them, rounded once: the same probabilities up to aliasing."""
+    sigma, machines = 0.8, 3
+    whole = rounded(sigma)
+    for _ in range(machines - 1):
+        whole = np.convolve(whole, rounded(sigma))
+    reach, steps = len(whole) // 2, 400
+    offsets = (np.arange(steps) + 0.5) / steps - 0.5
+    two = np.add.outer(offsets, offsets).ravel()  # two uniforms
+    edges = np.arange(-reach, reach + 2) - 0.5
+    below = np.array([norm.cdf((edge - two) / (sigma * math.sqrt(machines))).mean() for edge in edges])
+    assert np.abs(whole - np.diff(below)).max() < 6 * math.exp(-(math.pi**2) * sigma**2)
+    assert np.abs(whole - np.diff(norm.cdf(edges / (sigma * math.sqrt(machines))))).max() > 0.001, "uniforms count"

@@ -1,0 +1,306 @@
+"""Trainings under masks: the model is that of the same releases without masks, to the last bit, whatever gets lost."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+from murmurfl.clients import NoisySGDClient, OnlineClient
+from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol
+from murmurfl.strategies import (
+    CorrelatedFedAvg,
+    DelayedMomentum,
+    HelperUnavailableError,
+    Mu2,
+    NodesUnavailableError,
+    NoisySGD,
+    OnlineFedSGD,
+    SecureAggregation,
+    ShuffledAvg,
+    TrustedMu2,
+)
+
+from tests.harness.grid import NodesGrid, reply_is_lost
+from tests.harness.machines import normal_samples
+from tests.harness.secure import HELPERS, DirectCohort, Machines, SecureGrid, state_bytes
+
+SHAPES = [(2, 3), (4,)]
+D = 10
+START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
+ROUNDS = 8
+ONE_POINT = {"kind": OnlineClient, "options": {"learning_rate": 0.1}, "clip_unit": "update"}
+
+
+def some(name, samples=30):
+    return normal_samples(name, samples, D) / 4
+
+
+def machines(**changes):
+    return Machines(some, SHAPES, **changes)
+
+
+def build(kind=Mu2, *, secure=None, **options):
+    common = {"num_clients": 6, "clients_per_round": 4, "learning_rate": 0.05, "seed": 1, "session": "s"}
+    own = {OnlineFedSGD: {"local_steps": 1}}.get(kind, {})
+    if secure is not None:
+        secure = SecureAggregation(**{"min_cohort": 3, **secure})
+    return kind(**{**common, **own, "node_deadline_s": 0.05, **options}, secure_aggregation=secure)
+
+
+def trained(strategy, grid, rounds=ROUNDS):
+    strategy.start(grid, START, num_rounds=rounds)
+    return strategy
+
+
+class Plain(NodesGrid):
+    """The same releases without masks; what comes back of rounds that are ``closed`` elsewhere is lost here."""
+
+    closed = ()
+    rounds = 0
+
+    def tamper(self, replies):
+        if replies and protocol.METRICS not in replies[0].content:  # answers to a query
+            return replies
+        self.rounds += 1
+        return [] if self.rounds in self.closed else replies
+
+
+def plain_run(strategy=Mu2, *, lost=0.0, seed=2, closed=(), **changes):
+    grid = Plain(machines(masked=False, **changes).app, 6, lost=lost, seed=seed)
+    grid.closed = closed
+    return trained(build(strategy), grid)
+
+
+def closed_rounds(strategy):
+    return [report.server_round for report in strategy.history if report.closed]
+
+
+def same(strategy, plain):
+    """Whether two trainings ended in the same state, to the last bit."""
+    return state_bytes(strategy) == state_bytes(plain) and strategy.acks == plain.acks
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_the_model_is_that_of_the_same_releases_without_masks_to_the_last_bit(mechanism, lost):
+    changes = {**ONE_POINT, "mechanism": mechanism}
+    strategy = trained(build(OnlineFedSGD, secure={}), SecureGrid(machines(**changes), lost=lost))
+    assert same(strategy, plain_run(OnlineFedSGD, lost=lost, closed=closed_rounds(strategy), **changes))
+    assert np.linalg.norm(strategy.state.x) > 0
+    assert sum(report.lost for report in strategy.history) > 0 or not lost
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Mu2, {}),
+        (Mu2, {"different": {str(i): {"min_cohort": 2 + i % 3} for i in range(6)}}),
+        (NoisySGD, {"kind": NoisySGDClient, "mechanism": "independent"}),
+        (NoisySGD, {"kind": NoisySGDClient, "mechanism": "independent", "release_rule": "paper"}),
+        (CorrelatedFedAvg, {}),
+    ],
+)
+def test_every_strategy_makes_the_same_steps_of_masked_sums(kind, changes):
+    """Also where machines insist on different cohorts, and where releases are built on nothing."""
+    strategy = trained(build(kind, secure={}), SecureGrid(machines(**as_asked(kind, changes)), lost=0.1))
+    changes = as_asked(kind, changes)
+    assert same(strategy, plain_run(kind, lost=0.1, closed=closed_rounds(strategy), **changes))
+    assert sum(report.aggregated for report in strategy.history) >= 9
+
+
+def as_asked(kind, changes):
+    """Federated averaging sends one point, so its machines here are online learning's."""
+    return {**ONE_POINT, **changes} if kind is CorrelatedFedAvg else changes
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_machines_that_are_asked_without_messages_give_the_same_model(lost):
+    """The cohort engine leaves the masks out; it closes the same rounds."""
+    strategy = trained(build(secure={}), SecureGrid(machines(), lost=lost))
+    direct = DirectCohort(machines(), lost=lambda server_round, name: reply_is_lost(lost, 2, server_round, name))
+    cohort = trained(build(secure={}), direct)
+    assert same(strategy, cohort)
+    assert strategy.history == cohort.history
+    assert strategy.participation == cohort.participation
+    assert any(report.closed for report in cohort.history) == (lost > 0)
+
+
+def late(held):
+    """Replies of the first machine that come a round late, beside the next ones."""
+
+    def tamper(replies):
+        before, held[:] = list(held), replies[:1]
+        return [*replies[1:], *before]
+
+    return tamper
+
+
+def twice(replies):
+    return [*replies, *replies]
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_late_originals_and_duplicates_count_once_under_masks_as_without(delay):
+    runs = []
+    for masked in (True, False):
+        made = machines(masked=masked)
+        grid = SecureGrid(made) if masked else NodesGrid(made.app, 6)
+        grid.tamper = late([]) if delay else twice
+        runs.append(trained(build(clients_per_round=6, secure={} if masked else None), grid))
+    assert same(*runs)
+    assert runs[0].history == runs[1].history
+    assert sum(report.late for report in runs[0].history) > 0 or delay
+
+
+def test_a_round_with_too_few_releases_is_closed_and_carried_over():
+    grid = SecureGrid(machines())
+    grid.tamper = lambda replies: replies[:2] if grid.rounds.append(1) or len(grid.rounds) in (2, 3) else replies
+    grid.rounds = []
+    strategy = trained(build(clients_per_round=6, secure={}), grid)
+    closed = [report for report in strategy.history if report.closed]
+    assert [report.server_round for report in closed] == [2, 3]
+    assert {report.closed for report in closed} == {"2 of at least 3 releases"}
+    assert [(report.aggregated, report.unopened, report.lost) for report in closed] == [(0, 2, 4)] * 2
+    assert closed[0].metrics["unopened"] == 2
+    assert len([one for one in grid.asked if one[0] == "open"]) == 2 * (ROUNDS - 2), "nobody was asked to open them"
+    # Nothing of them is missing in the end: the sum is that of a training in which nothing was lost.
+    whole = trained(build(clients_per_round=6), NodesGrid(machines(masked=False).app, 6))
+    assert (strategy.state.release_sum == whole.state.release_sum).all()
+
+
+def test_the_most_careful_machine_decides_how_many_there_must_be():
+    grid = SecureGrid(machines(different={"0": {"min_cohort": 5}}))
+    strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=2)
+    assert [report.closed for report in strategy.history] == ["", ""]
+    grid = SecureGrid(machines(different={"0": {"min_cohort": 5}}))
+    grid.tamper = lambda replies: replies[:4]
+    strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=2)
+    assert {report.closed for report in strategy.history} == {"4 of at least 5 releases"}
+    assert not [one for one in grid.asked if one[0] == "open"]
+
+
+def test_nobody_is_acknowledged_before_the_sum_is_open():
+    grid, strategy = SecureGrid(machines()), build(clients_per_round=6, secure={})
+    seen = []
+    grid.watch = lambda kind, helper, message: seen.append(dict(strategy.acks)) if kind == "open" else message
+    with pytest.raises(HelperUnavailableError):
+        trained(strategy, grid)
+    assert seen
+    assert not any(seen)
+    assert strategy.acks == {}
+
+
+def test_configure_and_aggregate_by_hand_open_sums_as_well():
+    grid, strategy = SecureGrid(machines()), build(secure={})
+    for server_round in (1, 2, 3):
+        messages = strategy.configure_train(server_round, START, ConfigRecord(), grid)
+        arrays, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
+        assert metrics["aggregated"] == 4
+    plain = build()
+    plain.start(NodesGrid(machines(masked=False).app, 6), START, num_rounds=3)
+    assert same(strategy, plain)
+    assert (arrays["0"].numpy().ravel() == plain.state.x[:6]).all()
+
+
+def test_helpers_are_not_machines():
+    """Not to a strategy that knows of them, and not to one that does not."""
+    for strategy in (build(secure={}), build()):
+        masked = strategy.secure_aggregation is not None
+        grid = SecureGrid(machines(masked=masked))
+        trained(strategy, grid, rounds=2)
+        assert strategy.machines.names == [str(i) for i in range(6)]
+        assert sorted(strategy.machines.helpers()) == list(HELPERS)
+        assert sorted(strategy.ask_privacy(grid)) == [str(i) for i in range(6)]
+
+
+def test_a_missing_helper_is_waited_for_and_named_as_such():
+    grid = SecureGrid(machines())
+    grid.down = {"helper-1"}
+    with pytest.raises(NodesUnavailableError, match=r"Expected 2 helpers within 0\.05 s, got 1 \('helper-0'\)"):
+        trained(build(secure={}), grid)
+    strategy = build(secure={}, node_deadline_s=30.0)
+    strategy.machines._sleep = lambda seconds: grid.down.clear()
+    trained(strategy, grid, rounds=2)
+    assert [report.aggregated for report in strategy.history] == [4, 4]
+
+
+def test_a_real_node_may_not_be_helper_and_machine():
+    class Both(SecureGrid):
+        def handle(self, message, identifier):
+            reply = super().handle(message, identifier)
+            if message.metadata.dst_node_id == self.first_helper and reply is not None:
+                reply.content["config"]["machines"] = "7"
+            return reply
+
+    with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
+        trained(build(secure={}), Both(machines()))
+    strategy = build(secure={})
+    strategy.machines.several_on_a_node = True
+    trained(strategy, Both(machines()), rounds=1)
+    assert strategy.history[0].aggregated == 4
+
+
+class Hosted(SecureGrid):
+    """Both helpers on one node, as a simulation may have it, which is never asked two things at once."""
+
+    def __init__(self, machines):
+        super().__init__(machines)
+        self.inside = list(self.openers.values())
+        del self.openers[self.first_helper + 1]
+        self.waiting = 0
+
+    def handle(self, message, identifier):
+        if message.metadata.dst_node_id != self.first_helper:
+            return super().handle(message, identifier)
+        config = message.content["config"]
+        helper = config.get("helper")
+        self.openers[self.first_helper] = next((one for one in self.inside if one.name == helper), self.inside[0])
+        reply = super().handle(message, identifier)
+        if "helpers" in reply.content["config"]:
+            reply.content["config"]["helpers"] = [one.name for one in self.inside]
+            reply.content["config"]["machines"] = []
+        return reply
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        assert len(set(nodes)) == len(nodes)
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+def test_in_a_simulation_helpers_may_share_a_node():
+    strategy = build(secure={})
+    strategy.machines.several_on_a_node = True
+    trained(strategy, Hosted(machines()))
+    assert same(strategy, plain_run())
+
+
+def test_impossible_options_are_refused():
+    for wrong in ({"min_cohort": 0}, {"min_cohort": True}, {"min_cohort": 3, "helpers": 0}, {"min_cohort": 2**11 + 1}):
+        with pytest.raises(ConfigurationError, match=r"Expected (min_cohort|helpers) to be an integer >= 1"):
+            SecureAggregation(**wrong)
+    with pytest.raises(ConfigurationError, match="patience"):
+        SecureAggregation(3, patience=0)
+    with pytest.raises(ConfigurationError, match="Expected roster to be a digest of 64"):
+        SecureAggregation(3, roster="abc")
+    with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 4, got 5"):
+        build(secure={"min_cohort": 5})
+
+
+def test_strategies_that_need_more_than_sums_refuse_it():
+    secure = SecureAggregation(2)
+    policy = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
+    common = {"num_clients": 4, "clients_per_round": 4, "learning_rate": 0.1, "secure_aggregation": secure}
+    for make in (
+        lambda: TrustedMu2(**common, policy=policy, num_rounds=3, noise_keys=SimulatedKeys(1, "server")),
+        lambda: DelayedMomentum(**common),
+        lambda: ShuffledAvg(**common, steps_per_epoch=1),
+    ):
+        with pytest.raises(ConfigurationError, match="Expected no secure_aggregation for"):
+            make()
+
+
+def test_releases_without_masks_are_malformed():
+    strategy = trained(build(secure={}), SecureGrid(machines(masked=False)), rounds=1)
+    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (4, 0)
+    assert strategy.history[0].closed == "0 of at least 3 releases"
+    plain = trained(build(), SecureGrid(machines()), rounds=1)
+    assert plain.history[0].malformed == 4, "nor can masked ones be added up as numbers"

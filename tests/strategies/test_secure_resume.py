@@ -1,0 +1,416 @@
+"""A server that is killed, and helpers that are down, before, while and after a sum is opened."""
+
+import numpy as np
+import pytest
+from flwr.app import Array
+from murmurfl.privacy import protocol
+from murmurfl.strategies import (
+    CheckpointError,
+    HelpersDisagreeError,
+    HelperUnavailableError,
+    Mu2,
+    NodesUnavailableError,
+    OpeningError,
+    SecureAggregation,
+    WrongSumError,
+    rounds,
+)
+
+from tests.harness.grid import NodesGrid
+from tests.harness.secure import HELPERS, Machines, SecureGrid, refusal, state_bytes
+from tests.strategies.test_secure_aggregation import (
+    SHAPES,
+    START,
+    build,
+    closed_rounds,
+    machines,
+    plain_run,
+    same,
+    some,
+    trained,
+)
+
+ROUND = 3
+"""In which things go wrong."""
+
+
+class Killed(BaseException):
+    """What a kill -9 is to a test."""
+
+
+def killed(*_):
+    raise Killed
+
+
+def in_round(grid, kind, helper, act, server_round=ROUND):
+    """Have ``act`` in the place of what a helper is handed or answers (``kind`` "asked" or "answers") in one round."""
+    before = grid.watch if kind == "asked" else grid.seen
+
+    def hook(what, name, message):
+        message = before(what, name, message)
+        here = message is not None and not message.has_error() and what == "open" and name == helper
+        if here and message.content["config"][protocol.OPENING] == str(server_round):
+            return act(message)
+        return message
+
+    if kind == "asked":
+        grid.watch = hook
+    else:
+        grid.seen = hook
+
+
+def kill_at_saving(point, monkeypatch):
+    """Kill the server when it writes its checkpoint in the round: before or after the file is there."""
+    real = rounds.save_checkpoint
+
+    def save(path, settings, state):
+        here = state["server_round"] == ROUND - 1 and state["held"] is not None
+        last = state["server_round"] == ROUND and state["held"] is None
+        if point == "before the round is saved" and last:
+            raise Killed
+        real(path, settings, state)
+        if (point == "after the set is saved" and here) or (point == "after the round is saved" and last):
+            raise Killed
+
+    monkeypatch.setattr(rounds, "save_checkpoint", save)
+
+
+def kill_at_helper(point, grid):
+    """Kill the server while helpers are at work in the round."""
+    kind = "asked" if point == "before anybody is asked" else "answers"
+    helper = HELPERS[1] if point == "after the second has opened" else HELPERS[0]
+    in_round(grid, kind, helper, killed)
+
+
+AT_SAVING = ("after the set is saved", "before the round is saved", "after the round is saved")
+AT_HELPERS = ("before anybody is asked", "after one has opened", "after the second has opened")
+
+
+@pytest.mark.parametrize("point", [*AT_SAVING, *AT_HELPERS])
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point, lost, tmp_path, monkeypatch):
+    made = machines()
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(made, lost=lost, seed=5)
+    with monkeypatch.context() as patch:
+        if point in AT_SAVING:
+            kill_at_saving(point, patch)
+        else:
+            kill_at_helper(point, grid)
+        with pytest.raises(Killed):
+            trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.watch = grid.seen = lambda kind, helper, message: message
+    resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
+    others = machines()
+    whole = trained(build(secure={}), SecureGrid(others, lost=lost, seed=5))
+    assert same(resumed, whole)
+    assert resumed.history == whole.history
+    assert resumed.participation == whole.participation
+    assert same(resumed, plain_run(lost=lost, seed=5, closed=closed_rounds(resumed)))
+    assert resumed.history[ROUND - 1].aggregated >= 3
+    for name in resumed.machines.names:
+        made_by = [one.client(name).statement("s")["releases"] for one in (made, others)]
+        assert made_by[0] == made_by[1], "nobody was asked for a release twice"
+
+
+def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_helper(tmp_path, monkeypatch):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    with monkeypatch.context() as patch:
+        real = rounds.save_checkpoint
+
+        def save(path, settings, state):
+            if state["server_round"] == ROUND - 1 and state["held"] is not None:
+                raise Killed
+            real(path, settings, state)
+
+        patch.setattr(rounds, "save_checkpoint", save)
+        with pytest.raises(Killed):
+            trained(build(secure={}, checkpoint=checkpoint), grid)
+    assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUND - 1)
+    resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
+    assert [report.aggregated for report in resumed.history] == [4] * 8
+    assert not closed_rounds(resumed)
+
+
+def test_a_bug_that_saves_the_set_too_late_is_seen(tmp_path, monkeypatch):
+    """The planted bug: a checkpoint that does not hold the set, and a server that is killed once one has opened it."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    real = rounds.save_checkpoint
+    monkeypatch.setattr(
+        rounds,
+        "save_checkpoint",
+        lambda path, settings, state: None if state["held"] is not None else real(path, settings, state),
+    )
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.seen = lambda kind, helper, message: message
+    with pytest.raises(HelpersDisagreeError, match=r"round 3, got a refusal of helper 'helper-0' after another"):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+
+
+@pytest.mark.parametrize("rounds_down", [1, 2])
+def test_a_helper_that_is_down_before_a_set_is_opened_costs_rounds_and_no_release(rounds_down):
+    grid = SecureGrid(machines())
+    seen = []
+
+    def leave(replies):
+        if replies and protocol.METRICS in replies[0].content:
+            seen.append(1)
+            away = ROUND <= len(seen) < ROUND + rounds_down
+            grid.down = {"helper-1"} if away else set()
+        return replies
+
+    grid.tamper = leave
+    strategy = trained(build(secure={}), grid)
+    assert closed_rounds(strategy) == list(range(ROUND, ROUND + rounds_down))
+    report = strategy.history[ROUND - 1]
+    assert (report.closed, report.unopened, report.aggregated) == ("helper 'helper-1' does not answer", 4, 0)
+    assert same(strategy, plain_run(closed=closed_rounds(strategy)))
+    assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (8 - rounds_down), "nobody was asked to open them"
+
+
+def test_a_helper_that_stays_away_ends_the_run_with_its_name_and_the_run_can_be_resumed(tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    strategy = build(secure={}, checkpoint=checkpoint)
+    strategy._on_round = lambda report, _: grid.down.add("helper-1") if report.server_round == 2 else None
+    with pytest.raises(
+        HelperUnavailableError, match=r"in 3 rounds in a row, the last of them round 5, helper 'helper-1"
+    ):
+        trained(strategy, grid)
+    assert closed_rounds(strategy) == [3, 4]
+    grid.down.clear()
+    resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
+    assert closed_rounds(resumed) == [3, 4], "the set of the last round was kept, and is opened now"
+    assert same(resumed, plain_run(closed=[3, 4]))
+
+
+@pytest.mark.parametrize("when", ["asked", "answers"])
+@pytest.mark.parametrize("helper", HELPERS)
+def test_a_helper_that_fails_once_others_may_have_opened_is_asked_for_the_same_set_again(when, helper):
+    grid = SecureGrid(machines())
+    failures = iter([None, None if when == "asked" else refusal(helper, protocol.LEDGER_UNUSABLE)])
+
+    def fail(message):
+        return next(failures, message)
+
+    in_round(grid, when, helper, fail)
+    strategy = trained(build(secure={}), grid)
+    assert not closed_rounds(strategy)
+    assert same(strategy, plain_run())
+
+
+@pytest.mark.parametrize("when", ["asked", "answers"])
+def test_a_helper_that_does_not_open_what_others_have_ends_the_run_and_the_set_waits(when, tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, when, HELPERS[1], lambda message: None)
+    strategy = build(secure={"patience": 2}, checkpoint=checkpoint)
+    with pytest.raises(HelperUnavailableError, match=r"round 3, asked 2 times, but helper 'helper-1' does not answer"):
+        trained(strategy, grid)
+    assert len(strategy.history) == 2, "no round begins before that"
+    before = len(grid.asked)
+    with pytest.raises(HelperUnavailableError):
+        trained(build(secure={"patience": 2}, checkpoint=checkpoint), grid)
+    assert len(grid.asked) > before
+    grid.watch = grid.seen = lambda kind, helper, message: message
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+
+
+def test_a_set_that_all_helpers_refuse_closes_the_round():
+    grid = SecureGrid(machines())
+    # They are shown a set under a name that is no name, which they refuse by themselves.
+    for helper in HELPERS:
+        in_round(grid, "asked", helper, entry(protocol.OPENING, "?"))
+    strategy = trained(build(secure={}), grid)
+    assert closed_rounds(strategy) == [ROUND]
+    assert strategy.history[ROUND - 1].closed == "refused by helper 'helper-0' and helper 'helper-1'"
+    assert same(strategy, plain_run(closed=[ROUND]))
+
+
+def test_a_helper_that_refuses_what_another_has_opened_ends_the_run(tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]))
+    with pytest.raises(HelpersDisagreeError, match="refusal of helper 'helper-1' after another has opened it"):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.seen = lambda kind, helper, message: message
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run()), "the checkpoint held the set"
+
+
+def offset(by):
+    """A helper's answer with another total, signed all the same: by a helper that lies."""
+
+    def change(grid):
+        opener = grid.openers[SecureGrid.first_helper]
+        real = opener.open
+
+        def lie(session, opening, releases):
+            from dataclasses import replace
+
+            from murmurfl.privacy.opening import _signed
+
+            true = real(session, opening, releases)
+            total = true.total + by(true.total.shape)
+            signed = _signed(opener.name, session, opening, true.set_digest, total)
+            return replace(true, total=total, signature=opener._key.sign(signed))
+
+        opener.open = lie
+        return lambda: setattr(opener, "open", real)
+
+    return change
+
+
+def test_a_wrong_sum_ends_the_run_and_leaves_the_checkpoint_as_it_was(tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    generator = np.random.Generator(np.random.Philox(key=3))
+    truth = offset(lambda shape: generator.integers(0, 2**64, size=shape, dtype=np.uint64))(grid)
+    for _ in range(2):
+        strategy = build(secure={}, checkpoint=checkpoint)
+        with pytest.raises(WrongSumError, match=r"sum of 4 releases of round 1 .*a helper \(helper-0, helper-1\) or a"):
+            trained(strategy, grid)
+        assert strategy.history == []
+        assert (strategy.state.x == 0).all()
+    truth()
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+
+
+def test_the_largest_value_of_a_release_bounds_what_a_sum_can_be():
+    """Of a lie that stays within what honest releases could add up to, nobody can know: that is said, and true."""
+    plan = machines().client("0").machine.plan
+    for factor, caught in ((9.0, True), (0.5, False)):
+        grid = SecureGrid(machines())
+        counts = np.uint64(factor * plan.largest_value / plan.grid.spacing)
+        offset(lambda shape, counts=counts: np.full(shape, counts))(grid)
+        strategy = build(secure={}, largest_value=plan.largest_value)
+        if caught:
+            with pytest.raises(WrongSumError):
+                trained(strategy, grid, rounds=1)
+        else:
+            assert not same(trained(strategy, grid, rounds=1), plain_run())
+    grid = SecureGrid(machines())
+    offset(lambda shape: np.full(shape, np.uint64(1 << 55)))(grid)
+    with pytest.raises(WrongSumError):
+        trained(build(secure={}), grid, rounds=1)
+
+
+def changed_total(reply):
+    reply.content["arrays"]["total"] = Array(reply.content["arrays"]["total"].numpy() + np.uint64(1))
+    return reply
+
+
+def shorter_total(reply):
+    reply.content["arrays"]["total"] = Array(reply.content["arrays"]["total"].numpy()[1:])
+    return reply
+
+
+def entry(key, value):
+    def change(reply):
+        reply.content["config"][key] = value
+        return reply
+
+    return change
+
+
+def no_arrays(reply):
+    del reply.content["arrays"]
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed_total, "not signed with its key in the roster"),
+        (entry(protocol.SIGNATURE, bytes(64)), "not signed with its key in the roster"),
+        (entry(protocol.SIGNATURE, 7), "does not understand"),
+        (shorter_total, "does not understand"),
+        (no_arrays, "does not understand"),
+        (entry(protocol.HELPER, HELPERS[1]), "about another set"),
+        (entry(protocol.OPENING, "77"), "about another set"),
+        (entry(protocol.SET_DIGEST, "0" * 64), "about another set"),
+    ],
+)
+def test_only_what_the_helper_signed_for_this_very_set_is_an_answer(change, said, tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "answers", HELPERS[0], change)
+    with pytest.raises(HelperUnavailableError, match=rf"helper 'helper-0' gives an answer.*{said}"):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.seen = lambda kind, helper, message: message
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+
+
+def test_the_answer_of_an_earlier_set_does_not_pass_for_that_of_a_later_one():
+    grid, kept = SecureGrid(machines()), []
+
+    def replay(kind, helper, reply):
+        if kind == "open" and helper == HELPERS[0]:
+            kept.append(reply)
+            return kept[0]
+        return reply
+
+    grid.seen = replay
+    strategy = build(secure={})
+    with pytest.raises(HelperUnavailableError, match="about another set"):
+        trained(strategy, grid)
+    assert len(strategy.history) == 1
+
+
+def test_a_checkpoint_with_a_set_in_it_that_was_damaged_is_refused(tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "asked", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    whole = checkpoint.read_bytes()
+    for position in range(0, len(whole), len(whole) // 40):
+        checkpoint.write_bytes(whole[:position] + bytes([whole[position] ^ 64]) + whole[position + 1 :])
+        try:
+            trained(build(secure={}, checkpoint=checkpoint), SecureGrid(machines()), rounds=2)
+        except (CheckpointError, OpeningError, NodesUnavailableError):
+            continue
+
+
+def test_a_checkpoint_of_other_terms_is_refused_and_patience_is_none_of_them(tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    trained(build(secure={}, checkpoint=checkpoint), grid, rounds=2)
+    for other in ({"min_cohort": 2}, {"helpers": 3}, {"roster": "0" * 64}):
+        with pytest.raises(CheckpointError, match="secure_aggregation"):
+            trained(build(secure=other, checkpoint=checkpoint), grid)
+    with pytest.raises(CheckpointError, match="secure_aggregation"):
+        trained(build(checkpoint=checkpoint), grid)
+    trained(build(secure={"patience": 9}, checkpoint=checkpoint), grid, rounds=3)
+
+
+def test_checkpoints_without_secure_aggregation_have_nothing_new_in_them(tmp_path, monkeypatch):
+    written = {}
+    monkeypatch.setattr(rounds, "save_checkpoint", lambda path, settings, state: written.update(settings | state))
+    strategy = build(checkpoint=tmp_path / "checkpoint.npz")
+    trained(strategy, NodesGrid(Machines(some, SHAPES, masked=False).app, 6), rounds=1)
+    assert not {"secure_aggregation", "held", "opened", "held.total"} & set(written)
+    assert list(written["history"][0]) == [
+        "server_round",
+        "asked",
+        "aggregated",
+        "lost",
+        "late",
+        "malformed",
+        "refused",
+    ]
+
+
+def test_a_set_is_saved_as_it_is(tmp_path):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "asked", HELPERS[0], killed, server_round=1)
+    strategy = build(secure={}, checkpoint=checkpoint)
+    with pytest.raises(Killed):
+        trained(strategy, grid)
+    again = Mu2(num_clients=6, clients_per_round=4, learning_rate=0.05, seed=1, session="s", checkpoint=checkpoint,
+                secure_aggregation=SecureAggregation(3))  # fmt: skip
+    again._ensure_state(START)
+    assert again._resume(result()) == 0
+    mine, theirs = vars(strategy._secure.held), vars(again._secure.held)
+    assert (mine.pop("total") == theirs.pop("total")).all()
+    assert mine == theirs
+    assert state_bytes(strategy) == state_bytes(again)
+
+
+def result():
+    from flwr.serverapp.strategy import Result
+
+    return Result()

@@ -1,0 +1,233 @@
+"""Which releases can stand in one sum, so that a broken machine costs its own reply and no sum; helpers and rosters."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.masking import MaskedRelease
+from murmurfl.privacy.opening import Opener
+from murmurfl.privacy.opening_record import MemoryOpeningRecord
+from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
+from murmurfl.strategies.summation import CohortSet, CohortSum, Screen
+
+from tests.harness.secure import HELPERS, SEED, SecureGrid, other_header
+from tests.strategies.test_secure_aggregation import build, closed_rounds, machines, trained
+
+
+def broken(change, **options):
+    """A training of six machines, of which "2" does what ``change`` says to its masked releases."""
+    made = machines(**options)
+    real = made.mask
+
+    def mask(name, release, session):
+        masked = real(name, release, session)
+        return change(masked) if name == "2" else masked
+
+    made.mask = mask
+    grid = SecureGrid(made)
+    return trained(build(clients_per_round=6, secure={}), grid), grid
+
+
+def header(**changes):
+    return lambda masked: other_header(masked, MachineKey.simulated(SEED, "2"), **changes)
+
+
+def sealed(**changes):
+    return lambda masked: replace(masked, sealed=replace(masked.sealed, **changes))
+
+
+def short_seals(masked):
+    return resealed(masked, (masked.sealed.seals[0], masked.sealed.seals[1][:-1]))
+
+
+def reformatted(masked):
+    """The same header, written in another way."""
+    content = json.dumps(json.loads(masked.sealed.header)).encode()
+    return replace(masked, sealed=replace(masked.sealed, header=content))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (sealed(signature=bytes(64)), "signed by a machine of the roster"),
+        (lambda masked: other_header(masked, MachineKey.simulated(SEED, "1")), "signed by a machine of the roster"),
+        (header(machine="5"), "signed by a machine of the roster"),
+        (sealed(header=b"{}"), "the header of a masked release"),
+        (reformatted, "the header of a masked release"),
+        (header(roster="0" * 64), "for this roster and its helpers"),
+        (header(helpers=["helper-0"]), "for this roster and its helpers"),
+        (short_seals, "seal"),
+        (header(session="another"), "of another session"),
+        (header(release=17), "another machine or release"),
+        (header(size=11), "another size"),
+        (header(terms="1" * 64), "its noise has other terms"),
+        (header(spacing=2.0), "its grid has the spacing 2"),
+        (header(spacing=0.3), "power of two"),
+        (header(builds_on="nothing", ack_id="0" * 32), "build on something else"),
+        (header(ack_id="7" * 32), "not built on the last one that was opened"),
+        (header(min_cohort=7), "insists on sums of at least 7 releases, and a round has at most 6"),
+    ],
+)
+def test_a_machine_that_fits_no_sum_is_left_out_with_its_name_and_the_rest_is_opened(change, said, caplog):
+    strategy, _ = broken(change)
+    assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 8
+    assert "2" not in strategy.acks
+    assert "Machine '2' cannot be summed with the others: " in caplog.text
+    assert said in caplog.text
+    assert caplog.text.count("cannot be summed with the others") == 1, "said once, not in every round"
+    # And the sum is that of the others: as if the machine had never answered.
+    silent = SecureGrid(machines())
+    silent.tamper = lambda replies: [reply for reply in replies if reply.metadata.src_node_id != 1002]
+    without = trained(build(clients_per_round=6, secure={}), silent)
+    assert (strategy.state.x == without.state.x).all()
+
+
+def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(monkeypatch):
+    """What the screening is for: without it one machine closes all rounds."""
+    monkeypatch.setattr(Screen, "_problem", lambda *arguments: "")
+    strategy, _ = broken(header(ack_id="7" * 32))
+    assert closed_rounds(strategy) == list(range(1, 9))
+    assert strategy.history[0].closed == "refused by helper 'helper-0' and helper 'helper-1'"
+
+
+def test_what_is_in_a_seal_only_helpers_can_see():
+    """A server cannot: a machine that seals nonsense stops the training. Its helpers' logs name it."""
+    strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), bytes(80))))
+    assert closed_rounds(strategy) == list(range(1, 9))
+    with pytest.raises(HelpersDisagreeError, match="or a machine sealed for it what is no seed"):
+        broken(lambda masked: resealed(masked, (bytes(80), masked.sealed.seals[1])))
+
+
+def resealed(masked, seals):
+    unsigned = replace(masked.sealed, seals=seals, signature=b"")
+    return replace(masked, sealed=replace(unsigned, signature=MachineKey.simulated(SEED, "2").sign(unsigned.signed)))
+
+
+def test_machines_under_two_policies_are_not_summed_and_most_of_them_win(caplog):
+    """Different mu, hence different noise and perhaps another grid."""
+    made = machines(different={"1": {"mu": 1.0}, "4": {"mu": 1.0}})
+    strategy = trained(build(clients_per_round=6, secure={}), SecureGrid(made))
+    assert {(report.aggregated, report.malformed) for report in strategy.history} == {(4, 2)}
+    assert sorted(strategy.acks) == ["0", "2", "3", "5"]
+    for name in ("1", "4"):
+        assert f"Machine '{name}' cannot be summed" in caplog.text
+
+
+def test_what_was_opened_once_decides_and_not_who_answers_today():
+    """Two deviant machines that are the only ones to answer in a round do not become the training's terms."""
+    made = machines(different={"1": {"mu": 1.0, "min_cohort": 2}, "4": {"mu": 1.0, "min_cohort": 2}})
+    grid, seen = SecureGrid(made), []
+    deviant = {grid.first_node + 1, grid.first_node + 4}
+
+    def only_them(replies):
+        seen.append(1)
+        return [reply for reply in replies if reply.metadata.src_node_id in deviant] if len(seen) == 3 else replies
+
+    grid.tamper = only_them
+    strategy = trained(build(clients_per_round=6, secure={"min_cohort": 2}), grid)
+    assert closed_rounds(strategy) == [3]
+    assert strategy.history[2].closed == "0 of at least 2 releases"
+    assert strategy.history[3].aggregated == 4
+
+
+def test_a_machine_that_lost_its_ledger_is_left_out_and_the_rest_goes_on():
+    """It begins again with its first release, built on nothing, under a number that was opened long ago."""
+    made = machines()
+    grid, strategy = SecureGrid(made), build(clients_per_round=6, secure={})
+    strategy._on_round = lambda report, _: made._clients.pop("2") if report.server_round == 3 else None
+    trained(strategy, grid)
+    assert [report.aggregated for report in strategy.history] == [6, 6, 6, 5, 5, 5, 5, 5]
+    assert strategy.acks["2"] == 3
+    assert not closed_rounds(strategy)
+
+
+class OtherRoster(SecureGrid):
+    """A grid whose second helper has another roster, from the start or from a round on."""
+
+    def other(self):
+        stranger = MachineKey.simulated(9, "stranger").public
+        roster = Roster({**self.roster.machines, "stranger": stranger}, self.roster.helpers)
+        self.openers[self.first_helper + 1] = Opener(
+            HELPERS[1], HelperKey.simulated(SEED, HELPERS[1]), roster, MemoryOpeningRecord()
+        )
+        return roster
+
+
+def test_helpers_with_different_rosters_end_the_run_before_anybody_is_asked():
+    made = machines()
+    grid = OtherRoster(made)
+    grid.other()
+    with pytest.raises(
+        ConfigurationError, match=r"one roster at all helpers, got several: 'helper-0' has .*'helper-1'"
+    ):
+        trained(build(secure={}), grid)
+    assert all(made.client(name).statement("s")["releases"] == 0 for name in made.masks)
+
+
+def test_a_server_that_insists_on_a_roster_names_the_helper_that_has_another():
+    grid = OtherRoster(machines())
+    right = grid.roster.digest
+    trained(build(secure={"roster": right}), SecureGrid(machines()), rounds=1)
+    other = grid.other()
+    with pytest.raises(ConfigurationError, match=rf"roster {right}, got helper 'helper-1' with {other.digest}"):
+        trained(build(secure={"roster": right}), grid)
+
+
+def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
+    grid = OtherRoster(machines())
+    strategy = build(secure={"patience": 2})
+    strategy._on_round = lambda report, _: grid.other() if report.server_round == 2 else None
+    with pytest.raises(HelperUnavailableError, match="helper 'helper-1' has another roster"):
+        trained(strategy, grid)
+    assert strategy.history[2].closed == "helper 'helper-1' has another roster"
+    assert sum(kind == "open" for kind, _ in grid.asked) == 4
+
+
+@pytest.mark.parametrize("helpers", [1, 3])
+def test_a_roster_of_more_or_fewer_helpers_than_were_said_is_refused(helpers):
+    grid = SecureGrid(machines())
+    if helpers == 3:  # a stranger that says it is a helper
+        opener = grid.openers[grid.first_helper]
+        other = Opener(HELPERS[0], HelperKey.simulated(SEED, HELPERS[0]), opener.roster, MemoryOpeningRecord())
+        other.name = "stranger"
+        grid.openers[grid.first_helper + 7] = other
+    with pytest.raises(ConfigurationError, match=f"Expected {helpers} helpers, those of their roster"):
+        trained(build(secure={"helpers": helpers}), grid)
+
+
+def test_what_is_no_roster_is_refused():
+    grid = SecureGrid(machines())
+
+    def nonsense(kind, helper, reply):
+        if kind == "hello":
+            reply.content["config"]["roster"] = '{"machines": 7}'
+        return reply
+
+    grid.seen = nonsense
+    with pytest.raises(ConfigurationError, match="'helper-0' has none"):
+        trained(build(secure={}), grid)
+
+
+def test_a_set_for_a_checkpoint_is_what_it_was():
+    made, total = machines(), CohortSum(10)
+    release = made.client("3").machine.release("s", 0, lambda samples: np.ones((1, 10)))
+    masked = made.mask("3", release, "s")
+    total.add(Reply("3", 1, 0, MaskedRelease(masked.counts, masked.sealed), {}))
+    header = total.headers["3"]
+    held = CohortSet(
+        server_round=4,
+        releases=total.releases,
+        terms=total.terms,
+        min_cohort=total.min_cohort,
+        total=total.counts,
+        sealed=tuple(total.sealed),
+        ids={"3": header.release_id},
+        report=vars(RoundReport(4)),
+        asked=("3", "4"),
+    )
+    again = CohortSet.from_plain(json.loads(json.dumps(held.plain())), total.counts)
+    assert again == held
+    assert held.opening == "4"
