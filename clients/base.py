@@ -308,6 +308,7 @@ class PrivateClient(NumPyClient):
         -----
         **Formal guarantees.** Those of the class. Under secure aggregation it has only the machine's share of the noise
         and must stay on the machine: by itself it guarantees the plan's mu_local, not mu.
+        Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(
             request.session, request.ack, lambda samples: self._contribution_of(request, samples)

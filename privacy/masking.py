@@ -233,6 +233,7 @@ class Masking:
     anybody who has not been given that helper's sum over a cohort with it. Seeds are the operating system's, fresh for
     every call, and are not kept: the release of a repeated request has other masks. A helper opens a release only under
     the rule of :class:`~murmurfl.privacy.Opener`, by what the header says; it is bound to the seeds.
+    Proof: docs/proofs/secure-aggregation.md.
     """
 
     def __init__(self, name: str, key: MachineKey, roster: Roster) -> None:

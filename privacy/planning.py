@@ -81,6 +81,7 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     -----
     **Formal guarantees.** With that noise a machine's releases are ``mu``-GDP and ``mu_local``-GDP, as
     :class:`~murmurfl.privacy.PrivacyPolicy` says, and mu is at most the policy's where it is finite.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
     if num_parameters < 1:
         raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")

@@ -96,7 +96,7 @@ class PrivacyPolicy:
     is honest; whatever happens, the plan's ``mu_local`` does. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
-    Proof: docs/proofs/release-rule.md.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
 
     clip_norm: float

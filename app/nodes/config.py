@@ -283,7 +283,7 @@ class NodeConfig:
         """What a policy under secure aggregation says beyond the others."""
         if self.trust != SECURE:
             return {}
-        local = self.budget_local_mu or getattr(ledger, "budget_local_mu", None)
+        local = self.budget_local_mu or ledger.budget_local_mu
         return {
             "trust": SECURE,
             "min_honest": self.min_honest,

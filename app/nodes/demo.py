@@ -86,6 +86,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:
         settings |= {"trust": SECURE, "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
+        settings["budget-local-mu"] = policy.local_budget
     if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate
         settings["feature-bound"] = config.feature_bound

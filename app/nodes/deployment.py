@@ -119,7 +119,8 @@ class Deployment(Launch):
             own = {**shared, "signing-key": _SIGNING_KEY} if helpers else {}
             files = self._files(name, {"machine": name, "ledger": "ledger.sqlite", **values, **own}, "node")
             node = NodeConfig.read(files.config)
-            SQLiteLedger.create(node.ledger, budget_mu=node.budget_mu, delta=node.delta, data=name)
+            budgets = {"budget_mu": node.budget_mu, "budget_local_mu": node.budget_local_mu or None}
+            SQLiteLedger.create(node.ledger, **budgets, delta=node.delta, data=name)
             self.nodes[name] = files
         for name in helpers:
             own = {"helper": name, "record": _RECORD, **shared, "key": _HELPER_KEY}

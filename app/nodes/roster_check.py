@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...clients import UpdateNode
 from ...clients.operators_file import operators_values
 from ...clients.roster_files import read_machine_key, read_roster
 from ...privacy import MurmurflError, Roster
+from ..trust import SECURE
 from .cards import Card, cards_of
 from .helper_config import HelperConfig
 from .own_app import read_node
@@ -61,11 +63,12 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
         yield from _helper_findings(HelperConfig.read(path))
         return
     node = read_node(path)
-    if node.trust != "secure-aggregation":
+    decided = node.updates if isinstance(node, UpdateNode) else node
+    if decided.trust != SECURE:
         yield Finding(
             False,
-            f"trust is {node.trust or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
-            "roster: set trust = 'secure-aggregation' to take part in sums only.",
+            f"trust is {decided.trust or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
+            f"roster: set trust = {SECURE!r} to take part in sums only.",
         )
         return
     roster, found = _pinned(node.roster, node.roster_digest, _NO_START)
@@ -73,7 +76,7 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
     if roster is None:
         return
     yield _own_machine(node.machine, Path(node.signing_key), roster)
-    yield _cohort(node.min_cohort, node.min_honest, len(roster.machines))
+    yield _cohort(decided.min_cohort, decided.min_honest, len(roster.machines))
     yield _helpers(roster)
 
 

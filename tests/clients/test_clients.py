@@ -24,6 +24,8 @@ from murmurfl.privacy import (
     SystemKeys,
     protocol,
 )
+from murmurfl.privacy.masking import Masking
+from murmurfl.privacy.roster import MachineKey, Roster
 
 from tests.harness.machines import DurableLedger, concatenated, training_config
 
@@ -48,13 +50,17 @@ class Gradients:
 DATA = np.random.Generator(np.random.Philox(key=11)).normal(size=(CAP * BATCH, 9))
 
 
-def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, **changes):
+ROSTER = Roster.simulated(1, [str(i) for i in range(12)], ["helper-0", "helper-1"])
+
+
+def client(kind=Mu2Client, ledger=None, keys=None, data=DATA, masking=None, **changes):
     policy = {"clip_norm": CLIP, "batch_size": BATCH, "max_participations": CAP, "mu": MU, **changes}
     if issubclass(kind, NoisySGDClient):
         policy["mechanism"] = "independent"
     keys = SimulatedKeys(1, "7") if keys is None else keys
     ledger = MemoryLedger() if ledger is None else ledger
-    return kind(Gradients(), data, PrivacyPolicy(**policy), ledger, keys, name="7")
+    hidden = {} if masking is None else {"masking": masking}
+    return kind(Gradients(), data, PrivacyPolicy(**policy), ledger, keys, name="7", **hidden)
 
 
 def request(t=1, ack=0, points=2, value=0.0, **changes):
@@ -277,6 +283,35 @@ def test_the_context_ledger_remembers_across_clients_and_agrees_with_the_one_in_
         assert all((a == b).all() for a, b in zip(expected[0], actual[0], strict=True))
     assert client(ledger=ContextLedger(state, "7")).machine.statement("s") == memory.machine.statement("s")
     assert client(ledger=ContextLedger(state, "8")).machine.statement("s").releases == 0, "machines share a node"
+
+
+SUMS = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 11}
+
+
+def masked(ledger=None, **changes):
+    masking = Masking("7", MachineKey.simulated(1, "7"), ROSTER)
+    return client(ledger=ledger, masking=masking, **SUMS, **changes)
+
+
+def test_the_context_ledger_remembers_both_figures_and_the_names_of_releases():
+    state = RecordDict()
+    for k in range(3):
+        masked(ContextLedger(state, "7")).fit(*request(t=k + 1, ack=min(k, 1)))
+    with ContextLedger(state, "7").exclusive() as page:
+        stream, account = page.stream("s"), page.account()
+    assert account.reserved == {"s": MU}
+    assert account.reserved_local == {"s": pytest.approx(3 * MU, rel=1e-8)}
+    assert list(stream.ids) == [1, 2, 3]
+    assert len(set(stream.ids.values())) == 3
+    assert {len(name) for name in stream.ids.values()} == {16}
+
+
+def test_a_machine_states_both_figures_under_secure_aggregation_and_only_there():
+    stated = masked().statement("s")
+    assert stated["mu-guaranteed"] == MU
+    assert stated["mu-local"] == pytest.approx(3 * MU, rel=1e-8)
+    assert (stated["min-honest"], stated["min-cohort"], stated["trust"]) == (9, 11, "secure-aggregation")
+    assert not {"mu-local", "min-honest", "min-cohort"} & set(client().statement("s"))
 
 
 def memory_ack(subject, wanted):

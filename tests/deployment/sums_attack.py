@@ -74,15 +74,26 @@ class SumsAttack:
     # Machines.
 
     def honest_round(self, session):
-        """As an honest server would, but for the helpers, of which one alone is asked, and a machine that is not."""
-        helper = sorted(self.helpers)[SESSIONS.index(session) % len(self.helpers)]
-        absent = self.one_of([None, *self.machines])
-        for name in self.machines:
-            if name != absent:
-                self.train(name, session, self.known_release(session, helper, name))
-        members = [self.fitting(session, helper, name) for name in self.machines if name != absent]
+        """As an honest server would, but for the helpers, of which one alone is asked.
+
+        In every other session a machine is away each time. In the others sums are as small as they may be, always of the
+        same honest machines, and what the colluders add to them is their own make: nobody else's noise is in them.
+        """
+        number = SESSIONS.index(session)
+        helper = sorted(self.helpers)[number % len(self.helpers)]
+        honest = [name for name in self.machines if name not in self.colluders]
+        if number % 3 == 0:
+            asked = honest[: self.policy.min_cohort - len(self.colluders)]
+        else:
+            absent = self.one_of(self.machines)
+            asked = [name for name in self.machines if name != absent]
+        for name in asked:
+            self.train(name, session, self.known_release(session, helper, name))
+        members = [self.fitting(session, helper, name) for name in asked]
+        if number % 3 == 0:
+            members += [self.forged(session, helper, name) for name in self.colluders]
         self.open(helper, session, self.new_name(), [one for one in members if one is not None])
-        return len(self.machines) + 1
+        return len(asked) + 1
 
     def ask_machine(self):
         session, name = self.one_of(SESSIONS), self.one_of(self.machines)

@@ -5,6 +5,8 @@ the machines. What the other helper opened is all that the server learns, and th
 it by linear algebra (tests/harness/transcripts.py): there is no chance in it, and so no false alarm.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from murmurfl.app.engines.toml import toml_document
@@ -45,7 +47,9 @@ def federation(folder):
         count = len(SESSIONS) * RELEASES * BATCH
         features = generator.standard_normal((count, FEATURES)).astype(np.float32)
         np.savez(folder / name / "samples.npz", features=features, labels=generator.integers(0, 2, count))
-        SQLiteLedger.create(folder / name / "ledger.sqlite", budget_mu=MU * len(SESSIONS) ** 0.5, delta=1e-5)
+        budget = MU * len(SESSIONS) ** 0.5
+        budgets = {"budget_mu": budget, "budget_local_mu": 2 * budget}
+        SQLiteLedger.create(folder / name / "ledger.sqlite", **budgets, delta=1e-5)
         own = {"machine": name, "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2, "mu": MU}
         own |= {"clip-norm": 1.0, "batch-size": BATCH, "max-participations": RELEASES, "signing-key": "signing.key"}
         (folder / name / "node.toml").write_text(toml_document({**own, **sums, **pinned}))
@@ -124,7 +128,7 @@ class Forgetful(MemoryOpeningRecord):
 def forgetful(config):
     from murmurfl.clients.roster_files import read_roster
 
-    return Opener(config.helper, config.keys(), read_roster(config.roster, None), Forgetful())
+    return Opener(config.helper, config.keys(), read_roster(Path(config.roster), None), Forgetful())
 
 
 def test_a_helper_that_forgets_is_caught(tmp_path):

@@ -137,7 +137,7 @@ def test_a_sample_enters_the_sums_once_and_stays(name):
             assert (np.diff(in_total) >= 0).all()
 
 
-def test_covariances_that_are_added_up_divide_v_s_v_at_least_like_parallel_resistors():
+def test_covariances_that_are_added_up_resist_at_least_as_much_as_their_parts_in_series():
     """1 / (v' S^+ v) >= sum of 1 / (v' S_i^+ v), for any covariances, of any rank."""
     chance = generator(5)
     for _ in range(300):

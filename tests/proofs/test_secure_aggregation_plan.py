@@ -178,6 +178,16 @@ def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
     assert one_more > 2**63 - 1
 
 
+def test_the_stated_mu_pays_for_the_normals_of_as_many_machines_as_a_sum_may_have():
+    """The resolution's mu, of 2^11 machines' normals, is in it in squares: noise is a little above ideal normals'."""
+    chosen = policy(mu=0.5)
+    plan = chosen.plan(D)
+    ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std / math.sqrt(HONEST)
+    of_one = 2.0**-51 * math.sqrt(D * K) / (plan.grid.spacing / (plan.noise_std * plan.mechanism.rounded_std()[0]))
+    assert plan.resolution_mu == pytest.approx(of_one * math.sqrt(MOST_SUMMED), rel=1e-6)
+    assert math.hypot(ideal, plan.resolution_mu) <= plan.mu * ROUNDING
+
+
 # Rounded Gaussians: the sum of h of them against the continuous one of their variance.
 
 

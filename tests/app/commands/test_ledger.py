@@ -192,3 +192,79 @@ def test_a_lost_mark_is_made_again_only_when_the_operator_vouches_for_the_ledger
     assert murmurfl("new-mark", path, answer="y\n").exit_code == 0
     release(path, "s", 1)
     assert murmurfl("new-mark", path, "--yes").exit_code == 1
+
+
+SUMS = {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 6}  # mu = 1, mu_local = 2
+
+
+def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path):
+    plain = json.loads(murmurfl("show", path, "--json").stdout)
+    assert plain["local"] is None
+    assert "nobody else is honest" not in murmurfl("show", path).stdout
+    assert "Upgraded" in murmurfl("upgrade", path, "--budget-local-mu", 3.0).stdout
+    release(path, "alone", 1)
+    release(path, "summed", 2, **SUMS)
+    document = json.loads(murmurfl("show", path, "--json").stdout)
+    assert document["spent"]["mu"] == pytest.approx(math.sqrt(2))
+    assert document["local"]["budget"] == {"mu": 3.0, "epsilon": gdp_epsilon(3.0, 1e-5)}
+    assert document["local"]["spent"]["mu"] == pytest.approx(math.sqrt(5))
+    assert document["local"]["left"]["mu"] == pytest.approx(2.0)
+    alone, summed = document["sessions"]
+    assert (alone["trust"], alone["mu_local"], alone["epsilon_local"], alone["min_honest"]) == (
+        "untrusted-server", None, None, None,
+    )  # fmt: skip
+    assert (summed["trust"], summed["mu"], summed["min_honest"]) == ("secure-aggregation", 1.0, 4)
+    assert summed["mu_local"] == pytest.approx(2.0)
+    assert "if one helper and 4 machines of each sum are honest, and mu = 2, epsilon = 9.998" in summed["guarantee"]
+    guarantee = document["guarantee"]
+    assert (guarantee["trust"], guarantee["min_honest"]) == ("secure-aggregation", 4)
+    assert guarantee["mu_local"] == pytest.approx(math.sqrt(5))
+    text = " ".join(murmurfl("show", path).stdout.split())
+    for words in (
+        f"whatever happens: budget epsilon {rounded_up(gdp_epsilon(3.0, 1e-5))} at delta 1e-05 (mu 3)",
+        f"spent epsilon {rounded_up(gdp_epsilon(math.sqrt(5), 1e-5))} at delta 1e-05 (mu 2.237) left",
+        "if one helper and 4 machines of each sum are honest, and mu = 2.237",
+        "noise on this machine, under masks",
+    ):
+        assert words in text
+
+
+def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path):
+    murmurfl("upgrade", path, "--budget-local-mu", 4.0)
+    release(path, "a", 1, **SUMS)
+    release(path, "b", 1, **{**SUMS, "min_honest": 5})
+    assert json.loads(murmurfl("show", path, "--json").stdout)["guarantee"]["min_honest"] == 5
+    release(path, "trusted", 1, trust="trusted-server")
+    guarantee = json.loads(murmurfl("show", path, "--json").stdout)["guarantee"]
+    assert (guarantee["trust"], guarantee["min_honest"]) == ("trusted-server", None)
+    assert guarantee["mu"] == pytest.approx(math.sqrt(4 + 5 + 1)), "of which no other machine takes anything away"
+
+
+def test_a_summed_session_that_a_rollback_forgot_is_shown_by_what_holds_whatever_happens(path):
+    murmurfl("upgrade", path, "--budget-local-mu", 3.0)
+    release(path, "open", 1)
+    saved = path.read_bytes()
+    release(path, "summed", 1, **SUMS)
+    path.write_bytes(saved)
+    assert murmurfl("accept-rollback", path, "--yes").exit_code == 0
+    document = json.loads(murmurfl("show", path, "--json").stdout)
+    forgotten = document["sessions"][1]
+    assert (forgotten["trust"], round(forgotten["mu"], 7), forgotten["min_honest"]) == ("untrusted-server", 2.0, None)
+    assert forgotten["guarantee"].startswith("mu = 2 Gaussian DP")
+    assert document["guarantee"]["mu"] == pytest.approx(math.sqrt(5))
+    assert document["guarantee"]["trust"] == "untrusted-server"
+
+
+def test_the_budget_of_what_holds_whatever_happens_is_decided_at_creation_or_once(path, tmp_path):
+    other = tmp_path / "second.db"
+    made = murmurfl("create", other, "--mu", 1.0, "--delta", 1e-5, "--budget-local-mu", 7.2)
+    assert f"budget  epsilon {rounded_up(gdp_epsilon(7.2, 1e-5))} at delta 1e-05 (mu 7.2)" in made.stdout
+    refused = murmurfl("upgrade", other, "--budget-local-mu", 8.0)
+    assert refused.exit_code == 1
+    assert "without a decided budget_local_mu" in refused.stderr
+    assert "nothing to upgrade" in murmurfl("upgrade", other).stdout
+    low = murmurfl("create", tmp_path / "third.db", "--mu", 1.0, "--delta", 1e-5, "--budget-local-mu", 0.5)
+    assert low.exit_code == 1
+    assert not (tmp_path / "third.db").exists()
+    release(path, "undecided", 1, **SUMS)
+    assert "for none was decided (`murmurfl ledger upgrade`)" in " ".join(murmurfl("show", path).stdout.split())

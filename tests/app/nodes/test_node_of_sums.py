@@ -34,7 +34,7 @@ def operator(tmp_path):
     roster = Roster(machines, (HelperKey.generate().entry("auditor"), HelperKey.generate().entry("ward")))
     write_machine_key(tmp_path / "signing.key", key)
     write_roster(tmp_path / "roster.json", roster)
-    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, budget_local_mu=5.0, delta=1e-5)
     pinned = {"roster": "roster.json", "roster-digest": roster.digest, "signing-key": "signing.key"}
 
     def write(**changes):
@@ -97,7 +97,7 @@ def test_check_says_both_figures_and_what_the_better_one_rests_on(operator):
     assert "if one helper and 4 machines of each sum are honest" in said
     assert "whatever happens" in said
     assert "Every sum has at least 5 releases of the roster's 6 machines" in said
-    assert "Budget of all runs: mu = 2, and whatever happens mu = 4." in said
+    assert "Budget of all runs: mu = 2, and whatever happens mu = 5." in said
 
 
 def test_a_key_others_may_read_is_no_key(operator, tmp_path):
