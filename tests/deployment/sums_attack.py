@@ -76,8 +76,8 @@ class SumsAttack:
     def honest_round(self, session):
         """As an honest server would, but for the helpers, of which one alone is asked.
 
-        In every other session a machine is away each time. In the others sums are as small as they may be, always of the
-        same honest machines, and what the colluders add to them is their own make: nobody else's noise is in them.
+        In most sessions a machine is away each time. In the others sums are as small as they may be, always of the same
+        honest machines, and what the colluders add to them is their own make: nobody else's noise is in them.
         """
         number = SESSIONS.index(session)
         helper = sorted(self.helpers)[number % len(self.helpers)]

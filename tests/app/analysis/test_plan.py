@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.plan import PlanRequest, make_plan, plan_lines, plan_table
+from murmurfl.app.analysis.plan import PlanRequest, make_plan, plan_lines, plan_table, request_of
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
@@ -199,3 +199,54 @@ def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
     assert ran.exit_code == code, ran.output
     assert words in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+SUMS = replace(REQUEST, trust="secure-aggregation", min_honest=4, min_cohort=5)
+
+
+def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_are_said(plan):
+    sums = make_plan(SUMS)
+    alone = {made.name: made for made in plan.mechanisms}
+    for made in sums.mechanisms:
+        assert made.noise_std == pytest.approx(alone[made.name].noise_std / 2, rel=1e-3), made.name
+        assert made.mu_local == pytest.approx(2 * made.mu, rel=1e-3)
+        assert alone[made.name].mu_local is None
+    assert "if one helper and 4 machines of each sum are honest" in sums.guarantee.sentence
+    assert json.loads(json.dumps(sums.document(), allow_nan=False))["guarantee"]["min_honest"] == 4
+
+
+def test_a_plan_compares_trust_models_at_the_same_mu(plan):
+    untrusted, sums, trusted = plan.trusts
+    assert [one.trust for one in plan.trusts] == ["untrusted-server", "secure-aggregation", "trusted-server"]
+    assert sums.assumes == "1 helper and 2 of 4 machines of each sum are honest"  # half of the 5 that are asked
+    assert untrusted.server_prefix_rmse == pytest.approx(
+        next(made.server_prefix_rmse for made in plan.mechanisms if made.name == plan.best_for_prefix_sums)
+    )
+    assert sums.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(2), rel=1e-3)
+    assert trusted.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(10))
+    assert sums.mu_local == pytest.approx(math.sqrt(2) * untrusted.mu_local, rel=1e-6)
+    assert trusted.mu_local is None
+    of_sums = make_plan(SUMS).trusts
+    assert of_sums[0] == untrusted
+    assert of_sums[1].assumes == "1 helper and 4 of 5 machines of each sum are honest"
+
+
+def test_the_command_shows_both_figures_and_the_trust_models():
+    result = CliRunner().invoke(cli, ["plan", "--set", "trust=secure-aggregation", "--set", "num-rounds=4"])
+    assert result.exit_code == 0, result.output
+    assert "whatever happens" in result.output
+    for trust in ("untrusted-server", "secure-aggregation", "trusted-server"):
+        assert trust in result.output
+
+
+def test_what_no_helper_would_open_is_left_out_of_a_plan():
+    made = make_plan(replace(SUMS, release_rule="paper"))
+    assert [one.name for one in made.mechanisms] == ["independent"]
+    assert "blt" in made.left_out
+
+
+def test_the_noise_of_a_run_under_secure_aggregation_is_the_plans():
+    config = RunConfig(trust="secure-aggregation", partition="dirichlet", seed=2, num_clients=6, clients_per_round=6)
+    request = request_of(config)
+    (made,) = (one for one in make_plan(request).mechanisms if one.name == "cancelling uniform")
+    assert {one["noise-std"] for one in run_cohort(config).statements.values()} == {made.noise_std}

@@ -1,0 +1,160 @@
+"""The two figures of secure aggregation: what machines state, what a run may say, and where people read both."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from murmurfl.app import client_app, simulate
+from murmurfl.app.commands.main import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.guarantees import Figures, epsilon_of, refuse_untrue, stated_figures
+from murmurfl.app.methods.mu2 import Mu2Method
+from murmurfl.app.progress import RoundLine
+from murmurfl.app.record import result_document, write_record
+from murmurfl.app.run import run_experiment
+from murmurfl.app.summary import summary_lines
+from murmurfl.app.trackers import EPSILON, EPSILON_LOCAL, Tracking
+from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
+from typer.testing import CliRunner
+
+NAME = f"{__name__}:"
+SUMS = RunConfig(trust="secure-aggregation", num_clients=4, clients_per_round=4, num_rounds=2, mu=1.0, batch_size=16)
+EXPECTED = Figures(1.0, 2.0, 4, 5)
+
+
+def stated(mu, local, honest, cohort=6, releases=3):
+    names = ("mu-guaranteed", "mu-local", "min-honest", "min-cohort", "releases")
+    return dict(zip(names, (mu, local, honest, cohort, releases), strict=True))
+
+
+def test_of_what_machines_state_the_largest_mus_and_the_fewest_honest_count():
+    statements = {"a": stated(0.9, 2.7, 9, 10), "b": stated(1.35, 2.7, 4, 9)}
+    assert stated_figures(EXPECTED, statements, 2) == Figures(1.35, 2.7, 4, 9)
+
+
+def test_for_machines_that_do_not_answer_what_the_run_expects_counts():
+    statements = {"a": stated(0.5, 1.5, 9, 10)}
+    assert stated_figures(EXPECTED, statements, 2) == Figures(1.0, 2.0, 4, 5)
+    assert stated_figures(EXPECTED, statements, 1) == Figures(0.5, 1.5, 9, 10)
+    assert stated_figures(EXPECTED, {}, 2) == EXPECTED
+
+
+def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
+    """As one under an older murmurfl, or whose operator did not ask for sums: what it states holds by itself."""
+    assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(3.0, 3.0, 4, 5)
+    assert stated_figures(Figures(1.0), {"a": stated(3.0, 9.0, 2)}, 1) == Figures(3.0)
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"), [(stated(1.1, 2.0, 4), "mu = 1,"), (stated(1.0, 2.1, 4), "mu whatever happens = 2,")]
+)
+def test_either_figure_above_what_a_run_says_is_no_result(statement, named):
+    refuse_untrue(EXPECTED, {"a": stated(1.0, 2.0, 4)})
+    refuse_untrue(EXPECTED, {"a": {**statement, "releases": 0}})
+    with pytest.raises(ConfigurationError, match=named):
+        refuse_untrue(EXPECTED, {"a": statement})
+
+
+class TooFew(Mu2Method):
+    """Says h and has machines whose noise is for more."""
+
+    name = "too-few"
+
+    def client(self, gradients, samples, policy, ledger, keys, **options):
+        policy = replace(policy, min_honest=4, min_cohort=4)
+        return super().client(gradients, samples, policy, ledger, keys, **options)
+
+
+class Plain(Mu2Method):
+    """Says that its machines hide in sums; their noise is a share, and they send it by itself."""
+
+    name = "plain"
+
+    def client(self, gradients, samples, policy, ledger, keys, **options):
+        weak = replace(policy, trust="untrusted-server", min_honest=1, min_cohort=1, mu=2.0, budget_mu=None)
+        return super().client(gradients, samples, weak, ledger, keys, **options)
+
+
+@pytest.mark.parametrize("strategy", ["TooFew", "Plain"])
+def test_a_method_cannot_say_more_than_its_machines_do(strategy, monkeypatch, request):
+    monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
+    with pytest.raises(ConfigurationError, match="There is no result"):
+        run_cohort(replace(SUMS, strategy=NAME + strategy))
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run_cohort(SUMS)
+
+
+def test_a_run_says_both_figures_and_what_the_better_one_rests_on(result):
+    local = 2**0.5
+    assert result.mu == pytest.approx(1.0)
+    assert (result.mu_local, result.min_honest, result.min_cohort) == (pytest.approx(local), 2, 4)
+    assert result.epsilon_local == pytest.approx(gdp_epsilon(local, 1e-5))
+    sentence = result.guarantee.sentence
+    assert "if one helper and 2 machines of each sum are honest" in sentence
+    assert f"mu = {rounded_up(local)}, epsilon = {rounded_up(result.epsilon_local)} whatever happens" in sentence
+
+
+def test_everything_that_a_run_leaves_has_both(result, tmp_path):
+    document = json.loads(json.dumps(write_record(result, tmp_path)))
+    figures = {key: document[key] for key in ("mu_local", "epsilon_local", "min_honest", "min_cohort", "helpers")}
+    assert figures == {
+        "mu_local": result.mu_local,
+        "epsilon_local": result.epsilon_local,
+        "min_honest": 2,
+        "min_cohort": 4,
+        "helpers": 2,
+    }
+    assert document["privacy"]["mu_local"] == result.mu_local
+    assert {entry["closed"] for entry in document["per_round"]} == {""}
+    summary = "\n".join(summary_lines(document, tmp_path))
+    assert f"{rounded_up(result.mu_local)} whatever happens" in summary
+    assert "1 of 2 helpers and 2 machines of each sum" in summary
+    assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "ε whatever happens" in page
+    assert rounded_up(result.epsilon_local) in page
+
+
+def test_under_another_trust_there_is_one_figure_and_no_word_of_sums(tmp_path):
+    plain = simulate(num_rounds=2)
+    document = result_document(plain)
+    assert [document[key] for key in ("mu_local", "epsilon_local", "min_honest", "min_cohort", "helpers")] == [None] * 5
+    summary = "\n".join(summary_lines(document, tmp_path))
+    assert "whatever happens" not in summary
+    assert "sums" not in summary
+    assert RoundLine.of(plain.progress[-1], "exact").epsilon_local == ""
+
+
+def test_every_round_says_and_logs_both(result):
+    last = result.progress[-1]
+    assert f"epsilon {rounded_up(result.epsilon)} or {rounded_up(result.epsilon_local)} (whole run)" in str(
+        RoundLine.of(last, "exact")
+    )
+    logged = {}
+
+    class Kept:
+        def log(self, values, step):
+            logged.update(values)
+
+    Tracking([Kept()]).round(last)
+    assert (logged[EPSILON], logged[EPSILON_LOCAL]) == (result.epsilon, result.epsilon_local)
+
+
+def test_real_machines_word_is_the_runs_guarantee():
+    """On the in-process grid, whose machines answer as real ones do; the real thing is in tests/deployment."""
+    grid = InProcessGrid(client_app.app, 6, SUMS.to_mapping())
+    found = run_experiment(grid, SUMS, deployed=True)
+    assert {one["mu-local"] for one in found.statements.values()} == {found.mu_local}
+    assert found.min_honest == min(one["min-honest"] for one in found.statements.values()) == 2
+    assert "under masks, by its own account" in found.guarantee.sentence
+    assert "4 of 4 machines say of themselves" in found.guarantee.sentence
+
+
+def test_an_epsilon_of_nothing_is_nothing():
+    assert epsilon_of(None, 1e-5) is None
+    assert epsilon_of(float("inf"), 1e-5) == float("inf")
