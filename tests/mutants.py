@@ -31,6 +31,8 @@ NORMALS = "tests/privacy/test_normals.py"
 ADMISSION = "tests/privacy/test_admission.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
+PLANNING = "tests/privacy/test_planning.py"
+SUMS = "tests/privacy/ledger/test_sums.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
 MASKED = "tests/clients/test_masked.py"
@@ -346,6 +348,111 @@ MUTANTS = (
         "        self.state.write_mark(self.header.mark)\n",
         "",
         ("tests/privacy/ledger/test_sqlite.py", "tests/privacy/ledger/test_killed_nodes.py"),
+    ),
+    Mutant(
+        "others in a sum are thought to have released as little",
+        "privacy/noise_plan.py",
+        "(self.honest - 1) * (own / others) ** 2",
+        "(self.honest - 1)",
+        (PLANNING,),
+    ),
+    Mutant(
+        "turns of a returning sample are not added up in sums",
+        "privacy/noise_plan.py",
+        "return min(alone, _turns(pattern, mechanism.num_releases if n is None else n) * turn)",
+        "return alone / math.sqrt(self.honest)",
+        (PLANNING,),
+    ),
+    Mutant(
+        "releases that build on each other pass for ones that stand alone",
+        "privacy/planning.py",
+        'stands_alone=policy.builds_on == "nothing"',
+        "stands_alone=True",
+        (PLANNING,),
+    ),
+    Mutant(
+        "a sum is charged for one machine's normals",
+        "privacy/planning.py",
+        "policy.normals_per_parameter * MOST_SUMMED  #",
+        "policy.normals_per_parameter  #",
+        (PLANNING,),
+    ),
+    Mutant(
+        "what the normals of a sum miss is not charged",
+        "privacy/normals.py",
+        "if gdp_epsilon(mu, delta) > allowed:",
+        "if math.isnan(allowed):",
+        (PLANNING,),
+    ),
+    Mutant(
+        "the local figure is that of sums",
+        "privacy/planning.py",
+        "local = mu if plan.sums is None else local",
+        "local = mu",
+        (PLANNING,),
+    ),
+    Mutant(
+        "machines of two noises share a sum",
+        "privacy/planning.py",
+        "(plan.sensitivity, plan.grid.spacing, plan.noise_std)",
+        "(plan.sensitivity, plan.grid.spacing)",
+        (PLANNING,),
+    ),
+    Mutant(
+        "the local budget is not checked",
+        "privacy/admission.py",
+        "reserved.reserved_local_mu > self.local_budget",
+        "reserved.reserved_local_mu > 1e300 * self.local_budget",
+        (SUMS,),
+    ),
+    Mutant(
+        "the local figure is not reserved",
+        "privacy/ledger/records.py",
+        "else {**self.reserved_local, session: local}",
+        "else {**self.reserved_local, session: mu}",
+        (SUMS,),
+    ),
+    Mutant(
+        "a ledger without a local budget has none",
+        "privacy/ledger/sqlite.py",
+        "self.budget_mu if decided is None else decided",
+        "math.inf if decided is None else decided",
+        (SUMS,),
+    ),
+    Mutant(
+        "a commit may forget a local figure",
+        "privacy/ledger/page.py",
+        "local.get(name, -1.0) < _local(past)",
+        "local.get(name, -1.0) < -1.0",
+        (SUMS,),
+    ),
+    Mutant(
+        "a rollback forgets the local figure",
+        "privacy/ledger/page.py",
+        "max(map(_local, both))",
+        "min(map(_local, both))",
+        (SUMS,),
+    ),
+    Mutant(
+        "a release is built on one without a name",
+        "privacy/admission.py",
+        "- set(stream.ids))",
+        "- {stream.ack, *stream.pending})",
+        (SUMS,),
+    ),
+    Mutant(
+        "all releases have one name",
+        "privacy/machine.py",
+        "stream.release: secrets.token_bytes(_ID_BYTES)",
+        "stream.release: _NO_ID",
+        (SUMS,),
+    ),
+    Mutant(
+        "what was begun with more honest machines is stated by today's",
+        "privacy/machine.py",
+        "spent = guaranteed = local = account.local_bound_of(session)",
+        "spent = guaranteed = local = account.bound_of(session)",
+        (SUMS,),
     ),
     Mutant(
         "a ClientApp that answers with no model is refused",

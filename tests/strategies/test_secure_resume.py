@@ -112,6 +112,47 @@ def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point,
         assert made_by[0] == made_by[1], "nobody was asked for a release twice"
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_resumed_server_never_closes_a_round_whose_set_may_be_open(connected, tmp_path):
+    """One helper has opened the set, the server is killed, and the other helper is out of reach when it is back."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.seen = lambda kind, helper, reply: reply
+    if connected:  # as far as its node goes, and it says hello to whoever asks for the first time
+        grid.watch = lambda kind, helper, message: None if (kind, helper) == ("open", HELPERS[1]) else message
+    else:
+        grid.down = {HELPERS[1]}
+    for _ in range(2):
+        with pytest.raises(HelperUnavailableError if connected else NodesUnavailableError, match="helper"):
+            trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.down, grid.watch = set(), lambda kind, helper, message: message
+    resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
+    assert not closed_rounds(resumed)
+    assert same(resumed, plain_run())
+
+
+def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round(tmp_path):
+    """It answers the first greeting of the resumed server, and none after that."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    greeted = []
+
+    def silent(kind, helper, message):
+        if helper == HELPERS[1]:
+            greeted.append(kind)
+        return None if helper == HELPERS[1] and len(greeted) > 1 else message
+
+    grid.seen, grid.watch = (lambda kind, helper, reply: reply), silent
+    with pytest.raises(HelperUnavailableError, match="helper 'helper-1' does not answer"):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.watch = lambda kind, helper, message: message
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+
+
 def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_helper(tmp_path, monkeypatch):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     with monkeypatch.context() as patch:
