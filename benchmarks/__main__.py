@@ -19,7 +19,7 @@ from typing import Any
 
 from murmurfl.app.engines.cohort import DEFAULT_ROW_CACHE_MIB
 
-from . import engines, noise, profile, scale, streams
+from . import engines, masks, noise, profile, scale, streams
 from .peers import run as peers
 
 DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "performance.json"
@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=DEFAULT)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--without-peers", action="store_true")
-    parser.add_argument("--only", choices=["engines", "noise", "streams", "profile", "scale", "peers"], action="append")
+    parser.add_argument(
+        "--only", choices=["engines", "noise", "streams", "profile", "scale", "masks", "peers"], action="append"
+    )
     arguments = parser.parse_args()
     parts: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
         "engines": (lambda: engines.measure(arguments.repeats), engines.table),
@@ -49,6 +51,7 @@ def main() -> None:
         "streams": (streams.measure, streams.table),
         "profile": (profile.measure, profile.table),
         "scale": (lambda: scale.measure(1, DEFAULT_ROW_CACHE_MIB), scale.table),
+        "masks": (lambda: masks.measure(arguments.repeats), masks.table),
         "peers": (
             lambda: {
                 "pfl": peers.measure_pfl(repeats=arguments.repeats),

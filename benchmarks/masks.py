@@ -75,7 +75,7 @@ class Clock:
 
 def measure(repeats: int = REPEATS) -> dict[str, Any]:
     """Masks beside noise, whole rounds, and a helper by itself."""
-    rounds = []
+    rounds, sealed = [], list[Sealed]()
     for size in SIZES:
         for machines in COHORTS:
             made = [whole_round(machines, size) for _ in range(1 if machines * size > ONCE else repeats)]
@@ -128,7 +128,7 @@ def whole_round(machines: int, size: int) -> tuple[dict[str, float], list[Sealed
             checked_header(sealed[-1], roster)
             np.add(masked, counts, out=masked)
         if not lengths:  # all replies are as long, to a digit of a name
-            lengths = {"plain reply": _length(values, {}), "masked reply": _length(counts, entries)}
+            lengths |= {"plain reply": _length(values, {}), "masked reply": _length(counts, entries)}
     total = _opened(masked, sealed, roster, clock, lengths)
     if not np.array_equal(total * policy.plan(size).grid.spacing, plain):
         raise RuntimeError("Expected the same sum with and without masks, got another.")
@@ -187,13 +187,13 @@ def _answer(reply: Message) -> Opening:
     return Opening(*said, total=total, signature=config[protocol.SIGNATURE])  # type: ignore[arg-type]
 
 
-def _length(array: NDArray[Any], entries: dict[str, Any]) -> int:
+def _length(array: NDArray[Any], entries: dict[str, Any]) -> float:
     config = ConfigRecord({protocol.MACHINE: "0", **entries})
     return _bytes(RecordDict({protocol.ARRAYS: ArrayRecord([array]), protocol.CONFIG: config}))
 
 
-def _bytes(content: RecordDict) -> int:
-    return recorddict_to_proto(content).ByteSize()
+def _bytes(content: RecordDict) -> float:
+    return float(recorddict_to_proto(content).ByteSize())
 
 
 def helper_apart(machines: int, sealed: Sequence[Sealed]) -> dict[str, float]:
@@ -256,16 +256,17 @@ def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
     helpers = document["helpers"]
     lines = [
-        "| d | m | plain, s | masked, s | ratio | of that masks, s | server, s | each helper, s | a reply, plain | "
-        "masked | to each helper | from it |",
-        "|---" * 12 + "|",
+        "| d | m | a round, s | with masks, s | ratio | machines' masks, s | server, s | each helper, s | replies | "
+        "with masks | to and from helpers |",
+        "|---" * 11 + "|",
     ]
     for row in document["rounds"]:
         plain, masked, m = plain_seconds(row), masked_seconds(row), row["machines"]
-        server = row["masked sum"] + row["unmasking"]
-        seconds = " | ".join(f"{one:.3g}" for one in (plain, masked, masked / plain, row["masks"], server))
-        sizes = " | ".join(_size(row[n]) for n in ("plain reply", "masked reply", "to a helper", "from a helper"))
-        lines.append(f"| {row['size']:,.0f} | {m:,.0f} | {seconds} | {row['helpers'] / helpers:.3g} | {sizes} |")
+        parts = row["masks"], row["masked sum"] + row["unmasking"], row["helpers"] / helpers
+        seconds = " | ".join(f"{one:.3g}" for one in (plain, masked, masked / plain, *parts))
+        opening = helpers * (row["to a helper"] + row["from a helper"])
+        sizes = " | ".join(_size(one) for one in (m * row["plain reply"], m * row["masked reply"], opening))
+        lines.append(f"| {row['size']:,.0f} | {m:,.0f} | {seconds} | {sizes} |")
     lines += ["", "| d | one mask, ms | exact noise of a release, ms | ratio |", "|---|---|---|---|"]
     lines += [
         f"| {row['size']:,} | {1e3 * row['mask']:.3g} | {1e3 * row['noise']:.3g} | {row['mask'] / row['noise']:.2f} |"
@@ -284,7 +285,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def _size(number: float) -> str:
-    return f"{number / 1e6:,.2f} MB" if number >= 1e6 else f"{number / 1e3:,.1f} kB"
+    return f"{number / 1e6:,.2f} MB"
 
 
 def main() -> None:

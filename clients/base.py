@@ -163,7 +163,11 @@ class PrivateClient(NumPyClient):
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
-        self.machine = self.machine_type(policy, size, len(samples), ledger, keys, rows, data=row_bytes(samples))
+        # Under another roster a helper may not know what was opened in the session.
+        bound = {} if masking is None else {"roster": masking.roster.digest}
+        self.machine = self.machine_type(
+            policy, size, len(samples), ledger, keys, rows, data=row_bytes(samples), **bound
+        )
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:

@@ -67,7 +67,9 @@ class _Machine:
         policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
         known = self.known_by()  # once for this message
         data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + known
-        return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data)
+        # Under another roster a helper may not know what was opened in the session.
+        roster = "" if self.masking is None else self.masking.roster.digest
+        return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data, roster=roster)
 
 
 class CorrelatedNoiseMod:

@@ -41,10 +41,10 @@ def read_roster(path: Path, digest: str | None) -> Roster:
     **Formal guarantees.** With a digest: the machines and helpers are those that the operator compared, down to each
     key, whoever wrote the file since. That they are different people is the operators' to know.
     """
-    document = _document(path, "a roster", "Take it from whoever keeps it, or make one with `murmurfl roster make`.")
+    content = _content(path, "a roster", "Take it from whoever keeps it, or make one with `murmurfl roster make`.")
     try:
-        roster = Roster.from_document(document)
-    except ConfigurationError as error:
+        roster = Roster.from_json(content.decode())
+    except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     if digest is not None and roster.digest != digest:
         raise ConfigurationError(
@@ -159,8 +159,15 @@ def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: 
 
 def _document(path: Path, what: str, missing: str) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(_content(path, what, missing))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None
+
+
+def _content(path: Path, what: str, missing: str) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"Expected {what} at {path}, got: {error.strerror or error}. {missing}") from error
-    except (ValueError, RecursionError):
-        raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None

@@ -57,7 +57,8 @@ class LedgeredMachine:
         the run.
     roster : str
         Under secure aggregation the digest of the roster that the machine's releases are masked for. A session belongs
-        to it: under another roster a helper may be a new one, which does not know what its predecessor opened.
+        to it: under another roster a helper may be a new one, which does not know what its predecessor opened. Required
+        there with real keys.
 
     Raises
     ------
@@ -86,7 +87,7 @@ class LedgeredMachine:
         roster: str = "",
     ) -> None:
         if not keys.simulated:
-            _check_real(policy, ledger, data)
+            _check_real(policy, ledger, data, roster)
         policy = _with_ledgers_budget(policy, ledger)
         _check_ledger(policy, ledger)
         _check_samples(policy, num_samples)
@@ -312,7 +313,7 @@ class LedgeredMachine:
         return otherwise if self._data is None else self._data.of(rows)
 
 
-def _check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None) -> None:
+def _check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None, roster: str) -> None:
     """Refuse on a real machine what only a simulation may do."""
     if not ledger.durable:
         raise ConfigurationError(
@@ -333,6 +334,11 @@ def _check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None) ->
         raise ConfigurationError(
             "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
             "data=row_bytes(samples)."
+        )
+    if policy.trust == "secure-aggregation" and not roster:
+        raise ConfigurationError(
+            "Expected `roster` on a real machine under secure aggregation, got none: a session must not go on under "
+            "another roster. Pass roster=masking.roster.digest."
         )
 
 

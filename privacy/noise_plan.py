@@ -45,6 +45,7 @@ class Summing:
         **Formal guarantees.** An upper bound. One turn of a sample shows in a sum with other machines' noise as much as
         1 / v'S^+v >= sum_i 1 / (v'S_i^+ v) says, where no machine's part is less than by its largest column; several
         turns show at most what each shows by itself, added up, and never more than without any sum.
+        Proof: docs/proofs/secure-aggregation.md.
         """
         alone = mechanism.sensitivity(n=n, **pattern)
         if self.stands_alone:

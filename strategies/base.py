@@ -313,7 +313,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
         self._grid = grid
         secure.helpers.meet(grid, 0)
-        return self._open_held(secure)
+        return self._open_held(secure, resumed=True)
 
     def _after_round(
         self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result

@@ -188,13 +188,13 @@ class Rounds(ABC, Generic[StateT]):
         self._secure.hold(cohort, report, self._asked)
         return self._open_held(self._secure)
 
-    def _open_held(self, secure: SecureRounds) -> RoundReport:
+    def _open_held(self, secure: SecureRounds, *, resumed: bool = False) -> RoundReport:
         """Have the set of a round opened, and take the step; also of a round that was interrupted there."""
         held = secure.held
         if held is None:
             raise ConfigurationError("Expected a set of releases before it is opened.")
         closed, total = secure.too_few(held), np.zeros(held.total.size)
-        if not closed:
+        if not closed and not resumed:  # else it may be open at a helper already, and the round must not be closed
             if held.sealed:
                 # Before any helper is asked: once it may be open, there must never be another one in its place.
                 self._save()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from logging import WARNING
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..privacy.masking import (
     Sealed,
     checked_header,
 )
-from ..privacy.roster import Roster
+from ..privacy.roster import MOST_MACHINES, Roster
 from .replies import Outcome, Reply
 
 Terms = tuple[str, str, float]
@@ -127,7 +128,7 @@ class CohortSum:
         if isinstance(contents, MaskedRelease):
             self.counts += contents.counts
             self.sealed.append(contents.sealed)
-            self.headers[reply.machine] = Header.from_bytes(contents.sealed.header)
+            self.headers[reply.machine] = _header(contents.sealed.header)
         elif isinstance(contents, Release):
             self.counts += contents.counts.ravel().view(np.uint64)  # two's complement is arithmetic modulo 2^64
 
@@ -140,9 +141,15 @@ class CohortSum:
 def terms_of(contents: Any) -> Terms:
     """What releases of one sum must have in common."""
     if isinstance(contents, MaskedRelease):
-        header = Header.from_bytes(contents.sealed.header)
+        header = _header(contents.sealed.header)
         return header.builds_on, header.terms, header.spacing
     return "", "", float(contents.spacing)
+
+
+@lru_cache(maxsize=MOST_MACHINES)
+def _header(content: bytes) -> Header:
+    """A header that was checked before: it is looked into several times in a round."""
+    return Header.from_bytes(content)
 
 
 class Screen:

@@ -31,6 +31,12 @@ NORMALS = "tests/privacy/test_normals.py"
 ADMISSION = "tests/privacy/test_admission.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
+MASKING = "tests/privacy/test_masking.py"
+OPENING = "tests/privacy/test_opening.py"
+OPENING_RECORD = "tests/privacy/test_opening_record.py"
+ROSTER = "tests/privacy/test_roster.py"
+PLANNING = "tests/privacy/test_planning.py"
+SUMS = "tests/privacy/ledger/test_sums.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
 MASKED = "tests/clients/test_masked.py"
@@ -348,6 +354,111 @@ MUTANTS = (
         ("tests/privacy/ledger/test_sqlite.py", "tests/privacy/ledger/test_killed_nodes.py"),
     ),
     Mutant(
+        "others in a sum are thought to have released as little",
+        "privacy/noise_plan.py",
+        "(self.honest - 1) * (own / others) ** 2",
+        "(self.honest - 1)",
+        (PLANNING,),
+    ),
+    Mutant(
+        "turns of a returning sample are not added up in sums",
+        "privacy/noise_plan.py",
+        "return min(alone, _turns(pattern, mechanism.num_releases if n is None else n) * turn)",
+        "return alone / math.sqrt(self.honest)",
+        (PLANNING,),
+    ),
+    Mutant(
+        "releases that build on each other pass for ones that stand alone",
+        "privacy/planning.py",
+        'stands_alone=policy.builds_on == "nothing"',
+        "stands_alone=True",
+        (PLANNING,),
+    ),
+    Mutant(
+        "a sum is charged for one machine's normals",
+        "privacy/planning.py",
+        "policy.normals_per_parameter * MOST_SUMMED  #",
+        "policy.normals_per_parameter  #",
+        (PLANNING,),
+    ),
+    Mutant(
+        "what the normals of a sum miss is not charged",
+        "privacy/normals.py",
+        "if gdp_epsilon(mu, delta) > allowed:",
+        "if math.isnan(allowed):",
+        (PLANNING,),
+    ),
+    Mutant(
+        "the local figure is that of sums",
+        "privacy/planning.py",
+        "local = mu if plan.sums is None else local",
+        "local = mu",
+        (PLANNING,),
+    ),
+    Mutant(
+        "machines of two noises share a sum",
+        "privacy/planning.py",
+        "(plan.sensitivity, plan.grid.spacing, plan.noise_std)",
+        "(plan.sensitivity, plan.grid.spacing)",
+        (PLANNING,),
+    ),
+    Mutant(
+        "the local budget is not checked",
+        "privacy/admission.py",
+        "reserved.reserved_local_mu > self.local_budget",
+        "reserved.reserved_local_mu > 1e300 * self.local_budget",
+        (SUMS,),
+    ),
+    Mutant(
+        "the local figure is not reserved",
+        "privacy/ledger/records.py",
+        "else {**self.reserved_local, session: local}",
+        "else {**self.reserved_local, session: mu}",
+        (SUMS,),
+    ),
+    Mutant(
+        "a ledger without a local budget has none",
+        "privacy/ledger/sqlite.py",
+        "self.budget_mu if decided is None else decided",
+        "math.inf if decided is None else decided",
+        (SUMS,),
+    ),
+    Mutant(
+        "a commit may forget a local figure",
+        "privacy/ledger/page.py",
+        "local.get(name, -1.0) < _local(past)",
+        "local.get(name, -1.0) < -1.0",
+        (SUMS,),
+    ),
+    Mutant(
+        "a rollback forgets the local figure",
+        "privacy/ledger/page.py",
+        "max(map(_local, both))",
+        "min(map(_local, both))",
+        (SUMS,),
+    ),
+    Mutant(
+        "a release is built on one without a name",
+        "privacy/admission.py",
+        "- set(stream.ids))",
+        "- {stream.ack, *stream.pending})",
+        (SUMS,),
+    ),
+    Mutant(
+        "all releases have one name",
+        "privacy/machine.py",
+        "stream.release: secrets.token_bytes(_ID_BYTES)",
+        "stream.release: _NO_ID",
+        (SUMS,),
+    ),
+    Mutant(
+        "what was begun with more honest machines is stated by today's",
+        "privacy/machine.py",
+        "spent = guaranteed = local = account.local_bound_of(session)",
+        "spent = guaranteed = local = account.bound_of(session)",
+        (SUMS,),
+    ),
+    Mutant(
         "a ClientApp that answers with no model is refused",
         "clients/foreign_app.py",
         "        values = error\n",
@@ -418,6 +529,180 @@ MUTANTS = (
         '_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")',
         '_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation", "trusted-server")',
         (MASKED_UPDATES,),
+    ),
+    Mutant(
+        "a helper does not look at acks",
+        "privacy/opening.py",
+        'if header.builds_on == "last-opened" and header.ack_id != expected:',
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper opens a release twice",
+        "privacy/opening.py",
+        "if last is not None and header.release <= last.release:",
+        "if last is not None and header.release < last.release:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper opens sums of one less",
+        "privacy/opening.py",
+        "if len(headers) < needed.min_cohort:",
+        "if len(headers) + 1 < needed.min_cohort:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper asks the least careful machine for min_cohort",
+        "privacy/opening.py",
+        "needed = max(headers,",
+        "needed = min(headers,",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper counts a machine twice",
+        "privacy/opening.py",
+        "if len({header.machine for header in headers}) < len(headers):",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper mixes sessions",
+        "privacy/opening.py",
+        "if any(header.session != session for header in headers):",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper mixes noise of several terms",
+        "privacy/opening.py",
+        "if len({SessionTerms.of(header) for header in headers}) > 1:",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper lets a session change its terms",
+        "privacy/opening.py",
+        "if page.terms(first.session) not in (None, terms):",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper knows sets by their names",
+        "privacy/opening.py",
+        "if known == digest:",
+        "if known is not None:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper records before it looks at seals",
+        "privacy/opening.py",
+        "        seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]\n"
+        "        total = np.zeros(headers[0].size, np.uint64)\n"
+        "        with self._record.exclusive() as page:\n"
+        "            self._record_set(page, opening, digest, headers)\n",
+        "        total = np.zeros(headers[0].size, np.uint64)\n"
+        "        with self._record.exclusive() as page:\n"
+        "            self._record_set(page, opening, digest, headers)\n"
+        "        seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]\n",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper opens what it never records",
+        "privacy/opening.py",
+        "        page.commit(OpenedSet(first.session, opening, digest, terms, machines))",
+        "        OpenedSet(first.session, opening, digest, terms, machines)",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper's mark is never moved",
+        "privacy/opening_file.py",
+        "            _place(self._connection, self._identity, self._path).write_mark(self._identity.mark)",
+        "            pass",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record may be older than its mark",
+        "privacy/opening_file.py",
+        "if mark.number > place.number:",
+        "if False:",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record may have another history",
+        "privacy/opening_file.py",
+        "row[0].hex() != mark.link",
+        "not row[0]",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record is not compared with its lines",
+        "privacy/opening_file.py",
+        "if (found_terms, found) != (terms, machines):",
+        "if False:",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record is read outside of the transaction that writes",
+        "privacy/opening_file.py",
+        '                connection.execute("BEGIN IMMEDIATE")\n                if _read_identity',
+        '                connection.execute("BEGIN")\n                if _read_identity',
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record serves other keys",
+        "privacy/opening_file.py",
+        "if self._identity.key != key_digest(helper):",
+        "if False:",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper believes a name without its signature",
+        "privacy/masking.py",
+        "if public is None or not is_signed(public, sealed.signature, sealed.signed):",
+        "if public is None:",
+        (MASKING, OPENING),
+    ),
+    Mutant(
+        "a helper's seals are not bound to their header",
+        "privacy/masking.py",
+        'len(name).to_bytes(8, "big") + name + header',
+        'len(name).to_bytes(8, "big") + name',
+        (MASKING, OPENING),
+    ),
+    Mutant(
+        "a helper's seed is used for all helpers",
+        "privacy/masking.py",
+        "            seed = secrets.token_bytes(SEED_BYTES)\n",
+        "            seed = seed if seals else secrets.token_bytes(SEED_BYTES)\n",
+        (MASKING,),
+    ),
+    Mutant(
+        "a signature for a helper does not cover the seals",
+        "privacy/masking.py",
+        "parts = (self.header, *self.seals)",
+        "parts = (self.header,)",
+        (MASKING,),
+    ),
+    Mutant(
+        "a header for helpers may be written in two ways",
+        "privacy/masking.py",
+        "if header.to_bytes() != content:",
+        "if False:",
+        (MASKING,),
+    ),
+    Mutant(
+        "anybody can sign for a machine or a helper of the roster",
+        "privacy/curves.py",
+        "return not small_order and",
+        "return",
+        (ROSTER,),
+    ),
+    Mutant(
+        "a session outlives the helpers of its roster",
+        "privacy/machine.py",
+        'terms = self.plan.fingerprint.encode() + (b"\\x00" + roster.encode() if roster else b"")',
+        "terms = self.plan.fingerprint.encode()",
+        (OPENING,),
     ),
 )
 

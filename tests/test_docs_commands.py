@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 # In the order of reading; the later ones begin with what the first has left.
-HERE = ("start.md", "how-to.md", "ledger.md", "running.md", "errors.md", "tuning.md")
+HERE = ("start.md", "how-to.md", "ledger.md", "running.md", "errors.md", "tuning.md", "secure-aggregation.md")
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
     "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),

@@ -2,11 +2,13 @@
 
 import html
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from murmurfl.privacy import MECHANISMS
 
-from benchmarks import pages, picture
+from benchmarks import masks, pages, picture
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +61,30 @@ def test_the_readme_has_one_table_of_at_most_eight_rows():
     lines = [line for line in (pages.ROOT / "README.md").read_text().splitlines() if line.startswith("|")]
     assert len([line for line in lines if set(line) <= set("|-")]) == 1
     assert 2 <= len(lines) - 2 <= pages.ROWS == 8
+
+
+def test_masks_cost_what_was_promised_of_them():
+    """Each a fifth of an exact noise row at most; a helper of 1,000 machines with 10^6 parameters 5 s and 300 MiB."""
+    measured = pages.document("performance")["masks"]
+    assert all(row["mask"] <= row["noise"] / 5 for row in measured["masks"])
+    one = measured["helper"]
+    assert (one["machines"], one["size"]) == (1_000, 1_000_000)
+    assert one["seconds"] < 5
+    assert one["peak_mib"] < 300
+
+
+def test_a_round_is_measured_only_if_both_sums_agree(monkeypatch):
+    measured, sealed = masks.whole_round(3, 4)
+    assert len(sealed) == 3
+    assert masks.masked_seconds(measured) > masks.plain_seconds(measured) > 0
+    monkeypatch.setattr(masks, "_answer", _with_a_wrong_total(masks._answer))
+    with pytest.raises(RuntimeError, match="helper's answer"):
+        masks.whole_round(3, 4)
+
+
+def _with_a_wrong_total(read):
+    def answer(reply):
+        right = read(reply)
+        return replace(right, total=right.total + np.uint64(1))
+
+    return answer

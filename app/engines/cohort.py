@@ -7,7 +7,7 @@ that requests and releases become messages and back, and computes the gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class CohortMachines:
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
-        self._acknowledge(request)
+        self._acknowledge(request, self._sent)
         points = [self._arrays(point) for point in request.points]
         if not all(np.isfinite(values).all() for point in points for values in point):
             yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in request.acks)  # as a client that reads messages
@@ -81,15 +81,16 @@ class CohortMachines:
                 sensitivity = machine.plan.sensitivity
                 self._sent[name] = outcome.release
                 yield Reply(name, outcome.release, outcome.ack, outcome, {protocol.SENSITIVITY: sensitivity})
-                self._acknowledge(request)
+                self._acknowledge(request, [name])
 
-    def _acknowledge(self, request: RoundRequest) -> None:
+    def _acknowledge(self, request: RoundRequest, names: Iterable[str]) -> None:
         """Tell machines which of their releases were aggregated, so that they can forget them.
 
         Their next requests would. A server that sees only sums knows after the round.
         """
-        for name in [name for name, release in self._sent.items() if request.aggregated.get(name) == release]:
-            self.cohort.client(name).machine.acknowledge(request.session, self._sent.pop(name))
+        for name in list(names):
+            if request.aggregated.get(name) == self._sent[name]:
+                self.cohort.client(name).machine.acknowledge(request.session, self._sent.pop(name))
 
     def statements(self, session: str) -> dict[str, dict[str, Any]]:
         """What each machine has spent."""

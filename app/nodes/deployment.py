@@ -154,7 +154,8 @@ class Deployment(Launch):
         write_private(files.config, toml_document(values))
         return files
 
-    def _files_of(self, name: str) -> NodeFiles:
+    def files_of(self, name: str) -> NodeFiles:
+        """The files of a node or a helper."""
         return self.nodes.get(name) or self.helpers[name]
 
     def _register(self, nodes: Mapping[str, NodeFiles]) -> None:
@@ -173,7 +174,7 @@ class Deployment(Launch):
 
     def start_node(self, name: str, program: Sequence[str] = ()) -> subprocess.Popen[Any]:
         """Start a node or a helper, or start it again: ``murmurfl``, or another program that takes its arguments."""
-        files = self._files_of(name)
+        files = self.files_of(name)
         program = program or (sys.executable, "-m", "murmurfl.app")
         command = [*program, files.command, str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--auth-private-key", str(files.private_key)]

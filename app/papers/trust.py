@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _CLOSED = "closed"
+_ERRORS = (2.5, 5, 10, 20, 40)
+"""Where accuracies are marked, in percent wrong."""
 
 
 class TrustTable(TableKind):
@@ -68,6 +70,42 @@ class TrustTable(TableKind):
         rows, caption = trust_rows(document), str(document.get("guarantee", ""))
         return Table(title, self.columns, rows, caption, draw=lambda path: _draw(document, title, caption, path))
 
+    def further_tables(self, document: Mapping[str, Any]) -> list[Table]:
+        """A line for each cell: accuracies beside each other, then what holds whatever happens."""
+        rows, caption = trust_rows(document), str(document.get("guarantee", ""))
+        labels = list(dict.fromkeys(row["algorithm"] for row in rows))
+        part = Column("table", "the part of the table that the line belongs to", label=True)
+        accuracies = [part, *_COMMON, *(Column(one, "accuracy", form=".1f", spread=f"± {one}") for one in labels)]
+        local = [*_COMMON, *(Column(one, "epsilon whatever happens", form=_or_nothing) for one in labels)]
+        return [
+            Table("test accuracy in percent", accuracies, _crosswise(rows, "table", value="accuracy %"), caption),
+            Table("epsilon whatever happens", local, _crosswise(rows, value="epsilon_local"), caption),
+        ]
+
+
+_COMMON = (
+    Column("asked of machines", "machines asked in a round, of all there are", label=True),
+    Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up),
+    Column("epsilon", "the same at delta", form=rounded_up),
+)
+
+
+def _or_nothing(value: float | str) -> str:
+    return value if isinstance(value, str) else rounded_up(value)
+
+
+def _crosswise(rows: Sequence[Row], *parts: str, value: str) -> list[dict[str, Any]]:
+    """One row for the lines with one mu, as many machines and the same ``parts``, with a value of each of them."""
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        asked = f"{row['asked']} of {row['machines']}"
+        shared = {"asked of machines": asked, "mu": row["mu"], "epsilon": row["epsilon"]}
+        named = {part: row[part] for part in parts}
+        cell = cells.setdefault((asked, row["mu asked"], *named.values()), {**named, **shared})
+        found = row[value]
+        cell |= {row["algorithm"]: "nothing" if found is None else found, f"± {row['algorithm']}": row["± std"]}
+    return list(cells.values())
+
 
 def trust_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One flat row for each algorithm of each cell."""
@@ -103,24 +141,37 @@ def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> 
     panels: dict[tuple[Any, ...], list[Row]] = {}
     for place, row in zip(places, rows, strict=True):
         panels.setdefault((place["features"], row["asked"], row["machines"]), []).append(row)
-    figure = new_figure(4.6 * len(panels), 4.6)
-    for axes, ((features, asked, machines), shown) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
+    figure = new_figure(5.2 * columns, 3.6 * lines + 1.6)
+    grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (place, shown) in zip(grid, panels.items(), strict=False):
+        features, asked, machines = place
         for lost in sorted({row["lost"] for row in shown}):
             for label in colour:
                 _draw_line(axes, [r for r in shown if (r["algorithm"], r["lost"]) == (label, lost)], colour[label])
         axes.set_title(f"{features.replace('-', ' ')}, {asked} of {machines} machines asked", fontsize=9)
-        axes.set_xscale("log")
-        ticks = sorted({row["epsilon"] for row in shown})
-        axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
-        axes.set_xticks([], minor=True)
-        axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
-        axes.set_ylabel("test accuracy [%]")
-        axes.grid(alpha=0.3)
-    add_legend(figure, figure.axes)
+        _name_axes(axes, shown)
+    add_legend(figure, list(figure.axes))
     heading = f"{title}: mean and standard deviation over {document['seeds']} runs; dashed: replies lost"
-    save(figure, path, heading, caption, 45 * len(panels))
+    save(figure, path, heading, caption, 75 * columns)
+
+
+def _name_axes(axes: Axes, shown: Sequence[Row]) -> None:
+    """Epsilon along, accuracy up, by the logarithm of the error: what is near 100 % is told apart too."""
+    axes.set_xscale("log")
+    ticks = sorted({row["epsilon"] for row in shown})
+    axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
+    axes.set_yscale("log")
+    axes.invert_yaxis()
+    axes.set_yticks(_ERRORS, [f"{100 - error:g}" for error in _ERRORS])
+    axes.set_yticks([], minor=True)
+    axes.set_ylabel("test accuracy [%]")
+    axes.grid(alpha=0.3)
 
 
 def _draw_line(axes: Axes, rows: Sequence[Row], colour: Any) -> None:
@@ -131,7 +182,7 @@ def _draw_line(axes: Axes, rows: Sequence[Row], colour: Any) -> None:
     lossy = bool(rows[0]["lost"])
     axes.errorbar(
         [row["epsilon"] for row in rows],
-        [row["accuracy %"] for row in rows],
+        [100 - row["accuracy %"] for row in rows],
         yerr=[row["± std"] or 0.0 for row in rows],
         color=colour,
         label=None if lossy else rows[0]["algorithm"],

@@ -14,8 +14,23 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.clients.base import Request
-from murmurfl.privacy import SQLiteLedger, clip_per_sample, read_ledger, row_key, standard_normals
+from murmurfl.clients.roster_files import read_helper_key
+from murmurfl.privacy import (
+    Header,
+    Release,
+    Sealed,
+    SQLiteLedger,
+    SQLiteOpeningRecord,
+    add_mask,
+    clip_per_sample,
+    protocol,
+    read_ledger,
+    row_key,
+    standard_normals,
+)
+from murmurfl.privacy.masking import opened_seal
 from murmurfl.strategies.replies import Reply
 
 HERE = Path(__file__).parent
@@ -46,7 +61,7 @@ class Federation:
         threading.Thread(target=self._keep_running, daemon=True).start()
 
     def notes(self, name):
-        return self.running.nodes[name].config.parent / name
+        return self.running.files_of(name).config.parent / name
 
     def _keep_running(self):
         while not self._ended.wait(0.2):
@@ -60,8 +75,12 @@ class Federation:
 
     def submit(self, plan=None):
         """Run the configuration over the nodes, to its end."""
+        self.running.submit(self.run_config(plan), HERE / "watching_app")
+
+    def run_config(self, plan=None):
+        """What the watching app is told."""
         run = {"settings": json.dumps(self.config.to_mapping()), "plan": json.dumps(plan or {})}
-        self.running.submit({**run, "folder": str(self.folder)}, HERE / "watching_app")
+        return {**run, "folder": str(self.folder)}
 
     # What was noted.
 
@@ -82,6 +101,10 @@ class Federation:
             plain = json.loads(str(file["header"]))["plain"]
             return plain, file["array state.release_sum"]
 
+    def history(self):
+        """The server's rounds, by its checkpoint."""
+        return [{"closed": "", "unopened": 0, **report} for report in self.checkpoint()[0]["history"]]
+
     def result(self):
         return json.loads((self.folder / "result.json").read_text())
 
@@ -92,9 +115,28 @@ class Federation:
         """What the server heard in each round, in the last attempt at it."""
         rounds = defaultdict(lambda: defaultdict(list))
         for (number, attempt, _), (line,), arrays in self.events("heard"):
-            values = np.concatenate([a.ravel() for a in arrays]).astype(np.float64)
-            rounds[number][attempt].append(Reply(line["machine"], line["release"], line["ack"], values, line))
+            values = np.concatenate([a.ravel() for a in arrays])
+            contents = self._unmasked(line, values) if protocol.HEADER in line else values.astype(np.float64)
+            rounds[number][attempt].append(Reply(line["machine"], line["release"], line["ack"], contents, line))
         return {number: attempts[max(attempts)] for number, attempts in rounds.items()}
+
+    def _unmasked(self, line, counts):
+        """A masked release without its masks, by the keys of all helpers: what a test may and nobody else."""
+        sealed = Sealed(
+            bytes.fromhex(line[protocol.HEADER]),
+            tuple(map(bytes.fromhex, line[protocol.SEALS])),
+            bytes.fromhex(line[protocol.SIGNATURE]),
+        )
+        header = Header.from_bytes(sealed.header)
+        for name, key in self.helper_keys().items():
+            add_mask(counts, opened_seal(sealed, header, name, key), subtract=True)
+        return Release(counts.view(np.int64), header.spacing, line["release"], line["ack"])
+
+    def helper_keys(self):
+        return dict(read_helper_key(Path(config.key)) for config in self.helper_configs().values())
+
+    def helper_configs(self):
+        return {name: HelperConfig.read(files.config) for name, files in self.running.helpers.items()}
 
 
 def _numbers(path):
@@ -107,12 +149,12 @@ def configuration(folder, **changes):
 
 
 @contextmanager
-def federation(config, folder, timeout_s, node_changes=None):
+def federation(config, folder, timeout_s, node_changes=None, helpers=0):
     experiment = prepare(config)
     with deployment(folder, timeout_s=timeout_s) as running:
         names = [f"node-{i}" for i in range(config.num_clients)]
         settings = [{**node_settings(experiment, i), **(node_changes or {})} for i in range(config.num_clients)]
-        running.add_nodes(dict(zip(names, settings, strict=True)))
+        running.add_nodes(dict(zip(names, settings, strict=True)), [f"helper-{i}" for i in range(helpers)])
         made = Federation(running, config, folder)
         try:
             yield made
@@ -170,7 +212,7 @@ def sum_and_parts(federation):
         assert stream.release == plain["acks"][name], (
             "the last release must have arrived, for its nonce is the only one kept"
         )
-        made = {line["release"]: line for line in federation.lines(name, "made")}
+        made = {line["release"]: line for line in federation.lines(name, "made") if line["session"] == plain["session"]}
         assert sorted(made) == list(range(1, stream.release + 1))
         for line in made.values():
             width = len(client._shapes)
@@ -192,3 +234,54 @@ def assert_nothing_is_missing_or_left_over(federation):
     parts = sum_and_parts(federation)
     assert np.abs(parts.noise).max() > 0
     assert np.array_equal(parts.server, parts.contributions + parts.noise)
+
+
+# Under secure aggregation.
+
+
+class Replayed:
+    """Machines that answer what they answered before, if they are asked the same."""
+
+    def __init__(self, replies, asked):
+        self._replies, self._asked = replies, asked
+
+    def names(self):
+        return sorted({reply.machine for replies in self._replies.values() for reply in replies})
+
+    def answer(self, request):
+        point = np.concatenate(request.points)
+        attempts = [arrays for (number, _), arrays in self._asked.items() if number == request.server_round]
+        assert attempts
+        for arrays in attempts:  # every attempt at a round asked the same
+            assert np.array_equal(np.concatenate([a.ravel() for a in arrays]), point)
+        return self._replies[request.server_round]
+
+    def statements(self, session):
+        return {}
+
+
+def assert_the_model_is_that_of_the_same_releases_without_messages(federation):
+    """The releases that were heard, their masks taken off, given to a strategy that is asked without messages."""
+    experiment = prepare(federation.config)
+    plain, total = federation.checkpoint()
+    asked = {numbers: arrays for numbers, _, arrays in federation.events("asked")}
+    strategy = experiment.strategy(deployed=True, session=plain["session"])
+    replayed = Replayed(federation.replies(), asked)
+    result = strategy.start(replayed, experiment.initial_arrays(), num_rounds=federation.config.num_rounds)
+    with np.load(federation.folder / "model.npz") as model:
+        for ours, name in zip(result.arrays.to_numpy_ndarrays(), experiment.model.names, strict=True):
+            assert np.array_equal(ours, model[name])
+    assert np.array_equal(strategy.state.release_sum, total)
+    assert [report.closed for report in strategy.history] == [report["closed"] for report in federation.history()]
+
+
+def assert_helpers_opened_what_the_server_has_and_nothing_twice(federation):
+    opened = {report["server_round"] for report in federation.history() if not report["closed"]}
+    session = federation.checkpoint()[0]["session"]
+    for name, config in federation.helper_configs().items():
+        totals = defaultdict(set)
+        for line in federation.lines(name, "opened"):
+            totals[line["session"], line["opening"]].add((line["set"], line["total"]))
+        assert all(len(contents) == 1 for contents in totals.values()), f"{name} opened two sets under one name"
+        assert {int(opening) for of_session, opening in totals if of_session == session} == opened
+        assert SQLiteOpeningRecord(config.record).sets >= len(opened)

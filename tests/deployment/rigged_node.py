@@ -24,7 +24,7 @@ import numpy as np
 from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor, supernode
 from murmurfl.clients.base import PrivateClient
-from murmurfl.privacy import PrivateMachine, SQLiteLedger, derived_seed, protocol
+from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed, opening_file, opening_mark, protocol
 from murmurfl.privacy.ledger import format as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
 from murmurfl.privacy.ledger import page as ledger_page
@@ -167,6 +167,23 @@ def traced(*arguments):
 
 ledger_format.connect = traced
 
+# A helper's record, and what it opens.
+around(opening_file._SQLitePage, "commit", "record", "recorded")
+around(opening_mark.OpeningPlace, "write_mark", "move mark", "mark moved")
+opened = Opener.open
+
+
+def noted_open(self, session, name, releases):
+    now["round"] = int(name)
+    here("open")
+    answer = opened(self, session, name, releases)
+    digest = hashlib.sha256(answer.total.tobytes()).hexdigest()
+    note("opened", {"session": session, "opening": name, "set": answer.set_digest, "total": digest})
+    return answer
+
+
+Opener.open = noted_open
+
 # The reply, on its way out.
 push = executor.push_message
 
@@ -182,6 +199,10 @@ def noted_push(client, message, context):
         push(client, message, context)
         return
     here("send")
+    if protocol.METRICS not in message.content:  # a helper's
+        push(client, message, context)
+        here("sent")
+        return
     metrics, config = message.content[protocol.METRICS], message.content[protocol.CONFIG]
     digest = hashlib.sha256(b"".join(a.numpy().tobytes() for a in message.content[protocol.ARRAYS].values()))
     line = {"release": metrics[protocol.RELEASE], "ack": metrics[protocol.ACK], "machine": config[protocol.MACHINE]}

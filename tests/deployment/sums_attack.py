@@ -16,8 +16,8 @@ from tests.harness.grid import ask_real_node
 
 SESSIONS = ("one", "two", "three", "four", "five")
 # A machine that was told of an opening that never was is of no more use in its session: in the first the server lies
-# rarely, in the last often.
-LIES = dict(zip(SESSIONS, (0.01, 0.03, 0.1, 0.2, 0.4), strict=True))
+# rarely, in the third often.
+LIES = dict(zip(SESSIONS, (0.01, 0.03, 0.3, 0.1, 0.1), strict=True))
 WEAKER = {
     "mu": 1e9, "trust": "untrusted-server", "min-cohort": 1, "min-honest": 1, "roster": "{}", "roster-digest": "0" * 64,
     "helpers": [], "noise-quality": "fast", "mechanism": "none", "max-participations": 10**6,
@@ -41,6 +41,7 @@ class SumsAttack:
 
     def __init__(self, machines, helpers, policy, colluders, features, seed):
         self.machines, self.helpers, self.policy, self.colluders = machines, helpers, policy, colluders
+        self.honest = [name for name in machines if name not in colluders]
         self.shapes = [(2, features), (2,)]
         self.generator = np.random.Generator(np.random.Philox(key=seed))
         self.pool = defaultdict(lambda: defaultdict(list))  # session, machine: all masked releases, in order
@@ -54,7 +55,7 @@ class SumsAttack:
         """So many requests, each of a kind that is drawn."""
         while requests > 0:
             if self.generator.random() < 0.3:
-                requests -= self.honest_round(self.one_of(SESSIONS))
+                requests -= self.planned_round(self.one_of(SESSIONS))
             elif self.generator.random() < 0.2:
                 requests -= self.ask_machine()
             else:
@@ -73,27 +74,57 @@ class SumsAttack:
 
     # Machines.
 
-    def honest_round(self, session):
-        """As an honest server would, but for the helpers, of which one alone is asked.
+    def planned_round(self, session):
+        """What the server thinks is best for it in a session; what the helper then refuses is still not shown."""
+        helper = sorted(self.helpers)[SESSIONS.index(session) % len(self.helpers)]
+        return PLANS[session](self, session, helper)
 
-        In every other session a machine is away each time. In the others sums are as small as they may be, always of the
-        same honest machines, and what the colluders add to them is their own make: nobody else's noise is in them.
-        """
-        number = SESSIONS.index(session)
-        helper = sorted(self.helpers)[number % len(self.helpers)]
-        honest = [name for name in self.machines if name not in self.colluders]
-        if number % 3 == 0:
-            asked = honest[: self.policy.min_cohort - len(self.colluders)]
-        else:
-            absent = self.one_of(self.machines)
-            asked = [name for name in self.machines if name != absent]
+    def honest_round(self, session, helper):
+        """As an honest server would, but for the helpers, of which one alone is asked; a machine is away."""
+        absent = self.one_of(self.machines)
+        asked = [name for name in self.machines if name != absent]
         for name in asked:
             self.train(name, session, self.known_release(session, helper, name))
-        members = [self.fitting(session, helper, name) for name in asked]
-        if number % 3 == 0:
-            members += [self.forged(session, helper, name) for name in self.colluders]
-        self.open(helper, session, self.new_name(), [one for one in members if one is not None])
+        self.open(helper, session, self.new_name(), self.all_fitting(session, helper, asked))
         return len(asked) + 1
+
+    def lean_round(self, session, helper):
+        """Sums as small as they may be, always of the same machines: nobody else's noise is in them.
+
+        Colluders fill them up with releases of their own make. Before that they try it with one honest machine alone,
+        and say that they are content with few.
+        """
+        asked = self.honest[: self.policy.min_cohort - len(self.colluders)]
+        for name in asked:
+            self.train(name, session, self.known_release(session, helper, name))
+        for modest, honest in ((True, asked[:1]), (False, asked)):
+            forged = [self.forged(session, helper, name, modest=modest) for name in self.colluders]
+            self.open(helper, session, self.new_name(), [*forged, *self.all_fitting(session, helper, honest)])
+        return len(asked) + 2
+
+    def deaf_round(self, session, helper):
+        """One machine is told that nothing of its was ever opened, the others what is true: it is added up again."""
+        victim, *others = self.machines
+        self.train(victim, session, 0)
+        for name in others:
+            self.train(name, session, self.known_release(session, helper, name))
+        members = [*self.pool[session][victim][-1:], *self.all_fitting(session, helper, others)]
+        self.open(helper, session, self.new_name(), members)
+        return len(others) + 2
+
+    def subsets_round(self, session, helper):
+        """All are told that nothing was opened, and two sums of different machines are asked for: their difference."""
+        for name in self.machines:
+            self.train(name, session, 0)
+        newest = [self.pool[session][name][-1] for name in self.machines if self.pool[session][name]]
+        for _ in range(2):
+            self.generator.shuffle(newest)
+            self.open(helper, session, self.new_name(), newest[: self.policy.min_cohort])
+        return len(self.machines) + 2
+
+    def all_fitting(self, session, helper, names):
+        members = [self.fitting(session, helper, name) for name in names]
+        return [one for one in members if one is not None]
 
     def ask_machine(self):
         session, name = self.one_of(SESSIONS), self.one_of(self.machines)
@@ -149,9 +180,10 @@ class SumsAttack:
         if draw < 0.2:  # as few as there may be, or a few less
             members = members[: self.policy.min_cohort - int(self.generator.integers(0, 3))]
         elif draw < 0.35:  # releases of the colluders' own make in the place of most
-            forged = [self.forged(session, helper, name) for name in self.colluders]
+            modest = self.generator.random() < 0.5
+            forged = [self.forged(session, helper, name, modest=modest) for name in self.colluders]
             honest = [one for one in members if Header.from_bytes(one.header).machine not in self.colluders]
-            members = [*forged, *honest[: self.policy.min_cohort - len(forged) - int(self.generator.integers(0, 2))]]
+            members = [*forged, *honest[: int(self.generator.integers(1, self.policy.min_cohort - len(forged) + 1))]]
         elif draw < 0.5 and self.asked:  # a set of old, less one, or with one that is older or newer
             session, helper, opening, members = self.one_of(self.asked)
             members = list(members)
@@ -176,16 +208,15 @@ class SumsAttack:
         self.open(helper, session, opening, members)
         return 1
 
-    def forged(self, session, helper, name):
-        """A colluder's release with whatever it must say, and a huge number: nobody believes what it says of itself."""
+    def forged(self, session, helper, name, *, modest):
+        """A colluder's release that says whatever it must, and, if it is modest, that a small sum will do."""
         last = self.last[session, helper].get(name)
         number = last.release + 1 if last else 1
         ack = bytes.fromhex(last.release_id) if last else bytes(16)
         plan = self.policy.plan(sum(int(np.prod(shape)) for shape in self.shapes))
         counts = np.zeros(sum(int(np.prod(shape)) for shape in self.shapes), np.int64)
         made = Release(counts, plan.grid.spacing, number, number - 1, self.generator.bytes(16), ack)
-        modest = replace(self.policy, min_cohort=self.policy.min_honest)
-        policy = self.policy if self.generator.random() < 0.7 else modest
+        policy = replace(self.policy, min_cohort=self.policy.min_honest) if modest else self.policy
         return self.colluders[name].mask(made, session, policy).sealed
 
     def altered(self, sealed):
@@ -245,3 +276,18 @@ class SumsAttack:
             self.codes[reply.error.code] += 1
             return None
         return reply.content
+
+
+PLANS = dict(
+    zip(
+        SESSIONS,
+        (
+            SumsAttack.lean_round,
+            SumsAttack.honest_round,
+            SumsAttack.honest_round,
+            SumsAttack.deaf_round,
+            SumsAttack.subsets_round,
+        ),
+        strict=True,
+    )
+)

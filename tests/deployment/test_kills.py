@@ -1,15 +1,14 @@
 """Real nodes and a real server killed with SIGKILL at every step of a release, and what is true of the run after it."""
 
-import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import LaunchError
-from murmurfl.app.experiment import prepare
 from murmurfl.privacy import read_ledger
 
 from tests.deployment.rig import (
     assert_ledgers_know_all_that_was_heard,
     assert_no_release_was_sent_with_two_contents,
     assert_nothing_is_missing_or_left_over,
+    assert_the_model_is_that_of_the_same_releases_without_messages,
     configuration,
     federation,
 )
@@ -94,33 +93,4 @@ def test_a_server_killed_at_every_step_ends_with_the_model_of_an_uninterrupted_r
         assert [[session.releases for session in of_one] for of_one in sessions] == [[5], [5]]
         assert_no_release_was_sent_with_two_contents(real)
         assert_nothing_is_missing_or_left_over(real)
-        session, total = real.checkpoint()[0]["session"], real.checkpoint()[1]
-        replies, asked = real.replies(), {numbers: arrays for numbers, _, arrays in real.events("asked")}
-    experiment = prepare(config)
-    strategy = experiment.strategy(deployed=True, session=session)
-    result = strategy.start(Replayed(replies, asked), experiment.initial_arrays(), num_rounds=5)
-    with np.load(folder / "model.npz") as model:
-        for ours, name in zip(result.arrays.to_numpy_ndarrays(), experiment.model.names, strict=True):
-            assert np.array_equal(ours, model[name])
-    assert np.array_equal(strategy.state.release_sum, total)
-
-
-class Replayed:
-    """Machines that answer what they answered before, if they are asked the same."""
-
-    def __init__(self, replies, asked):
-        self._replies, self._asked = replies, asked
-
-    def names(self):
-        return sorted({reply.machine for reply in self._replies[1]})
-
-    def answer(self, request):
-        point = np.concatenate(request.points)
-        attempts = [arrays for (number, _), arrays in self._asked.items() if number == request.server_round]
-        assert attempts
-        for arrays in attempts:  # every attempt at a round asked the same
-            assert np.array_equal(np.concatenate([a.ravel() for a in arrays]), point)
-        return self._replies[request.server_round]
-
-    def statements(self, session):
-        return {}
+        assert_the_model_is_that_of_the_same_releases_without_messages(real)

@@ -109,6 +109,8 @@ class Machines:
             protocol.MU_GUARANTEED: client.machine.plan.mu,
             protocol.DELTA: 1e-5,
             protocol.CLIENT_LEVEL: 0,
+            protocol.MU_LOCAL: client.machine.plan.mu_local,
+            protocol.MIN_HONEST: client.machine.policy.min_honest,
             protocol.NUM_EXAMPLES: 1,
         }
         return RecordDict(
@@ -181,7 +183,7 @@ class SecureGrid(NodesGrid):
         opener = self.openers.get(message.metadata.dst_node_id)
         if opener is None:
             return super().handle(message, identifier)
-        kind = "open" if message.metadata.message_type == protocol.QUERY_OPEN else "hello"
+        kind = "open" if protocol.OPENING in message.content[protocol.CONFIG] else "hello"
         delivered = Message(RecordDict(dict(message.content)), message.metadata.dst_node_id,
                             message.metadata.message_type)  # fmt: skip
         delivered.metadata.__dict__["_message_id"] = identifier

@@ -21,12 +21,14 @@ from murmurfl.privacy import (
     RefusedError,
     Roster,
     SimulatedKeys,
+    SQLiteLedger,
     SQLiteOpeningRecord,
     is_opening,
     masking,
     opening,
     opening_record,
     protocol,
+    row_bytes,
     set_digest,
 )
 
@@ -435,3 +437,11 @@ def test_an_opening_says_nothing_of_a_single_mask():
     assert set(vars(answer)) == {"helper", "opening", "set_digest", "total", "signature"}
     assert isinstance(answer, Opening)
     assert answer.total.shape == (D,)
+
+
+def test_a_real_machine_must_know_the_roster_of_its_sessions(tmp_path):
+    ledger = SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5)
+    chosen, options = policy(budget_mu=2.0), {"data": row_bytes(range(12))}
+    with pytest.raises(ConfigurationError, match="Expected `roster` on a real machine"):
+        PrivateMachine(chosen, D, 12, ledger, ledger.keys(), **options)
+    PrivateMachine(chosen, D, 12, ledger, ledger.keys(), roster=ROSTER.digest, **options)

@@ -18,7 +18,8 @@ from murmurfl.strategies import (
 
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, Machines, SecureGrid, refusal, state_bytes
-from tests.strategies.test_secure_aggregation import (
+from tests.harness.secure_training import (
+    ROUNDS,
     SHAPES,
     START,
     build,
@@ -112,6 +113,47 @@ def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point,
         assert made_by[0] == made_by[1], "nobody was asked for a release twice"
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_resumed_server_never_closes_a_round_whose_set_may_be_open(connected, tmp_path):
+    """One helper has opened the set, the server is killed, and the other helper is out of reach when it is back."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.seen = lambda kind, helper, reply: reply
+    if connected:  # as far as its node goes, and it says hello to whoever asks for the first time
+        grid.watch = lambda kind, helper, message: None if (kind, helper) == ("open", HELPERS[1]) else message
+    else:
+        grid.down = {HELPERS[1]}
+    for _ in range(2):
+        with pytest.raises(HelperUnavailableError if connected else NodesUnavailableError, match="helper"):
+            trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.down, grid.watch = set(), lambda kind, helper, message: message
+    resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
+    assert not closed_rounds(resumed)
+    assert same(resumed, plain_run())
+
+
+def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round(tmp_path):
+    """It answers the first greeting of the resumed server, and none after that."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    greeted = []
+
+    def silent(kind, helper, message):
+        if helper == HELPERS[1]:
+            greeted.append(kind)
+        return None if helper == HELPERS[1] and len(greeted) > 1 else message
+
+    grid.seen, grid.watch = (lambda kind, helper, reply: reply), silent
+    with pytest.raises(HelperUnavailableError, match="helper 'helper-1' does not answer"):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    grid.watch = lambda kind, helper, message: message
+    assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
+
+
 def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_helper(tmp_path, monkeypatch):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
     with monkeypatch.context() as patch:
@@ -127,7 +169,7 @@ def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_he
             trained(build(secure={}, checkpoint=checkpoint), grid)
     assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUND - 1)
     resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
-    assert [report.aggregated for report in resumed.history] == [4] * 8
+    assert [report.aggregated for report in resumed.history] == [4] * ROUNDS
     assert not closed_rounds(resumed)
 
 
@@ -166,7 +208,7 @@ def test_a_helper_that_is_down_before_a_set_is_opened_costs_rounds_and_no_releas
     report = strategy.history[ROUND - 1]
     assert (report.closed, report.unopened, report.aggregated) == ("helper 'helper-1' does not answer", 4, 0)
     assert same(strategy, plain_run(closed=closed_rounds(strategy)))
-    assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (8 - rounds_down), "nobody was asked to open them"
+    assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUNDS - rounds_down), "nobody was asked to open them"
 
 
 def test_a_helper_that_stays_away_ends_the_run_with_its_name_and_the_run_can_be_resumed(tmp_path):

@@ -40,7 +40,7 @@ def path(tmp_path):
 def release(path, session, count, **changes):
     ledger = SQLiteLedger(path)
     policy = PrivacyPolicy(0.5, 2, 10, 1.0, **{"budget_mu": ledger.budget_mu, **changes})
-    machine = PrivateMachine(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(range(100)))
+    machine = PrivateMachine(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(range(100)), roster="r" * 64)
     first = machine.statement(session).releases
     for k in range(first, first + count):
         machine.release(session, k, lambda samples: np.zeros((samples.stop - samples.start, 3)))

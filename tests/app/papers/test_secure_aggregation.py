@@ -74,12 +74,12 @@ def made(tmp_path_factory):
     out = tmp_path_factory.mktemp("made")
     cells = [Cell("small", SMALL, KINDS), Cell("small, lost", {**SMALL, "lost-replies": 0.2}, KINDS)]
     document = {"reproduction": "small", "seeds": 2, **run_cells(cells, TrustTable(), seeds=2, out=out, jobs=1)}
-    (table,) = write_reproduction(document, "small", TrustTable(), out)
-    return document, table, out
+    table, *crosswise = write_reproduction(document, "small", TrustTable(), out)
+    return document, table, crosswise, out
 
 
 def test_a_line_says_what_holds_and_what_holds_whatever_happens(made):
-    document, table, out = made
+    document, table, _, out = made
     untrusted, summed, trusted = table.rows[:3]
     assert (summed["honest"], summed["min cohort"]) == (5, 8)
     assert summed["mu"] == pytest.approx(0.5)
@@ -94,8 +94,18 @@ def test_a_line_says_what_holds_and_what_holds_whatever_happens(made):
     assert (out / "small.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_line_for_each_cell_has_every_trust_beside_the_others(made):
+    _, table, (accuracies, local), _ = made
+    line = accuracies.texts()[1]
+    assert list(line) == ["table", "asked of machines", "mu", "epsilon", *KINDS]
+    assert (line["table"], line["mu"]) == ("small, lost", "0.5")
+    assert line["h = 0.5 m"] == table.texts()[4]["accuracy %"]
+    (both,) = local.texts()
+    assert [both[label] for label in KINDS] == [one["epsilon whatever happens"] for one in table.texts()[:3]]
+
+
 def test_the_caption_says_both_figures_and_what_each_rests_on(made):
-    _, table, _ = made
+    _, table, *_ = made
     assert "What holds whatever happens rests on nobody else's honesty" in table.caption
     assert "Epsilon of h = 0.5 m is" in table.caption
     assert "if one helper and h machines of each sum are honest; " in table.caption
@@ -103,7 +113,7 @@ def test_the_caption_says_both_figures_and_what_each_rests_on(made):
 
 
 def test_rounds_that_too_few_releases_came_in_are_counted(made):
-    _, table, _ = made
+    _, table, *_ = made
     everything, lossy = table.rows[1], table.rows[4]
     assert everything["closed"] == 0.0
     assert lossy["closed"] > 0.0, "of 6 rounds, each with fewer than 8 of 10 replies in a third of all cases"

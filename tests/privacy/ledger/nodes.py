@@ -22,7 +22,8 @@ fork = multiprocessing.get_context("fork")
 def machine(ledger, keys=None, **changes):
     settings = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 1.0, "budget_mu": 2.0, **changes}
     keys = ledger.keys() if keys is None else keys
-    return PrivateMachine(PrivacyPolicy(**settings), D, 200, ledger, keys, data=row_bytes(range(200)))
+    roster = "r" * 64 if "trust" in settings else ""
+    return PrivateMachine(PrivacyPolicy(**settings), D, 200, ledger, keys, data=row_bytes(range(200)), roster=roster)
 
 
 def contribution(samples):

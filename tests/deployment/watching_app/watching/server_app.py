@@ -19,6 +19,7 @@ from murmurfl.app.record import CHECKPOINT_NAME, write_record
 from murmurfl.app.run import run_experiment
 from murmurfl.privacy import derived_seed, protocol
 from murmurfl.strategies import checkpoint, rounds
+from murmurfl.strategies.opening import Helpers
 
 app = ServerApp()
 
@@ -102,7 +103,8 @@ class WatchedGrid(Grid):
 
     def _write(self, name, records, lines):
         arrays = {f"{key} {name}": a.numpy() for key, r in records.items() for name, a in r.items()}
-        np.savez(self._folder / f"{name}.npz", header=json.dumps(lines), **arrays)
+        header = json.dumps(lines, default=bytes.hex)  # header, seals and signature of a masked release
+        np.savez(self._folder / f"{name}.npz", header=header, **arrays)
 
 
 def _copy(message):
@@ -115,11 +117,12 @@ def _rig_the_checkpoint(here):
     save, replace = rounds.save_checkpoint, Path.replace
 
     def saving(path, settings, state):
-        number = state["server_round"]
+        held = state.get("held")  # under secure aggregation there is a set to be opened in some checkpoints
+        number, saved = (held["server_round"], "held") if held else (state["server_round"], "saved")
         here("saving", number)
 
         def renamed(self, target):
-            here("half saved", number)
+            here(f"half {saved}", number)
             return replace(self, target)
 
         Path.replace = renamed
@@ -127,9 +130,21 @@ def _rig_the_checkpoint(here):
             save(path, settings, state)
         finally:
             Path.replace = replace
-        here("saved", number)
+        here(saved, number)
 
     checkpoint.save_checkpoint = rounds.save_checkpoint = saving
+
+
+def _rig_the_opening(here):
+    opening = Helpers.open
+
+    def rigged(self, grid, session, cohort, timeout):
+        here("opening", cohort.server_round)
+        total = opening(self, grid, session, cohort, timeout)
+        here("opened", cohort.server_round)
+        return total
+
+    Helpers.open = rigged
 
 
 @app.main()
@@ -147,6 +162,7 @@ def main(grid, context):
             os.kill(os.getpid(), signal.SIGKILL)
 
     _rig_the_checkpoint(here)
+    _rig_the_opening(here)
     config = RunConfig.from_mapping(json.loads(context.run_config["settings"]))
     watched = WatchedGrid(grid, folder, plan, here)
     write_record(run_experiment(watched, config, checkpoint=folder / CHECKPOINT_NAME, deployed=True), folder)

@@ -1,0 +1,135 @@
+"""Secure aggregation between real processes over TLS: helpers and a server killed, replies lost, two runs at once.
+
+Every check is exact: what the server added up is what the machines' data and the noise in their ledgers say, and the
+model is that of the same releases given to the strategy without messages and masks.
+"""
+
+import time
+from collections import Counter
+
+import pytest
+from murmurfl.app.engines.loopback import LaunchError
+from murmurfl.app.engines.superlink import CONNECTION_NAME
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.privacy import SQLiteOpeningRecord, read_ledger
+
+from tests.deployment.rig import (
+    HERE,
+    Federation,
+    assert_helpers_opened_what_the_server_has_and_nothing_twice,
+    assert_ledgers_know_all_that_was_heard,
+    assert_no_release_was_sent_with_two_contents,
+    assert_nothing_is_missing_or_left_over,
+    assert_the_model_is_that_of_the_same_releases_without_messages,
+    configuration,
+    federation,
+)
+
+pytestmark = pytest.mark.deployment
+
+SETTINGS = {"trust": "secure-aggregation", "helpers": 2, "batch_size": 16, "node_deadline_s": 120.0, "mu": 1.0}
+HELPERS = ["helper-0", "helper-1"]
+
+
+def assert_all_is_well(real):
+    assert_no_release_was_sent_with_two_contents(real)
+    assert_ledgers_know_all_that_was_heard(real)
+    assert_nothing_is_missing_or_left_over(real)
+    assert_helpers_opened_what_the_server_has_and_nothing_twice(real)
+    assert_the_model_is_that_of_the_same_releases_without_messages(real)
+
+
+def start(real, plans=None):
+    real.start({name: (plans or {}).get(name, {}) for name in (*real.running.helpers, *real.running.nodes)})
+
+
+ROUNDS, MACHINES, TIMEOUT_S = 12, 6, 15.0
+# A fifth of all replies; those of the last round come, so that everything made was opened.
+DROPPED, LATE = 0.14, 0.06
+
+
+def test_with_a_fifth_of_the_replies_lost_the_model_is_that_of_the_plain_sums(tmp_path):
+    folder = tmp_path / "run"
+    sizes = {"num_clients": MACHINES, "clients_per_round": MACHINES, "num_rounds": ROUNDS}
+    cohort = {"min_cohort": 4, "colluders": 1, "round_timeout_s": TIMEOUT_S}
+    config = configuration(folder, **{**SETTINGS, **sizes, **cohort, "give_up_after": 0})
+    with federation(config, folder, 1500, {"max-participations": ROUNDS}, helpers=2) as real:
+        late = {"delay": (LATE, TIMEOUT_S + 3.0, 1, ROUNDS - 1)}
+        start(real, dict.fromkeys(real.running.nodes, late))
+        real.submit({"drop": DROPPED, "seed": 2, "punctual_from": ROUNDS, "late": True})
+        assert real.result()["rounds"] == ROUNDS
+        assert real.result()["refusals"] == 0
+        troubled = real.result()["lost_replies"] + real.result()["late_replies"]
+        assert troubled > 0.1 * ROUNDS * MACHINES
+        assert_all_is_well(real)
+
+
+# Helpers die in rounds 2, 3, 4, ...: before they look at a set, between every two steps of recording it, and after.
+HELPER_STEPS = {
+    "helper-0": ["open", "commit", "mark written", "recorded", "sent"],
+    "helper-1": ["record", "move mark", "mark renamed", "mark moved", "send"],
+}
+
+
+def test_helpers_killed_at_every_step_open_every_set_once_and_the_model_is_the_same(tmp_path):
+    folder = tmp_path / "run"
+    sizes = {"num_clients": 3, "clients_per_round": 3, "num_rounds": 8, "min_cohort": 3, "colluders": 1}
+    config = configuration(folder, **{**SETTINGS, **sizes, "round_timeout_s": 20.0, "give_up_after": 0})
+    with federation(config, folder, 1500, {"max-participations": 10}, helpers=2) as real:
+        start(
+            real, {name: {"kills": [[s, 2 + i] for i, s in enumerate(steps)]} for name, steps in HELPER_STEPS.items()}
+        )
+        real.submit()
+        for name, steps in HELPER_STEPS.items():
+            assert [step for step, _ in real.lines(name, "killed")] == steps
+            assert real.restarts[name] == len(steps)
+        assert real.result()["rounds"] == 8
+        assert_all_is_well(real)
+
+
+# The set is saved and nobody was asked; everybody has opened it and nobody knows.
+SERVER_KILLS = [["held", 2], ["opened", 3]]
+
+
+def test_a_server_killed_between_saving_and_opening_ends_with_the_model_of_an_uninterrupted_run(tmp_path):
+    folder = tmp_path / "run"
+    sizes = {"num_clients": 3, "clients_per_round": 3, "num_rounds": 4, "min_cohort": 3, "colluders": 1}
+    config = configuration(folder, **{**SETTINGS, **sizes, "round_timeout_s": 30.0})
+    with federation(config, folder, 1200, {"max-participations": 4}, helpers=2) as real:
+        start(real)
+        for _ in SERVER_KILLS:
+            with pytest.raises(LaunchError):
+                real.submit({"kills": SERVER_KILLS})
+        real.submit({"kills": SERVER_KILLS})
+        assert (folder / "killed").read_text().splitlines() == [f"{step} {number}" for step, number in SERVER_KILLS]
+        # The set of a round that was cut off was asked for again, and no machine was asked a second time.
+        sessions = [read_ledger(real.ledger(name)).sessions for name in real.running.nodes]
+        assert [[session.releases for session in of_one] for of_one in sessions] == [[4]] * 3
+        asked = Counter(numbers[0] for numbers, _, _ in real.events("asked"))
+        assert set(asked.values()) == {1}
+        assert_all_is_well(real)
+
+
+def test_two_runs_at_once_through_the_same_nodes_and_helpers_do_not_mix(tmp_path):
+    sizes = {"num_clients": 3, "clients_per_round": 3, "num_rounds": 3, "min_cohort": 3, "colluders": 1}
+    settings = {**SETTINGS, **sizes, "round_timeout_s": 120.0}
+    first, second = (configuration(tmp_path / name, **settings) for name in ("first", "second"))
+    budgets = {"max-participations": 4, "budget-mu": 1.5, "budget-local-mu": 3.0}
+    with federation(first, tmp_path / "first", 1200, budgets, helpers=2) as real:
+        start(real)
+        other = Federation(real.running, second, tmp_path / "second")
+        other.folder.mkdir()
+        other.notes = real.notes
+        (real.running.home / "second.toml").write_text(toml_document(other.run_config()))
+        options = ["--run-config", str(real.running.home / "second.toml"), "--stream"]
+        beside = real.running._flwr("run", str(HERE / "watching_app"), CONNECTION_NAME, *options)
+        real.submit()
+        while not (other.folder / "result.json").exists():
+            real.running.check_time()
+            time.sleep(0.5)
+        beside.communicate(timeout=60)
+        for run in (real, other):
+            assert_nothing_is_missing_or_left_over(run)
+            assert_helpers_opened_what_the_server_has_and_nothing_twice(run)
+            assert_the_model_is_that_of_the_same_releases_without_messages(run)
+        assert [SQLiteOpeningRecord(config.record).sets for config in real.helper_configs().values()] == [6, 6]
