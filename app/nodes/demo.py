@@ -96,10 +96,11 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
 def ledger_line(machine: str, ledger: LedgerSummary) -> str:
     """What a node's ledger says, in one line: mu is reserved whole when a run opens, however far it gets."""
     releases = sum(session.releases for session in ledger.sessions)
-    return (
-        f"  ledger of {machine}: {releases} releases, mu {rounded_up(ledger.reserved_mu)} of "
-        f"{rounded_up(ledger.budget_mu)} spent: {ledger_guarantee(ledger).sentence}"
-    )
+    spent = f"mu {rounded_up(ledger.reserved_mu)} of {rounded_up(ledger.budget_mu)} spent"
+    guarantee = ledger_guarantee(ledger)
+    if guarantee.mu_local is not None:
+        spent += f", {rounded_up(guarantee.mu_local)} of {rounded_up(ledger.budget_local_mu)} whatever happens"
+    return f"  ledger of {machine}: {releases} releases, {spent}: {guarantee.sentence}"
 
 
 def record_line(helper: str, sets: int) -> str:

@@ -18,7 +18,8 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.experiment import prepare
-from murmurfl.privacy import MemoryLedger, read_ledger
+from murmurfl.clients.roster_files import read_roster
+from murmurfl.privacy import MemoryLedger, SQLiteOpeningRecord, read_ledger
 
 pytestmark = pytest.mark.docs
 
@@ -110,28 +111,46 @@ def machines(tmp_path_factory):
         made.stop()
 
 
-def test_the_page_followed_by_a_server_and_four_nodes(machines):
-    certificate, superlink, register, submit, keygen, create, node, _systemd = blocks("deployment.md", "sh")
-    connection, config = blocks("deployment.md", "toml")
+def start_server(machines):
+    certificate, superlink, *_ = blocks("deployment.md", "sh")
+    connection, *_ = blocks("deployment.md", "toml")
     server = machines.join("server")
     machines.run(machines.text(certificate, "server"), server)
     machines.start(machines.text(superlink, "server"), server)
     (machines.folder / "home" / "config.toml").write_text(machines.text(connection, "server"))
+    return server
 
+
+def make_operator(machines, server, number, samples, lines):
+    """An operator's folder with certificate, file and samples, where these lines of the page were typed."""
+    operator = machines.join(f"operator-{number}")
+    (operator / "etc" / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+    (operator / "etc" / "node.toml").write_text(
+        machines.text(blocks("deployment.md", "toml")[1], operator.name, number)
+    )
+    (operator / "etc" / "node.toml").chmod(0o600)
+    np.savez(operator / "lib" / "murmurfl" / "samples.npz", features=samples[0], labels=samples[1])
+    said = [machines.run(machines.text(line, operator.name, number), operator) for line in lines]
+    (server / f"clinic-{number}.pub").write_bytes((operator / "etc" / f"clinic-{number}.pub").read_bytes())
+    return operator, said
+
+
+def samples_of(number):
     experiment = prepare(RunConfig(num_clients=NODES, clients_per_round=NODES, batch_size=32))
-    operators = [machines.join(f"operator-{i}") for i in range(NODES)]
-    for i, operator in enumerate(operators):
-        (operator / "etc" / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
-        (operator / "etc" / "node.toml").write_text(machines.text(config, operator.name, i))
-        (operator / "etc" / "node.toml").chmod(0o600)
-        features, labels = experiment.client(i, MemoryLedger()).samples[:]
+    return experiment.client(number, MemoryLedger()).samples[:]
+
+
+def test_the_page_followed_by_a_server_and_four_nodes(machines):
+    _, _, register, submit, keygen, create, node, *_ = blocks("deployment.md", "sh")
+    server = start_server(machines)
+    operators = []
+    for i in range(NODES):
         # More than the page's run needs: for those of the other pages.
-        path = operator / "lib" / "murmurfl" / "samples.npz"
-        np.savez(path, features=np.tile(features, (2, 1)), labels=np.tile(labels, 2))
-        machines.run(machines.text(keygen, operator.name, i), operator)
-        said = machines.run(machines.text(create, operator.name, i), operator)
-        assert "epsilon" in said
-        (server / f"clinic-{i}.pub").write_bytes((operator / "etc" / f"clinic-{i}.pub").read_bytes())
+        features, labels = samples_of(i)
+        samples = np.tile(features, (2, 1)), np.tile(labels, 2)
+        operator, said = make_operator(machines, server, i, samples, [keygen, create])
+        operators.append(operator)
+        assert "epsilon" in said[1]
     wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")
     for i, operator in enumerate(operators):
         machines.run(machines.text(register, "server", i), server)
@@ -179,3 +198,86 @@ def test_the_demonstration(tmp_path):
     assert "44 made, 44 aggregated" in ended.stdout
     for i in range(NODES):
         assert f"ledger of node-{i}: 11 releases" in ended.stdout
+
+
+HELPERS = ("auditor", "ward")
+
+
+def test_the_part_on_secure_aggregation_followed_by_four_operators_and_two_helpers(tmp_path):
+    machines = Machines(tmp_path)
+    try:
+        follow_secure_aggregation(machines)
+    finally:
+        machines.stop()
+
+
+def follow_secure_aggregation(machines):
+    _, _, register, _, keygen, _, node, _, *sums = blocks("deployment.md", "sh")
+    key, helper_key, make, create, check, check_helper, helper_keygen, start_helper, submit = sums
+    _, _, more, helper_file = blocks("deployment.md", "toml")
+    server = start_server(machines)
+    made = [make_operator(machines, server, i, samples_of(i), [keygen, key, create]) for i in range(NODES)]
+    operators = [operator for operator, _ in made]
+    cards = [operator / "etc" / f"clinic-{i}.card" for i, operator in enumerate(operators)]
+    for helper in HELPERS:
+        folder = machines.join(helper)
+        machines.run(of_helper(machines, helper_key, helper), folder)
+        machines.run(of_helper(machines, helper_keygen, helper), folder)
+        cards.append(folder / "etc" / f"{helper}.card")
+        for name, there in ((f"{helper}.pub", server), ("ca.crt", None)):
+            (there or folder / "etc").joinpath(name).write_bytes(
+                ((folder / "etc" if there else server) / name).read_bytes()
+            )
+    for card in cards:
+        (server / card.name).write_bytes(card.read_bytes())
+    said = machines.run(make, server)
+    roster = read_roster(server / "roster.json", None)
+    assert said.count(roster.digest) == 2  # made, and shown
+    for i, operator in enumerate(operators):
+        (operator / "etc" / "roster.json").write_bytes((server / "roster.json").read_bytes())
+        pinned = machines.text(more, operator.name, i).replace("0" * 64, roster.digest)
+        path = operator / "etc" / "node.toml"
+        path.write_text(f"{path.read_text()}\n{pinned}")
+        said = " ".join(machines.run(machines.text(check, operator.name, i), operator).split())
+        assert "WRONG" not in said
+        assert "mu = 2 Gaussian DP" in said
+        assert "2 machines of each sum are honest, and mu = 2.829" in said
+    for helper in HELPERS:
+        folder = machines.folder / helper
+        (folder / "etc" / "roster.json").write_bytes((server / "roster.json").read_bytes())
+        text = of_helper(machines, helper_file, helper).replace("0" * 64, roster.digest)
+        (folder / "etc" / "helper.toml").write_text(text)
+        (folder / "etc" / "helper.toml").chmod(0o600)
+        assert "are in order" in machines.run(of_helper(machines, check_helper, helper), folder)
+    wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")
+    for helper in HELPERS:
+        machines.run(machines.text(register, "server").replace("clinic-0", helper), server)
+        machines.start(of_helper(machines, start_helper, helper), machines.folder / helper)
+    for i, operator in enumerate(operators):
+        machines.run(machines.text(register, "server", i), server)
+        machines.start(machines.text(node, operator.name, i), operator)
+    machines.run(machines.text(submit, "server"), ROOT)
+    result = json.loads((server / "lib" / "murmurfl" / "sums" / "result.json").read_text())
+    assert (result["rounds"], result["aggregated"]) == (3, 3 * NODES)
+    assert result["mu"] == pytest.approx(2.0)
+    assert result["mu_local"] == pytest.approx(2.0 * 2**0.5)
+    for helper in HELPERS:
+        assert SQLiteOpeningRecord(machines.folder / helper / "lib" / "murmurfl" / "openings.sqlite").sets == 3
+
+
+def of_helper(machines, text, helper):
+    return machines.text(text, helper).replace("auditor", helper)
+
+
+def test_the_demonstration_of_secure_aggregation(tmp_path):
+    """`make deploy-demo ARGS="--trust secure-aggregation"`."""
+    command = [launch.executable("murmurfl"), "deploy-demo", "--trust", "secure-aggregation"]
+    command += ["--set", "num-rounds=2", "--out", str(tmp_path), "--name", "demo"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "12 made, 12 aggregated" in ended.stdout
+    assert "if one helper and 3 machines of each sum are honest, and mu = 6.929" in ended.stdout
+    for i in range(6):
+        assert f"ledger of node-{i}: 2 releases, mu 4 of 4 spent, 6.929 of 6.929 whatever happens" in ended.stdout
+    for i in range(2):
+        assert f"record of helper-{i}: 2 sums opened" in ended.stdout
