@@ -48,7 +48,7 @@ def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
 
 
 def test_a_mu_that_a_machine_states_for_many_honest_is_not_said_of_the_few_of_another():
-    """Machines that do not share sums, or one that is silent, may name fewer: 50 were needed for the mu of the first."""
+    """Machines that do not share sums, or one that is silent, may name fewer than the first needs."""
     statements = {"a": stated(1.0, 7.0711, 50, 60), "b": stated(0.9, 1.2728, 2, 4)}
     found = stated_figures(EXPECTED, statements, 2)
     assert found.min_honest == 2

@@ -1,4 +1,4 @@
-"""What counts as a machine's statement: a server prints figures from it, at the end of a run that may have taken days."""
+"""What counts as a statement of a machine: a server prints figures from it, after a run that may have taken days."""
 
 import math
 
