@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..privacy import protocol
+from ..privacy.roster import MOST_MACHINES
 from .replies import exchange
 
 _STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "samples-used", "max-participations")
@@ -69,7 +70,7 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
     sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
     if sums != [None] * len(sums):
         numbers += sums
-        if any(not isinstance(number, int) or number < 1 for number in sums[1:]):
+        if any(not isinstance(number, int) or not 1 <= number <= MOST_MACHINES for number in sums[1:]):
             return False
     return all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers)
 
