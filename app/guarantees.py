@@ -60,9 +60,13 @@ def configured_figures(experiment: Experiment) -> Figures:
     **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu` and
     :meth:`~murmurfl.app.experiment.Experiment.local_mu`.
     """
-    config = experiment.config
-    numbers = (config.min_honest, config.cohort_floor) if config.secure else (None, None)
-    return Figures(experiment.guaranteed_mu(), experiment.local_mu(), *numbers)
+    mus = experiment.guaranteed_mu(), experiment.local_mu()
+    if not experiment.config.secure:
+        return Figures(*mus)
+    # Of the policies that the mus come from: a method of one's own may have other numbers than the configuration.
+    machines = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
+    policies = [experiment.policy(machine) for machine in machines]
+    return Figures(*mus, max(p.min_honest for p in policies), min(p.min_cohort for p in policies))
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
@@ -127,6 +131,19 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
                 f"{max(found):g} from those that made releases: its policy, asked_rounds and client do not agree. "
                 "There is no result."
             )
+    honest = [int(one.get("min-honest", 1)) for one in released]
+    cohorts = [int(one.get("min-cohort", 1)) for one in released]
+    if figures.min_honest is not None and max(honest, default=0) > figures.min_honest:
+        raise ConfigurationError(_rests_on(f"rests on {figures.min_honest} honest machines of a sum", max(honest)))
+    if figures.min_cohort is not None and min(cohorts, default=math.inf) < figures.min_cohort:
+        raise ConfigurationError(_rests_on(f"is for sums of at least {figures.min_cohort} releases", min(cohorts)))
+
+
+def _rests_on(claimed: str, found: int) -> str:
+    return (
+        f"Expected machines whose mu {claimed}, as the run configuration says, got {found} from those that made "
+        "releases: the method's policy or client has numbers of its own. There is no result."
+    )
 
 
 @overload

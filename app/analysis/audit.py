@@ -135,8 +135,8 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     measure = _Measurement(experiment, runs)
     plan, summed, local, unacknowledged = measure.plan, 1, None, None
     if config.secure:
-        summed = min(config.min_honest, MOST_SUMMED)
-        claimed = min(plan.mu * math.sqrt(config.min_honest / summed), plan.mu_local)
+        summed = min(policy.min_honest, MOST_SUMMED)
+        claimed = min(plan.mu * math.sqrt(policy.min_honest / summed), plan.mu_local)
         result = measure.of(summed=summed, claimed_mu=claimed)
         local = measure.of(claimed_mu=plan.mu_local)
         if policy.builds_on == "last-opened" and policy.max_participations > 1 and opens_without_acks(experiment):

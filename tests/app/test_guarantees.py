@@ -95,11 +95,39 @@ class Plain(Mu2Method):
         return super().client(gradients, samples, weak, ledger, keys, **options)
 
 
-@pytest.mark.parametrize("strategy", ["TooFew", "Plain"])
+class Careless(Mu2Method):
+    """Its machines take smaller sums than its policy, and the run, say."""
+
+    name = "careless"
+
+    def client(self, gradients, samples, policy, ledger, keys, **options):
+        return super().client(gradients, samples, replace(policy, min_cohort=2), ledger, keys, **options)
+
+
+@pytest.mark.parametrize("strategy", ["TooFew", "Plain", "Careless"])
 def test_a_method_cannot_say_more_than_its_machines_do(strategy, monkeypatch, request):
     monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
     with pytest.raises(ConfigurationError, match="There is no result"):
         run_cohort(replace(SUMS, strategy=NAME + strategy))
+
+
+class Counted(Mu2Method):
+    """Its policy rests on more honest machines than the run is told."""
+
+    name = "counted"
+
+    def policy(self, problem, samples):
+        return replace(super().policy(problem, samples), min_honest=3, min_cohort=3)
+
+
+def test_what_a_run_says_its_mu_rests_on_is_the_number_in_its_machines_policies(monkeypatch, request):
+    monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
+    config = replace(SUMS, strategy=f"{NAME}Counted")
+    assert (config.min_honest, config.cohort_floor) == (2, 4)
+    counted = run_cohort(config)
+    assert (counted.min_honest, counted.min_cohort) == (3, 3)
+    assert "if one helper and 3 machines of each sum are honest" in counted.guarantee.sentence
+    assert counted.mu_local == pytest.approx(3**0.5)
 
 
 @pytest.fixture(scope="module")
