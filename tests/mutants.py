@@ -704,6 +704,36 @@ MUTANTS = (
         "terms = self.plan.fingerprint.encode()",
         (OPENING,),
     ),
+    Mutant(
+        "a machine that had sums states a budget against any server that rests on others",
+        "privacy/machine.py",
+        "        if account.reserved_local and not summed:",
+        "        if False:",
+        (SUMS,),
+    ),
+    Mutant(
+        "a mu for many honest machines is said of the few of another",
+        "app/guarantees.py",
+        "mu * math.sqrt(max(honest / fewest, 1.0))",
+        "mu * math.sqrt(max(honest / honest, 1.0))",
+        ("tests/app/test_guarantees.py",),
+    ),
+    Mutant(
+        "a run says the honest machines of its configuration, whatever its policies rest on",
+        "app/guarantees.py",
+        "max(p.min_honest for p in policies), min(p.min_cohort for p in policies))",
+        "experiment.config.min_honest, experiment.config.cohort_floor)",
+        ("tests/app/test_guarantees.py",),
+    ),
+    Mutant(
+        "a strategy judges single releases where masks are left out",
+        "strategies/rounds.py",
+        "self.check_reply(outcome if self._secure is None else outcome.hidden)",
+        "self.check_reply(outcome)",
+        (
+            "tests/strategies/test_secure_aggregation.py::test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation",
+        ),
+    ),
 )
 
 
