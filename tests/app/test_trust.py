@@ -210,3 +210,8 @@ def test_the_warning_says_how_many_rounds_stay_closed(caplog, monkeypatch):
     assert any(
         f"{int(np.sum(np.array(left) < 7))} of {len(left)} rounds will have fewer replies" in one for one in said
     )
+
+
+def test_more_helpers_than_a_roster_has_room_for_are_refused_before_anything_else():
+    assert len(prepare(replace(SUMS, helpers=16)).roster.helpers) == 16
+    assert "helpers" in refused(helpers=17)
