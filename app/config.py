@@ -99,8 +99,8 @@ class RunConfig:
     )
     trust: str = key(
         "",
-        "Who is trusted, and with what; empty for the method's own. Under `secure-aggregation` the server sees only sums of many machines' "
-        "releases, as long as one helper is honest; under `trusted-server` it sees them all and adds the noise.",
+        "Who is trusted, and with what; empty for the method's own. Under `secure-aggregation` the server sees only "
+        "sums of releases, as long as one helper is honest; under `trusted-server` it sees them all and adds noise.",
         choices=("", *TRUST_MODELS),
     )
     helpers: int = key(2, "Helpers, each of whom must open every sum.", at_least=1, at_most=64, read_by="trust")

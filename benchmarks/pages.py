@@ -20,8 +20,9 @@ from murmurfl.app.papers.captions import table_caption
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
+from murmurfl.privacy import rounded_up
 
-from . import engines, footprint, mechanisms, momentum, noise, picture, profile, scale, streams
+from . import engines, footprint, masks, mechanisms, momentum, noise, picture, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,8 @@ def summary() -> str:
     """The README's table: what was printed, and what comes out here."""
     made = document("reshef-levy-2025")
     printed = [pair for pair in picture.pairs(made) if not pair.practical and pair.asked == "50 of 100"]
-    rows = [*printed, *picture.drawn(made)][-ROWS:]
+    rows = [*printed, *picture.drawn(made)][1 - ROWS :]
+    summed = _summed()
     lines = [
         "| setting | machines | ε | DP-μ²-FL | noisy SGD |",
         "|---|---|---|---|---|",
@@ -60,12 +62,13 @@ def summary() -> str:
         note = "" if pair.other == "noisy-sgd" else " (the papers' release rule)"
         setting = f"{pair.cell['table']}, μ = {pair.cell['settings']['mu']:g}"
         lines.append(f"| {setting} | {pair.asked} | {pair.epsilon} | {cells[0]} | {cells[1]}{note} |")
+    lines.append(_line_of(summed))
     return "\n".join(
         [
-            "MNIST, one pass, untrusted server; test accuracy in percent, mean ± standard deviation over "
+            "MNIST, one pass, no trusted server; test accuracy in percent, mean ± standard deviation over "
             f"{made['seeds']} seeds, in brackets what the paper prints.",
             "",
-            told_of(rows).replace("Epsilon", "ε"),
+            told_of(rows, summed).replace("Epsilon", "ε"),
             "",
             *lines,
             "",
@@ -74,9 +77,36 @@ def summary() -> str:
     )
 
 
-def told_of(rows: Sequence[picture.Pair]) -> str:
+def _summed() -> dict[str, Any]:
+    """The README's line of secure aggregation: its cell, the entry, and the same with an untrusted server."""
+    cell = next(one for one in document("secure-aggregation")["cells"] if _is_of_summary(one["settings"]))
+    algorithms = cell["algorithms"]
+    return {"cell": cell, "entry": algorithms["h = 0.5 m"], "without": algorithms["untrusted server"]}
+
+
+def _line_of(summed: Mapping[str, Any]) -> str:
+    settings, entry = summed["cell"]["settings"], summed["entry"]
+    shown = (
+        f"secure aggregation, {summed['cell']['table']}, μ = {settings['mu']:g}",
+        f"{settings['clients-per-round']} of {settings['num-clients']}",
+        rounded_up(entry["epsilon"]["mean"]),
+        accuracy(entry),
+        f"{accuracy(summed['without'])} (DP-μ²-FL, each release seen by itself)",
+    )
+    return f"| {' | '.join(shown)} |"
+
+
+def _is_of_summary(settings: Mapping[str, Any]) -> bool:
+    everybody = settings["clients-per-round"] == settings["num-clients"]
+    return everybody and settings["features"] == "oriented-gradients" and settings["mu"] == 0.25
+
+
+def told_of(rows: Sequence[picture.Pair], summed: Mapping[str, Any] | None = None) -> str:
     """What the epsilons of such rows are true of."""
-    return table_caption({"cells": [{**pair.cell, "algorithms": pair.entries} for pair in rows]})
+    cells = [{**pair.cell, "algorithms": pair.entries} for pair in rows]
+    if summed is not None:
+        cells.append({**summed["cell"], "algorithms": {"secure aggregation": summed["entry"]}})
+    return table_caption({"cells": cells})
 
 
 def _many_passes(rows: Sequence[picture.Pair]) -> str:
@@ -100,6 +130,14 @@ def table(name: str) -> str:
     """Every row of a reproduction, and what its epsilons are true of."""
     first, *_ = tables_of(document(name), name, PAPERS[name].table)
     return f"{first.caption}\n\n{first.markdown().rstrip()}"
+
+
+def by_trust() -> str:
+    """Accuracies by whom a machine trusts beside each other, and what holds whatever happens."""
+    name = "secure-aggregation"
+    _, *crosswise = tables_of(document(name), name, PAPERS[name].table)
+    shown = [f"{one.title[0].upper()}{one.title[1:]}:\n\n{one.markdown().rstrip()}" for one in crosswise]
+    return "\n\n".join([crosswise[0].caption, *shown])
 
 
 def performance() -> str:
@@ -173,6 +211,7 @@ BLOCKS = {
         "profile": part("profile", profile.table),
         "profile-before": lambda: profile.table(document("profile-before")),
         "scale": part("scale", scale.table),
+        "masks": part("masks", masks.table),
         "peers": part("peers", peers.table),
         "footprint": lambda: footprint.table(document("footprint")),
     },
@@ -181,6 +220,7 @@ BLOCKS = {
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {
         **{name: lambda name=name: table(name) for name in PAPERS if (DOCUMENTS / f"{name}.json").exists()},
+        "secure-aggregation": by_trust,
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
     },

@@ -112,9 +112,9 @@ class Opener:
     sums of at least as many releases of distinct machines of the roster as the most careful of them asks for; a release
     is opened at most once; under ``last-opened`` the opened releases of a machine are a chain, each built on the one
     before; and of each name of a set there is one set. By this a sample moves the sums once and for good, which is the
-    second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do. A set
-    that is refused leaves no trace but in the log. Seeds are dropped once they are added up, and never leave. Timing
-    is not protected.
+    second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do.
+    A set that is refused leaves no trace but in the log. Seeds are dropped once they are added up, and never leave.
+    Timing is not protected.
     """
 
     def __init__(self, name: str, key: HelperKey, roster: Roster, record: OpeningRecord) -> None:

@@ -31,6 +31,10 @@ NORMALS = "tests/privacy/test_normals.py"
 ADMISSION = "tests/privacy/test_admission.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
+MASKING = "tests/privacy/test_masking.py"
+OPENING = "tests/privacy/test_opening.py"
+OPENING_RECORD = "tests/privacy/test_opening_record.py"
+ROSTER = "tests/privacy/test_roster.py"
 PLANNING = "tests/privacy/test_planning.py"
 SUMS = "tests/privacy/ledger/test_sums.py"
 RELEASE = "tests/privacy/test_release.py"
@@ -525,6 +529,180 @@ MUTANTS = (
         '_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")',
         '_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation", "trusted-server")',
         (MASKED_UPDATES,),
+    ),
+    Mutant(
+        "a helper does not look at acks",
+        "privacy/opening.py",
+        'if header.builds_on == "last-opened" and header.ack_id != expected:',
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper opens a release twice",
+        "privacy/opening.py",
+        "if last is not None and header.release <= last.release:",
+        "if last is not None and header.release < last.release:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper opens sums of one less",
+        "privacy/opening.py",
+        "if len(headers) < needed.min_cohort:",
+        "if len(headers) + 1 < needed.min_cohort:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper asks the least careful machine for min_cohort",
+        "privacy/opening.py",
+        "needed = max(headers,",
+        "needed = min(headers,",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper counts a machine twice",
+        "privacy/opening.py",
+        "if len({header.machine for header in headers}) < len(headers):",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper mixes sessions",
+        "privacy/opening.py",
+        "if any(header.session != session for header in headers):",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper mixes noise of several terms",
+        "privacy/opening.py",
+        "if len({SessionTerms.of(header) for header in headers}) > 1:",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper lets a session change its terms",
+        "privacy/opening.py",
+        "if page.terms(first.session) not in (None, terms):",
+        "if False:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper knows sets by their names",
+        "privacy/opening.py",
+        "if known == digest:",
+        "if known is not None:",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper records before it looks at seals",
+        "privacy/opening.py",
+        "        seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]\n"
+        "        total = np.zeros(headers[0].size, np.uint64)\n"
+        "        with self._record.exclusive() as page:\n"
+        "            self._record_set(page, opening, digest, headers)\n",
+        "        total = np.zeros(headers[0].size, np.uint64)\n"
+        "        with self._record.exclusive() as page:\n"
+        "            self._record_set(page, opening, digest, headers)\n"
+        "        seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]\n",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper opens what it never records",
+        "privacy/opening.py",
+        "        page.commit(OpenedSet(first.session, opening, digest, terms, machines))",
+        "        OpenedSet(first.session, opening, digest, terms, machines)",
+        (OPENING,),
+    ),
+    Mutant(
+        "a helper's mark is never moved",
+        "privacy/opening_file.py",
+        "            _place(self._connection, self._identity, self._path).write_mark(self._identity.mark)",
+        "            pass",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record may be older than its mark",
+        "privacy/opening_file.py",
+        "if mark.number > place.number:",
+        "if False:",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record may have another history",
+        "privacy/opening_file.py",
+        "row[0].hex() != mark.link",
+        "not row[0]",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record is not compared with its lines",
+        "privacy/opening_file.py",
+        "if (found_terms, found) != (terms, machines):",
+        "if False:",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record is read outside of the transaction that writes",
+        "privacy/opening_file.py",
+        '                connection.execute("BEGIN IMMEDIATE")\n                if _read_identity',
+        '                connection.execute("BEGIN")\n                if _read_identity',
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper's record serves other keys",
+        "privacy/opening_file.py",
+        "if self._identity.key != key_digest(helper):",
+        "if False:",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a helper believes a name without its signature",
+        "privacy/masking.py",
+        "if public is None or not is_signed(public, sealed.signature, sealed.signed):",
+        "if public is None:",
+        (MASKING, OPENING),
+    ),
+    Mutant(
+        "a helper's seals are not bound to their header",
+        "privacy/masking.py",
+        'len(name).to_bytes(8, "big") + name + header',
+        'len(name).to_bytes(8, "big") + name',
+        (MASKING, OPENING),
+    ),
+    Mutant(
+        "a helper's seed is used for all helpers",
+        "privacy/masking.py",
+        "            seed = secrets.token_bytes(SEED_BYTES)\n",
+        "            seed = seed if seals else secrets.token_bytes(SEED_BYTES)\n",
+        (MASKING,),
+    ),
+    Mutant(
+        "a signature for a helper does not cover the seals",
+        "privacy/masking.py",
+        "parts = (self.header, *self.seals)",
+        "parts = (self.header,)",
+        (MASKING,),
+    ),
+    Mutant(
+        "a header for helpers may be written in two ways",
+        "privacy/masking.py",
+        "if header.to_bytes() != content:",
+        "if False:",
+        (MASKING,),
+    ),
+    Mutant(
+        "anybody can sign for a machine or a helper of the roster",
+        "privacy/curves.py",
+        "return not small_order and",
+        "return",
+        (ROSTER,),
+    ),
+    Mutant(
+        "a session outlives the helpers of its roster",
+        "privacy/machine.py",
+        'terms = self.plan.fingerprint.encode() + (b"\\x00" + roster.encode() if roster else b"")',
+        "terms = self.plan.fingerprint.encode()",
+        (OPENING,),
     ),
 )
 

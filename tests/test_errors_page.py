@@ -115,6 +115,21 @@ class World:
 
         return training(0), training(2)
 
+    def no_helpers(self):
+        class Connected(InProcessGrid):
+            most = 4  # two machines and, after them, two helpers
+
+            def get_node_ids(self):
+                return list(super().get_node_ids())[: self.most]
+
+        def training(nodes):
+            sums = RunConfig.from_mapping({**TWO.to_mapping(), "trust": "secure-aggregation", "min-cohort": 2})
+            grid = Connected(client_app.app, 4, sums.to_mapping())
+            grid.most = nodes
+            return error(lambda: run_experiment(grid, sums))
+
+        return training(2), training(4)
+
     def shapes(self):
         def training(model):
             machines = RunConfig.from_mapping({**TWO.to_mapping(), "model": model})

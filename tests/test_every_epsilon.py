@@ -95,9 +95,20 @@ SHOWING = {
     "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
     "node": ["node", "node.toml", "--check"],
 }
+SUMMED = ["--set", "trust=secure-aggregation", "--set", "mu=1", "--set", "num-rounds=2"]
+SUMS = {
+    "run": ["run", "--engine", "cohort", "--name", "sums", *SUMMED],
+    "report": ["report", "runs/sums"],
+    "audit": ["audit", "--runs", "40", *SUMMED],
+    "plan": ["plan", *SUMMED],
+}
+"""Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
+BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
 AS_JSON = ("reproduce", "audit", "plan", "ledger show")
-SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "helper")
-ABOUT_KEYS = ("roster key", "roster make", "roster show", "roster check")  # who takes part: no figure follows from it
+SILENT = (
+    *("ledger accept-rollback", "ledger new-mark", "ledger upgrade"),
+    *("roster key", "roster make", "roster show", "roster check", "helper"),
+)
 NAMING = ("keys", "list")  # what there is, before there is any figure
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
 
@@ -108,7 +119,19 @@ def test_every_command_is_walked():
             return [" ".join(name)]
         return [leaf for key, child in command.commands.items() for leaf in leaves(child, (*name, key))]
 
-    assert set(leaves(typer.main.get_command(cli))) == {*SHOWING, *SILENT, *ABOUT_KEYS, *NAMING, *IN_PARTS}
+    assert set(leaves(typer.main.get_command(cli))) == {*SHOWING, *SILENT, *NAMING, *IN_PARTS}
+
+
+def test_what_commands_say_of_sums(world):
+    for name, arguments in SUMS.items():
+        text = invoke(*arguments).output
+        if name == "report":
+            text = Path("runs/sums/report/index.html").read_text()
+        assert shows_and_says(text) == (True, True), (name, text)
+        assert BOTH.search(" ".join(text.split())), name
+    assert not unexplained(json.loads(Path("runs/sums/result.json").read_text()))
+    for name in ("audit", "plan"):
+        assert not unexplained(json.loads(invoke(*SUMS[name], "--json").stdout)), name
 
 
 def test_what_commands_print_and_write(world):

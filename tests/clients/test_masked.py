@@ -19,6 +19,7 @@ from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
     PrivacyPolicy,
+    RefusedError,
     SimulatedKeys,
     SystemKeys,
     protocol,
@@ -269,3 +270,15 @@ def test_a_real_machine_masks_as_a_simulated_one_does():
     counts, header = unmasked(arrays, entries, ROSTER)
     assert header.release == 1
     assert np.abs(counts).max() < 2**52
+
+
+def test_a_session_does_not_go_on_under_another_roster():
+    """Its helpers may be new ones, which do not know what was opened."""
+    ledger, other = MemoryLedger(), roster_of(NAMES, ("helper-0", "another"))
+    client = machine(chosen=policy(budget_mu=3.0), ledger=ledger)
+    client.fit(points(client), training_config())
+    moved = machine(chosen=policy(budget_mu=3.0), ledger=ledger, masking=lambda name, _: masking_of(name, other))
+    with pytest.raises(RefusedError) as refusal:
+        moved.fit(points(moved), training_config(2))
+    assert refusal.value.code == protocol.POLICY_CHANGED
+    moved.fit(points(moved), training_config(session="another"))

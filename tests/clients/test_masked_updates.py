@@ -320,6 +320,13 @@ def test_a_wrong_roster_or_key_makes_the_machine_refuse_before_it_releases(node,
     assert not read_ledger(tmp_path / "ledger.sqlite").sessions
 
 
+def test_a_session_does_not_go_on_under_another_roster(node, tmp_path):
+    assert not ask_real_node(real(), request(), **node).has_error()
+    other_roster(tmp_path)
+    edit(tmp_path, ROSTER.digest, Roster(ROSTER.machines, ROSTER.helpers[:1]).digest)
+    assert ask_real_node(real(), request(), **node).error.code == protocol.POLICY_CHANGED
+
+
 def other_roster(folder):
     (folder / "roster.json").unlink()
     write_roster(folder / "roster.json", Roster(ROSTER.machines, ROSTER.helpers[:1]))

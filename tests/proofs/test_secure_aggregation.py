@@ -228,25 +228,24 @@ MACHINES = 4
 COHORTS = [cohort for size in (2, 3, 4) for cohort in combinations(range(MACHINES), size)]
 
 
-def path_squares(path, name="cancelling"):
-    """mu^2 of machine 0's first sample in the first 1, 2, ... sums of a path."""
+def on_path(path):
+    """Everything a server saw that opened these cohorts."""
     sets = played([[2 if machine in cohort else 0 for cohort in path] for machine in range(MACHINES)])
-    return [Transcript(stream(name, len(path)), sets[:stop]).square("0", 1) for stop in range(1, len(path) + 1)]
+    return Transcript(stream("cancelling", len(path)), sets)
 
 
-def conditional_shifts(path, name="cancelling"):
-    """How far the sample moves each sum given those before it, in standard deviations of that sum given them."""
-    sets = played([[2 if machine in cohort else 0 for cohort in path] for machine in range(MACHINES)])
-    whole = Transcript(stream(name, len(path)), sets)
-    return np.linalg.solve(np.linalg.cholesky(whole.covariance), whole.change("0", 1))
+def path_squares(path):
+    """mu^2 of machine 0's first sample in the first 1, 2, ... sums of a path: what each adds, given those before it."""
+    whole = on_path(path)
+    return np.cumsum(np.linalg.solve(np.linalg.cholesky(whole.covariance), whole.change("0", 1)) ** 2)
 
 
 def test_on_every_path_the_squared_shifts_add_up_to_mu_squared_at_most():
     """What a further sum adds depends on who was in the sums so far, and on nothing that comes later."""
     most, largest = 1 / 2, 0.0
     for path in product(COHORTS, repeat=3):
-        squares, shifts = path_squares(path), conditional_shifts(path)
-        assert np.cumsum(shifts**2) == pytest.approx(squares, abs=1e-9)
+        squares = path_squares(path)
+        assert squares[-1] == pytest.approx(on_path(path).square("0", 1), abs=1e-9)
         assert squares[-1] <= most * ROUNDING
         largest = max(largest, squares[-1])
     assert largest == pytest.approx(most)

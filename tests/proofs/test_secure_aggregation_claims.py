@@ -7,6 +7,7 @@ in which a machine by itself has mu^2 = K.
 
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from murmurfl.privacy import make_mechanism
 
 from tests.harness.sums import MECHANISMS, ROUNDING, generator, largest_column, mechanism, random_patterns, stream
 from tests.harness.transcripts import Opened, Stream, Transcript, played
+
+ROOT = Path(__file__).parents[2]
 
 
 def uniform(releases):
@@ -41,50 +44,78 @@ def test_the_theorem_is_attained_by_one_cohort_for_all_rounds():
     assert square(played(fixed(10, 50)), 50) == pytest.approx(50 / 10)
 
 
-def test_the_victims_own_later_releases_are_not_k():
-    """It takes part once, nine others fifty times: what their noise tells of its first sum counts."""
+def victim_once():
+    """It takes part once, nine others fifty times; mu^2 over the claim that K is its own later releases."""
     patterns = fixed(10, 50)
     patterns[0, 1:] = 0
-    claim = 1 / 10
-    exact = square(played(patterns), 50)
-    assert exact == pytest.approx(1 / (1 + 9 / 50))
-    assert exact > 8.4 * claim
-    assert exact <= 50 / 10
+    return square(played(patterns), 50) / (1 / 10)
+
+
+def others_once():
+    """Nine others in round 1 only, the victim from round 2 on; over the claim that h is who ever took part."""
+    patterns = np.zeros((10, 50), int)
+    patterns[1:, 0] = patterns[0, 1:] = 2
+    return square(played(patterns), 50) / (50 / 10)
+
+
+def two_and_later_ten(rounds):
+    """Two in the sample's round, ten in those after it; over the claim that h is ten."""
+    patterns = fixed(10, rounds)
+    patterns[2:, 0] = 0
+    return square(played(patterns), rounds) / (rounds / 10)
+
+
+def told_zero(releases, honest):
+    """The victim's P_k anew in every sum, beside others' differences; over the claim that acks may be the server's."""
+    return square(with_acks(releases, honest, lambda k: 0), releases) / (releases / honest)
+
+
+def test_the_victims_own_later_releases_are_not_k():
+    """What the others' noise tells of its first sum counts."""
+    assert victim_once() == pytest.approx(10 / (1 + 9 / 50))
+    assert victim_once() <= 50
 
 
 def test_machines_that_ever_took_part_or_whose_noise_is_in_the_total_are_not_h():
-    """Nine others in round 1 only, the victim from round 2 on: their noise never changes, and a difference has none."""
-    patterns = np.zeros((10, 50), int)
-    patterns[1:, 0] = patterns[0, 1:] = 2
-    claim = 50 / 10
-    exact = square(played(patterns), 50)
-    assert exact == pytest.approx(49)
-    assert exact >= 9.79 * claim
+    """Their noise never changes, and a difference has none."""
+    assert others_once() == pytest.approx(49 / 5)
 
 
 def test_the_mean_or_a_later_size_of_a_cohort_is_not_h():
-    """Two in the sample's round, ten in the 49 after it."""
-    patterns = fixed(10, 50)
-    patterns[2:, 0] = 0
-    exact = square(played(patterns), 50)
-    assert exact > 1.07 * 50 / 10, "a later size"
-    assert exact > 1.05 * 50 / np.mean((patterns == 2).sum(axis=0)), "the mean size"
-    assert exact <= 50 / 2
+    for rounds in (2, 5, 50):
+        assert two_and_later_ten(rounds) == pytest.approx((1 / 2 + (rounds - 1) / 10) / (rounds / 10))
+        mean = (2 + 10 * (rounds - 1)) / rounds
+        assert two_and_later_ten(rounds) * mean / 10 > 1.05, "the mean size"
+        assert two_and_later_ten(rounds) <= 10 / 2, "the theorem"
 
 
 def test_a_server_that_alone_checks_acknowledgements_may_tell_the_victim_zero_for_ever():
-    """The victim's P_k anew in every sum, beside others' differences, whose noise cancels in the total."""
-    releases, honest = 100, 50
-    exact = square(with_acks(releases, honest, lambda k: 0), releases)
-    assert exact > 46 * releases / honest
-    assert exact <= releases, "its local mu holds all the same"
-    assert square(with_acks(releases, honest, lambda k: k - 1), releases) == pytest.approx(releases / honest)
+    """Others' noise cancels in the total."""
+    assert told_zero(100, 50) > 46
+    assert told_zero(100, 50) <= 50, "its local mu holds all the same"
+    assert square(with_acks(100, 50, lambda k: k - 1), 100) == pytest.approx(100 / 50)
 
 
 def test_a_late_original_and_its_carry_over_may_not_both_be_opened():
-    releases, honest = 2, 10
-    exact = square(with_acks(releases, honest, lambda k: 0), releases)
-    assert exact > 2.1 * releases / honest
+    assert told_zero(2, 10) > 2.1
+
+
+def test_the_pages_print_these_factors():
+    """In both tables; the last two are in mu."""
+    factors = {
+        f"{victim_once():.1f} times": "8.5 times",
+        f"{others_once():.1f} times": "9.8 times",
+        f"{two_and_later_ten(50):.2f} times": "1.08 times",
+        f"{two_and_later_ten(2):.0f} times": "3 times",
+        f"{told_zero(100, 50):.0f} times": "47 times",
+        f"{told_zero(2, 10):.1f} times": "2.2 times",
+        f"{asked_in_these_rounds_only()[0]:.2f} times": "1.06 times",
+        f"{first_replies_lost()[0]:.2f} times": "1.21 times",
+    }
+    assert [*factors] == [*factors.values()]
+    for page in ("docs/secure-aggregation.md", "docs/proofs/secure-aggregation.md"):
+        text = (ROOT / page).read_text()
+        assert [printed for printed in factors if printed not in text] == []
 
 
 def test_a_cumulative_release_that_passes_for_one_that_stands_alone_breaks_the_guarantee():
@@ -148,34 +179,37 @@ def test_a_returning_sample_costs_no_more_than_its_turns_added_up(name):
         assert exact <= len(taken) * column / math.sqrt(min(sizes)) * ROUNDING
 
 
+def of_turns(sets):
+    """Three turns two releases apart in two bands: mu over the claim, and over the triangle bound."""
+    whole = Transcript(Stream.of_mechanism("banded", 6, bands=2), sets)
+    noise = make_mechanism("banded", 6, bands=2)
+    exact = math.sqrt(whole.gram("0", [1, 3, 5]).sum())
+    claim = noise.sensitivity(3, 2, pattern="epochs") / math.sqrt(2)
+    return exact / claim, whole.returning("0", [1, 3, 5]) / (3 * noise.sensitivity() / math.sqrt(2))
+
+
+def asked_in_these_rounds_only():
+    """The victim's turns do not overlap; the other machine's releases of the same rounds follow each other."""
+    return of_turns(played([[2] * 5, [2, 0, 2, 0, 2]]))
+
+
+def first_replies_lost():
+    """The victim's first four replies are lost: its three turns stand in one sum, which is the other's first."""
+    sets = played([[1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 2, 2]])
+    assert {len(members) for members in sets} == {0, 2}, "all machines are in every opened sum"
+    return of_turns(sets)
+
+
 def test_the_local_pattern_over_the_root_of_h_is_not_enough_others_own_separations_are_shorter():
-    """Two bands: three turns two releases apart do not overlap. The other machine was asked in these rounds only."""
-    releases, taken = 6, [1, 3, 5]
-    sets = played([[2] * 5, [2, 0, 2, 0, 2]])
-    whole = Transcript(Stream.of_mechanism("banded", releases, bands=2), sets)
-    claim = banded_claim(releases)
-    assert math.sqrt(whole.gram("0", taken).sum()) > 1.06 * claim
-    assert whole.returning("0", taken) <= 3 * whole_column(releases) / math.sqrt(2)
-
-
-def banded_claim(releases):
-    """Local mu of three turns two releases apart, as declared, over sqrt(2)."""
-    local = make_mechanism("banded", releases, bands=2).sensitivity(3, 2, pattern="epochs")
-    return local / math.sqrt(2)
-
-
-def whole_column(releases):
-    return make_mechanism("banded", releases, bands=2).sensitivity()
+    over_the_claim, over_the_bound = asked_in_these_rounds_only()
+    assert over_the_claim > 1.06
+    assert over_the_bound <= 1
 
 
 def test_not_even_where_all_machines_are_in_every_sum_if_their_releases_have_other_numbers():
-    """The victim's first four replies are lost: its three turns stand in one sum, which is the other's first."""
-    sets = played([[1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 2, 2]])
-    assert {len(members) for members in sets} == {0, 2}
-    whole = Transcript(Stream.of_mechanism("banded", 6, bands=2), sets)
-    exact = math.sqrt(whole.gram("0", [1, 3, 5]).sum())
-    assert exact > 1.20 * banded_claim(6)
-    assert exact <= 3 * whole_column(6) / math.sqrt(2)
+    over_the_claim, over_the_bound = first_replies_lost()
+    assert over_the_claim > 1.20
+    assert over_the_bound <= 1
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

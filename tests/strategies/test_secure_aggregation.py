@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
-from murmurfl.clients import NoisySGDClient, OnlineClient
-from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol
+from flwr.app import ConfigRecord
+from murmurfl.clients import NoisySGDClient
+from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import (
     CorrelatedFedAvg,
     DelayedMomentum,
@@ -19,63 +19,18 @@ from murmurfl.strategies import (
 )
 
 from tests.harness.grid import NodesGrid, reply_is_lost
-from tests.harness.machines import normal_samples
-from tests.harness.secure import HELPERS, DirectCohort, Machines, SecureGrid, state_bytes
-
-SHAPES = [(2, 3), (4,)]
-D = 10
-START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
-ROUNDS = 8
-ONE_POINT = {"kind": OnlineClient, "options": {"learning_rate": 0.1}, "clip_unit": "update"}
-
-
-def some(name, samples=30):
-    return normal_samples(name, samples, D) / 4
-
-
-def machines(**changes):
-    return Machines(some, SHAPES, **changes)
-
-
-def build(kind=Mu2, *, secure=None, **options):
-    common = {"num_clients": 6, "clients_per_round": 4, "learning_rate": 0.05, "seed": 1, "session": "s"}
-    own = {OnlineFedSGD: {"local_steps": 1}}.get(kind, {})
-    if secure is not None:
-        secure = SecureAggregation(**{"min_cohort": 3, **secure})
-    return kind(**{**common, **own, "node_deadline_s": 0.05, **options}, secure_aggregation=secure)
-
-
-def trained(strategy, grid, rounds=ROUNDS):
-    strategy.start(grid, START, num_rounds=rounds)
-    return strategy
-
-
-class Plain(NodesGrid):
-    """The same releases without masks; what comes back of rounds that are ``closed`` elsewhere is lost here."""
-
-    closed = ()
-    rounds = 0
-
-    def tamper(self, replies):
-        if replies and protocol.METRICS not in replies[0].content:  # answers to a query
-            return replies
-        self.rounds += 1
-        return [] if self.rounds in self.closed else replies
-
-
-def plain_run(strategy=Mu2, *, lost=0.0, seed=2, closed=(), **changes):
-    grid = Plain(machines(masked=False, **changes).app, 6, lost=lost, seed=seed)
-    grid.closed = closed
-    return trained(build(strategy), grid)
-
-
-def closed_rounds(strategy):
-    return [report.server_round for report in strategy.history if report.closed]
-
-
-def same(strategy, plain):
-    """Whether two trainings ended in the same state, to the last bit."""
-    return state_bytes(strategy) == state_bytes(plain) and strategy.acks == plain.acks
+from tests.harness.secure import HELPERS, DirectCohort, SecureGrid
+from tests.harness.secure_training import (
+    ONE_POINT,
+    ROUNDS,
+    START,
+    build,
+    closed_rounds,
+    machines,
+    plain_run,
+    same,
+    trained,
+)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

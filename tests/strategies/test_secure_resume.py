@@ -18,7 +18,8 @@ from murmurfl.strategies import (
 
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import HELPERS, Machines, SecureGrid, refusal, state_bytes
-from tests.strategies.test_secure_aggregation import (
+from tests.harness.secure_training import (
+    ROUNDS,
     SHAPES,
     START,
     build,
@@ -168,7 +169,7 @@ def test_a_server_killed_before_a_set_is_saved_asks_its_machines_again_and_no_he
             trained(build(secure={}, checkpoint=checkpoint), grid)
     assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUND - 1)
     resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
-    assert [report.aggregated for report in resumed.history] == [4] * 8
+    assert [report.aggregated for report in resumed.history] == [4] * ROUNDS
     assert not closed_rounds(resumed)
 
 
@@ -207,7 +208,7 @@ def test_a_helper_that_is_down_before_a_set_is_opened_costs_rounds_and_no_releas
     report = strategy.history[ROUND - 1]
     assert (report.closed, report.unopened, report.aggregated) == ("helper 'helper-1' does not answer", 4, 0)
     assert same(strategy, plain_run(closed=closed_rounds(strategy)))
-    assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (8 - rounds_down), "nobody was asked to open them"
+    assert sum(kind == "open" for kind, _ in grid.asked) == 2 * (ROUNDS - rounds_down), "nobody was asked to open them"
 
 
 def test_a_helper_that_stays_away_ends_the_run_with_its_name_and_the_run_can_be_resumed(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis import audit
+from murmurfl.app.analysis import audit, scene
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
@@ -78,9 +78,9 @@ def test_a_mechanism_of_ones_own_gives_one_model_on_the_engines(fading):
 def test_an_audit_asks_machines_whose_releases_do_not_depend_on_its_cache(fading, monkeypatch):
     chosen = config(mechanism=fading, num_rounds=4, max_participations=4)
     seen = []
-    for size in (audit._ROW_CACHE_BYTES, 0):
-        monkeypatch.setattr(audit, "_ROW_CACHE_BYTES", size)
-        answers = audit._Scene(prepare(chosen)).streams(0, range(2), seed=3)
+    for size in (scene._ROW_CACHE_BYTES, 0):
+        monkeypatch.setattr(scene, "_ROW_CACHE_BYTES", size)
+        answers = scene.Scene(prepare(chosen)).streams(0, range(2), seed=3)
         seen.append([release.counts.tolist() for k in range(1, 5) for release in answers(k, [k - 1] * 2)])
     assert seen[0] == seen[1]
 

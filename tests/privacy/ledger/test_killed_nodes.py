@@ -69,7 +69,7 @@ def lethal(point, at):
 
     statements = {
         "begin": "BEGIN IMMEDIATE",
-        "read account": "SELECT session, mu FROM reserved ORDER",
+        "read account": "SELECT session, mu, local FROM reserved ORDER",
         "write": "DELETE FROM arrays",
         "log": "INSERT INTO releases",
         "seal": "UPDATE state SET seal",
