@@ -33,8 +33,8 @@ _LOSSY_COHORT = 0.7
 def _kinds(asked: int, *, lossy: bool) -> dict[str, Overrides]:
     """Whom a machine trusts, from nobody to the server; h machines of a sum in between.
 
-    Where every reply comes, all that are asked are in the sum, so that all of them but h may work with the server. Where
-    some are lost fewer must do, so fewer may; h = 0.7 m is then for sums without a machine that does.
+    Where every reply comes, all that are asked are in the sum, so that all of them but h may work with the server.
+    Where some are lost fewer must do, so fewer may; h = 0.7 m is then for sums without a machine that does.
     """
     cohort = round(_LOSSY_COHORT * asked) if lossy else asked
     shares = {f"h = {share:g} m": round(share * asked) for share in _HONEST}
