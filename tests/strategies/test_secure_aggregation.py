@@ -259,3 +259,20 @@ def test_releases_without_masks_are_malformed():
     assert strategy.history[0].closed == "0 of at least 3 releases"
     plain = trained(build(), SecureGrid(machines()), rounds=1)
     assert plain.history[0].malformed == 4, "nor can masked ones be added up as numbers"
+
+
+class Suspicious(Mu2):
+    """Somebody's strategy that would drop what looks unlike the others."""
+
+    def check_reply(self, reply):
+        return float(np.linalg.norm(reply.values)) < 1e9
+
+
+@pytest.mark.parametrize("grid", [lambda: DirectCohort(machines()), lambda: SecureGrid(machines())])
+def test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation(grid):
+    """Without masks it could, in this process, and show an accuracy that no real run can have."""
+    with pytest.raises(ConfigurationError, match="only sums can be seen"):
+        trained(build(Suspicious, secure={}), grid())
+    assert trained(
+        build(Suspicious), DirectCohort(machines(masked=False, trust="untrusted-server", min_honest=1, min_cohort=1))
+    ).acks
