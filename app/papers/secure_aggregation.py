@@ -26,7 +26,7 @@ _LOST = 0.2
 
 _HONEST = (0.5, 0.7, 0.9)
 """h, of the machines asked in a round."""
-_LOSSY_COHORT = 0.75
+_LOSSY_COHORT = 0.7
 """Of those asked, how many must answer where replies are lost; h = 0.9 m has no room for that."""
 
 
@@ -34,8 +34,9 @@ def _kinds(asked: int, *, lossy: bool) -> dict[str, Overrides]:
     """Whom a machine trusts, from nobody to the server; h machines of a sum in between.
 
     Where every reply comes, all that are asked are in the sum, so that all of them but h may work with the server.
+    Where some are lost fewer must do, so fewer may; h = 0.7 m is then for sums without a machine that does.
     """
-    cohort = int(_LOSSY_COHORT * asked) if lossy else asked
+    cohort = round(_LOSSY_COHORT * asked) if lossy else asked
     shares = {f"h = {share:g} m": round(share * asked) for share in _HONEST}
     return {
         "untrusted server": {"strategy": "mu2"},

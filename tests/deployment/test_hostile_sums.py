@@ -108,9 +108,9 @@ def assert_nobody_is_seen_beyond_mu(attack, plan):
         assert found.mu <= MU * (1 + 1e-9), f"what {helper} opened shows a sample of {found.machine}: mu = {found.mu:g}"
 
 
-def assert_everything_was_tried(attack):
-    refused = {"OPENING_REFUSED", "BAD_ACKNOWLEDGEMENT", "MALFORMED_REQUEST", "EVALUATION_BLOCKED"}
-    assert {getattr(protocol, name) for name in refused} <= set(attack.codes)
+def assert_everything_was_tried(attack, *further):
+    refused = {protocol.OPENING_REFUSED, protocol.BAD_ACKNOWLEDGEMENT, protocol.EVALUATION_BLOCKED, *further}
+    assert refused <= set(attack.codes)
     assert not set(attack.codes) & {protocol.INTERNAL_ERROR, protocol.LEDGER_UNUSABLE, protocol.NOT_CONFIGURED}
 
 
@@ -126,13 +126,13 @@ def test_hostile_requests_to_machines_and_helpers_show_nobody_beyond_mu(folder):
 def test_a_thousand_hostile_requests_get_all_there_is_to_get_and_no_more(folder, seed):
     attack, plan = attacked(folder, 1000, seed)
     assert_nobody_is_seen_beyond_mu(attack, plan)
-    assert_everything_was_tried(attack)
+    assert_everything_was_tried(attack, protocol.MALFORMED_REQUEST, protocol.CAP_REACHED)
     assert max(worst(attack, plan, helper).mu for helper in HELPERS) > 0.9 * MU
     for helper in HELPERS:
-        assert len(attack.opened[helper]) > 20
+        assert len(attack.opened[helper]) > 10
     for name in NAMES:
         ledger = read_ledger(folder / name / "ledger.sqlite")
-        assert len(ledger.sessions) == len(SESSIONS)
+        assert 3 < len(ledger.sessions) <= len(SESSIONS)
         assert all(session.releases <= RELEASES for session in ledger.sessions)
 
 

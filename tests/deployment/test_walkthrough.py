@@ -136,8 +136,10 @@ def make_operator(machines, server, number, samples, lines):
 
 
 def samples_of(number):
+    """More than the page's run needs: for those of the other pages."""
     experiment = prepare(RunConfig(num_clients=NODES, clients_per_round=NODES, batch_size=32))
-    return experiment.client(number, MemoryLedger()).samples[:]
+    features, labels = experiment.client(number, MemoryLedger()).samples[:]
+    return np.tile(features, (2, 1)), np.tile(labels, 2)
 
 
 def test_the_page_followed_by_a_server_and_four_nodes(machines):
@@ -145,10 +147,7 @@ def test_the_page_followed_by_a_server_and_four_nodes(machines):
     server = start_server(machines)
     operators = []
     for i in range(NODES):
-        # More than the page's run needs: for those of the other pages.
-        features, labels = samples_of(i)
-        samples = np.tile(features, (2, 1)), np.tile(labels, 2)
-        operator, said = make_operator(machines, server, i, samples, [keygen, create])
+        operator, said = make_operator(machines, server, i, samples_of(i), [keygen, create])
         operators.append(operator)
         assert "epsilon" in said[1]
     wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")

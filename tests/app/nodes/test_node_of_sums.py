@@ -6,10 +6,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.demo import demo_config, ledger_line, node_settings
 from murmurfl.app.nodes.supernode import machine_of
 from murmurfl.clients.roster_files import write_machine_key, write_roster
-from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, rounded_up
+from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up
 from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
 from typer.testing import CliRunner
 
@@ -126,3 +128,24 @@ def test_what_leaves_is_masked_whatever_the_server_asks(operator):
     # Counts are below 2^52, masked ones uniform: all 650 of them below 2^63 once in 10^195 runs.
     assert max(array.max() for array in arrays) > 2**63
     assert "Machine clinic" in description
+
+
+def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):
+    config = demo_config({"trust": "secure-aggregation"}, tmp_path, "x")
+    assert (config.num_clients, config.clients_per_round, config.helpers) == (6, 6, 2)
+    experiment = prepare(config)
+    settings = [node_settings(experiment, machine) for machine in range(6)]
+    policy = experiment.policy(0)
+    for machine in settings:
+        told = {"trust": "secure-aggregation", "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
+        assert {name: machine[name] for name in told} == told
+        assert machine["budget-local-mu"] == policy.local_budget
+    assert len({machine["max-participations"] for machine in settings}) == 1
+
+
+def test_a_line_about_a_ledger_shows_both_figures(operator, tmp_path):
+    client = NodeConfig.read(operator()).client()
+    client.machine.release("s1", 0, lambda samples: np.zeros((samples.stop - samples.start, 650)))
+    said = ledger_line("clinic", read_ledger(tmp_path / "ledger.sqlite"))
+    assert "1 releases, mu 1 of 2 spent, 2 of 5 whatever happens: mu = 1 Gaussian DP" in said
+    assert "and mu = 2, epsilon" in said

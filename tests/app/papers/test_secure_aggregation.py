@@ -62,7 +62,7 @@ def test_h_and_the_size_of_a_sum_stay_the_same_shares_of_the_machines_asked():
     honest = {label: config.min_honest for label, config in configs([cell]).items() if config.secure}
     assert honest == {"h = 0.5 m": 10, "h = 0.7 m": 14, "h = 0.9 m": 18}
     (lossy,) = PAPER.cells_with({**settings, "lost-replies": 0.1})
-    assert {config.cohort_floor for config in configs([lossy]).values() if config.secure} == {15}
+    assert {config.cohort_floor for config in configs([lossy]).values() if config.secure} == {14}
     (alone,) = PAPER.cells_with({"strategy": "trusted-mu2"})
     assert list(alone.algorithms) == ["trusted server"]
 
