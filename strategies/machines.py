@@ -327,7 +327,8 @@ class MachineDirectory:
         names = f" ({', '.join(map(repr, sorted(connected)))})" if connected else ""
         return (
             f"Expected {needed} helpers within {self.deadline_s:g} s, got {len(connected)}{names}{self._said()}. Start "
-            "them (murmurfl helper), or raise node-deadline-s; without every helper no sum can be opened."
+            "them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; "
+            "without every helper no sum can be opened."
         )
 
     def _said(self) -> str:

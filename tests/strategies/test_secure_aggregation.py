@@ -253,9 +253,21 @@ def test_strategies_that_need_more_than_sums_refuse_it():
             make()
 
 
-def test_releases_without_masks_are_malformed():
+def test_releases_without_masks_are_malformed_and_both_sides_are_told_what_to_do(caplog):
     strategy = trained(build(secure={}), SecureGrid(machines(masked=False)), rounds=1)
     assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (4, 0)
     assert strategy.history[0].closed == "0 of at least 3 releases"
     plain = trained(build(), SecureGrid(machines()), rounds=1)
     assert plain.history[0].malformed == 4, "nor can masked ones be added up as numbers"
+    assert "4 replies without masks" in caplog.text
+    assert "set trust = 'secure-aggregation'" in caplog.text
+    assert "4 replies under masks" in caplog.text
+    assert "secure_aggregation=SecureAggregation(...)" in caplog.text
+    assert caplog.text.count("Nothing was aggregated in 1 rounds: the model is the initial one.") == 2
+
+
+@pytest.mark.parametrize("secure", [None, {}])
+def test_nothing_is_said_of_masks_where_server_and_machines_agree(secure, caplog):
+    trained(build(secure=secure), SecureGrid(machines(masked=secure is not None)), rounds=1)
+    assert "masks" not in caplog.text
+    assert "Nothing was aggregated" not in caplog.text
