@@ -28,6 +28,7 @@ from ..privacy import (
     Trust,
     gdp_mu,
 )
+from ..privacy.roster import MOST_HELPERS
 from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
 from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .mechanisms import mechanism_options_of
@@ -103,7 +104,9 @@ class RunConfig:
         "sums of releases, as long as one helper is honest; under `trusted-server` it sees them all and adds noise.",
         choices=("", *TRUST_MODELS),
     )
-    helpers: int = key(2, "Helpers, each of whom must open every sum.", at_least=1, at_most=64, read_by="trust")
+    helpers: int = key(
+        2, "Helpers, each of whom must open every sum.", at_least=1, at_most=MOST_HELPERS, read_by="trust"
+    )
     min_cohort: int = key(
         0,
         "n, the fewest releases of a sum; a round with fewer stays closed, and machines carry theirs over.",
@@ -272,7 +275,7 @@ class RunConfig:
             own = {"mechanism": mechanism_options_of(self.mechanism), "trust": keys_of_trust(self.trust)}
             if one.name not in own.get(one.read_by, reads):
                 readers = readers_of(one)
-                by = f"; it is read by {', '.join(readers)}" if readers else ""
+                by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
                 raise ConfigurationError(
                     f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
                     f"not read it, got {value!r}{by}."
