@@ -228,7 +228,7 @@ class MachineDirectory:
         """Take the machines of an earlier session, from a checkpoint."""
         self.names = list(names)
 
-    def meet(self, grid: Grid, needed: int, helpers: int = 0) -> None:
+    def meet(self, grid: Grid, needed: int, helpers: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.
 
         Parameters
@@ -237,6 +237,8 @@ class MachineDirectory:
         needed : int
         helpers : int
             Helpers to wait for as well.
+        meanwhile : callable
+            Called before every wait for helpers; may raise what makes it pointless.
 
         Raises
         ------
@@ -255,6 +257,7 @@ class MachineDirectory:
             if time.monotonic() >= deadline:
                 raise NodesUnavailableError(self._no_helpers(helpers) if enough else self._shortage(needed))
             if enough:
+                meanwhile()
                 log(INFO, "Waiting for helpers: %d of %d connected.", len(self.helpers()), helpers)
             else:
                 log(INFO, "Waiting for machines: %d of %d connected.", len(self._known()), needed)
