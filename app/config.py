@@ -275,7 +275,7 @@ class RunConfig:
             own = {"mechanism": mechanism_options_of(self.mechanism), "trust": keys_of_trust(self.trust)}
             if one.name not in own.get(one.read_by, reads):
                 readers = readers_of(one)
-                by = f"; it is read by {', '.join(readers)}" if readers else ""
+                by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
                 raise ConfigurationError(
                     f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
                     f"not read it, got {value!r}{by}."

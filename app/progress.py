@@ -86,10 +86,12 @@ class RoundLine:
         return "" if self.seconds_left is None else _clock(self.seconds_left)
 
     def within(self, columns: int | None) -> str:
-        """The line, shorter where it would not fit: what the guarantee above it says of the whole run goes first."""
+        """The line, shorter where it would not fit: first goes what the guarantee above it says, then the time."""
         text = str(self)
         if columns is not None and len(text) > columns:
             text = " ".join(text.replace(" (whole run)", "").split())
+        if columns is not None and len(text) > columns:
+            text = text.removesuffix(f" left {self.time_left}")  # two epsilons and the counts of many machines
         return text
 
     def __str__(self) -> str:

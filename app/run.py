@@ -23,6 +23,7 @@ from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
 from .result import Progress, RunResult
+from .trust import nothing_gained
 
 REAL_NODES = "real-nodes"
 """What the engine is called where machines are real."""
@@ -95,6 +96,8 @@ def run_experiment(
         experiment.check_rounds()
         _say_shortage(experiment)
         _say_closed(experiment)
+    if config.secure and config.private and (why := nothing_gained(config.min_honest)):
+        log(WARNING, why)
     watch = _Watch(experiment, deployed, on_progress)
     strategy = experiment.strategy(
         deployed=deployed,

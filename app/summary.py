@@ -64,9 +64,10 @@ def _whatever_happens(document: Mapping[str, Any], note: str) -> list[tuple[str,
     if not is_summed(document):
         return []
     closed = document["closed_rounds"]
-    honest = f"1 of {document['helpers']} helpers and {document['min_honest']} machines of each sum"
+    helpers, honest = document["helpers"], document["min_honest"]
+    assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} machine{'s' * (honest != 1)} of each sum"
     return [
-        ("if honest", honest),
+        ("if honest", assumed),
         ("mu local", f"{shown(document['mu_local'])} whatever happens"),
         ("epsilon local", f"{shown(document['epsilon_local'])} at delta = {document['delta']:g}{note}"),
         (

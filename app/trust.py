@@ -71,8 +71,9 @@ def check_cohorts(num_clients: int, clients_per_round: int, min_cohort: int, col
         raise refusal("colluders", f"below the {floor} releases of the smallest sum: one of them is honest", colluders)
     half = honest_machines(clients_per_round, floor, -1)
     if colluders < 0 and floor < half:
-        raise refusal(
-            "colluders", f"set with min-cohort = {floor}, which is below the {half} of its default", colluders
+        raise ConfigurationError(
+            f"Expected colluders beside min-cohort = {floor}, which is below the {half} honest machines that are "
+            f"assumed where it is left out: set colluders to a number below {floor}, or min-cohort to {half} at least."
         )
 
 
@@ -95,6 +96,17 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
     )
 
 
+def nothing_gained(min_honest: int) -> str:
+    """What to say of sums in which one machine only is taken to be honest; empty for others."""
+    if min_honest > 1:
+        return ""
+    return (
+        "Secure aggregation saves no noise here: of each sum one machine only is taken to be honest (h = min-cohort - "
+        "colluders = 1), so mu is what each machine's own noise gives without it. Lower colluders, raise min-cohort, "
+        "or leave trust out."
+    )
+
+
 def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterable[str]) -> ConfigurationError:
     """The refusal of a trust model that a method does not serve.
 
@@ -107,7 +119,7 @@ def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterab
     others : iterable of str
         Built-in methods that serve this one.
     """
-    served = " or ".join(map(repr, able))
+    served = " or ".join(repr(one) if one else "left out" for one in able)
     return ConfigurationError(
         f"Expected trust to be {served} with strategy = {strategy!r}, got {trust!r}; that is served by "
         f"{', '.join(others)}."

@@ -68,14 +68,31 @@ class SimulatedSums:
         )
         return as_machine(own)
 
-    def masking(self, context: Context) -> Masking:
+    def masking(self, context: Context, min_cohort: int) -> Masking:
         """The masks of the simulated machine that a message is for, from the context that :meth:`answer` made.
+
+        Parameters
+        ----------
+        context : Context
+        min_cohort : int
+            The fewest releases of a sum.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are fewer machines than that.
 
         Notes
         -----
         **Formal guarantees.** None, as of the class.
         """
         name, machines = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+        if machines < min_cohort:
+            raise ConfigurationError(
+                f"Expected a simulation of at least min_cohort = {min_cohort} machines, got {machines}: its "
+                f"{machines + self._helpers} nodes less {self._helpers} helpers, the last ones. Start it with a node "
+                "for each machine and each helper."
+            )
         return Masking(name, MachineKey.simulated(self._seed, name), _roster(self._seed, machines, self._helpers))
 
     def _place(self, context: Context) -> tuple[int, int]:

@@ -172,7 +172,7 @@ class CorrelatedNoiseMod:
                     "clip_norm=1.0, mu=4.0, max_participations=20))."
                 )
             made = simulated_machine(context, seed=self.seed)
-            masking = None if self._sums is None else self._sums.masking(context)
+            masking = None if self._sums is None else self._sums.masking(context, self.simulation.min_cohort)
             return _Machine(policy=self.simulation, **made, masking=masking)
         path = operators_file(context.node_config)
         if path is None:

@@ -5,6 +5,7 @@ One TOML document, read on the machine; nothing in it ever comes from a message.
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 import tomllib
@@ -138,13 +139,24 @@ def values_by_field(expected: Iterable[Field[Any]], values: Mapping[str, Any]) -
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ConfigurationError(
-            f"Expected known node-config keys, got {', '.join(unknown)}: expected keys among {', '.join(known)}."
+            f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
+            f"among {', '.join(known)}."
         )
     needed = [key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     missing = [key for key in needed if key not in values]
     if missing:
-        raise ConfigurationError(f"Expected the keys {', '.join(missing)}, got none of that name.")
+        raise ConfigurationError(f"Expected values for {', '.join(missing)}, got none of that name.")
     return {known[key].name: value for key, value in values.items()}
+
+
+def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """What somebody meant who wrote these keys, if it can be told."""
+    for kind, command in (("helper", "murmurfl helper"), ("machine", "murmurfl node")):
+        if kind in unknown:
+            return f"this is a {kind}'s file, for `{command}`; "
+    near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+    meant = [f"{name} for {found[0]}" for name, found in near.items() if found]
+    return f"perhaps {', '.join(meant)}; " if meant else ""
 
 
 def covering_budget(mu: float, ledger: SQLiteLedger, budget: float = 0.0) -> float:

@@ -7,6 +7,7 @@ their own means and then pins. Files with private keys are made once, with mode 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,33 @@ def read_roster(path: Path, digest: str | None) -> Roster:
         roster = Roster.from_json(content.decode())
     except (ConfigurationError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    if digest is not None and roster.digest != digest:
+    if digest is not None and roster.digest != pinned_digest(digest):
         raise ConfigurationError(
             f"Expected the roster with digest {digest}, which this operator's configuration pins, got {path} with "
             f"digest {roster.digest}: it has other machines, helpers or keys. Compare the new digest with the other "
             "operators' by your own means, and pin it only if they are the same; the server's word counts for nothing."
         )
     return roster
+
+
+def pinned_digest(text: str) -> str:
+    """A roster's digest as an operator wrote it, which may have been heard: blanks and capital letters do not matter.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be one.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: all 64 digits are left as they are.
+    """
+    digits = "".join(text.split()).lower()
+    if not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ConfigurationError(
+            f"Expected roster-digest to be 64 hexadecimal digits, as `murmurfl roster show` says them, got {text!r}."
+        )
+    return digits
 
 
 def write_roster(path: Path, roster: Roster) -> None:

@@ -271,7 +271,7 @@ def _connection_to(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]
     check_private(
         path,
         "an opening record",
-        missing=f"Put it back. {RECORD_LOST} For keys that never opened anything make a record first.",
+        missing=f"Put it back. {RECORD_LOST} `murmurfl roster key` makes each helper's record with its key.",
         writable=True,
         error=OpeningRecordError,
     )

@@ -195,7 +195,7 @@ class Roster:
             raise ConfigurationError(f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.")
         names = [*self.machines, *(helper.name for helper in self.helpers)]
         for name in names:
-            _check_name(name)
+            check_name(name)
         if (twice := _twice(names)) is not None:
             raise ConfigurationError(f"Expected every name once in a roster, got {twice!r} twice.")
         self._check_keys()
@@ -301,7 +301,17 @@ def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
         )
 
 
-def _check_name(name: Any) -> None:
+def check_name(name: Any) -> None:
+    """Refuse a name that a roster cannot have.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own.
+    """
     # People compare names by eye: what does not show, or shows as another name does, is none.
     right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME and name.isprintable()
     if not right or name != unicodedata.normalize("NFC", name).strip():

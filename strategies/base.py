@@ -20,7 +20,7 @@ from ..privacy import ConfigurationError, protocol
 from ..privacy.training import observing
 from .layout import vector_size
 from .machines import NodesUnavailableError, by_length_and_name, rounds_possible
-from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, read_outcome
+from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, is_masked, read_outcome
 from .rounds import Rounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements, releases_left
@@ -119,7 +119,8 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
-        masked = self._secure is not None
+        masked, replies = self._secure is not None, list(replies)
+        self._say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         outcomes = [read_outcome(reply, self._layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
@@ -127,6 +128,24 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         )
         report = self._take_round(server_round, outcomes)
         return self._record(self._published()), report.metrics
+
+    def _say_unlike(self, server_round: int, unlike: int, *, masked: bool) -> None:
+        """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
+        if unlike and masked:
+            log(
+                WARNING,
+                "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
+                "dropped. Have these machines set trust = 'secure-aggregation'.",
+                *(server_round, unlike),
+            )
+        elif unlike:
+            log(
+                WARNING,
+                "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
+                "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
+                "app with trust=secure-aggregation.",
+                *(server_round, unlike),
+            )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -217,6 +236,8 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
         log(INFO, "%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
+        if self.history and not any(report.aggregated for report in self.history):
+            log(WARNING, "Nothing was aggregated in %d rounds: the model is the initial one.", len(self.history))
         return result
 
     def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> dict[str, dict[str, Any]]:

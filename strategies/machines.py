@@ -228,7 +228,7 @@ class MachineDirectory:
         """Take the machines of an earlier session, from a checkpoint."""
         self.names = list(names)
 
-    def meet(self, grid: Grid, needed: int, helpers: int = 0) -> None:
+    def meet(self, grid: Grid, needed: int, helpers: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.
 
         Parameters
@@ -237,6 +237,8 @@ class MachineDirectory:
         needed : int
         helpers : int
             Helpers to wait for as well.
+        meanwhile : callable
+            Called before every wait for helpers; may raise what makes it pointless.
 
         Raises
         ------
@@ -255,6 +257,7 @@ class MachineDirectory:
             if time.monotonic() >= deadline:
                 raise NodesUnavailableError(self._no_helpers(helpers) if enough else self._shortage(needed))
             if enough:
+                meanwhile()
                 log(INFO, "Waiting for helpers: %d of %d connected.", len(self.helpers()), helpers)
             else:
                 log(INFO, "Waiting for machines: %d of %d connected.", len(self._known()), needed)
@@ -327,7 +330,8 @@ class MachineDirectory:
         names = f" ({', '.join(map(repr, sorted(connected)))})" if connected else ""
         return (
             f"Expected {needed} helpers within {self.deadline_s:g} s, got {len(connected)}{names}{self._said()}. Start "
-            "them (murmurfl helper), or raise node-deadline-s; without every helper no sum can be opened."
+            "them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; "
+            "without every helper no sum can be opened."
         )
 
     def _said(self) -> str:

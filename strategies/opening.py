@@ -24,7 +24,7 @@ from ..privacy.roster import Roster
 from .hello import hello, introduction
 from .machines import MachineDirectory
 from .replies import exchange
-from .roster import common_roster, same_roster
+from .roster import common_roster, read_roster, same_roster
 from .secure_aggregation import HelpersDisagreeError, HelperUnavailableError, SecureAggregation
 from .summation import CohortSet
 
@@ -85,10 +85,20 @@ class Helpers:
         if self._roster is not None:
             self._directory.meet(grid, machines)
             return
-        self._directory.meet(grid, machines, self.option.helpers)
+        self._directory.meet(grid, machines, self.option.helpers, self._check_number)
         found = {name: roster for name, (_, roster) in self._directory.helpers().items()}
         self._roster = common_roster(found, self.option)
         log(INFO, "Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
+
+    def _check_number(self) -> None:
+        """Refuse to wait for helpers that no roster has."""
+        for name, (_, text) in self._directory.helpers().items():
+            known = read_roster(text)
+            if known is not None and len(known.helpers) != self.option.helpers:
+                raise ConfigurationError(
+                    f"Expected helpers with a roster of {self.option.helpers} helpers, got {name!r} with one of "
+                    f"{len(known.helpers)}: set helpers to as many as the roster has."
+                )
 
     def greet(self, grid: Grid, names: Iterable[str] | None = None) -> str:
         """Wait for helpers (default all) to answer a greeting; why one of them does not, or empty."""

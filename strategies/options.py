@@ -73,6 +73,11 @@ def check_secure_aggregation(option: SecureAggregation | None, clients_per_round
     """
     if option is None:
         return
+    if not isinstance(option, SecureAggregation):
+        raise ConfigurationError(
+            f"Expected secure_aggregation to be a SecureAggregation, got {type(option).__name__}: write "
+            "secure_aggregation=SecureAggregation(min_cohort=3, helpers=2)."
+        )
     if refusing:
         raise ConfigurationError(
             f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "

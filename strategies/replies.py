@@ -295,6 +295,14 @@ def read_reply(
     return None if contents is None else Reply(name, release, ack, contents, dict(metrics))
 
 
+def is_masked(message: Message) -> bool | None:
+    """Whether a reply that says whose it is came under masks; None for anything else."""
+    config = None if message.has_error() else message.content.get(protocol.CONFIG, None)
+    if not isinstance(config, ConfigRecord) or protocol.MACHINE not in config:
+        return None
+    return protocol.HEADER in config
+
+
 def _read_parts(arrays: ArrayRecord, layout: Layout) -> list[NDArray[Any]] | None:
     """The arrays of a reply, if they have the model's shapes."""
     if len(arrays) != len(layout):

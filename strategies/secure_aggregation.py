@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..privacy import ConfigurationError, MurmurflError
-from ..privacy.roster import MOST_MACHINES
+from ..privacy.roster import MOST_HELPERS, MOST_MACHINES
 
 _DIGEST_DIGITS = 64
 
@@ -48,7 +48,7 @@ class SecureAggregation:
     roster: str = ""
 
     def __post_init__(self) -> None:
-        for name, most in (("min_cohort", MOST_MACHINES), ("helpers", MOST_MACHINES), ("patience", None)):
+        for name, most in (("min_cohort", MOST_MACHINES), ("helpers", MOST_HELPERS), ("patience", None)):
             value = getattr(self, name)
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not right or (most is not None and value > most):

@@ -16,6 +16,7 @@ import numpy as np
 from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, gdp_epsilon
 from ...privacy.mechanisms import DECODERS, WORKLOADS
 from ..report.table import Column, Table
+from ..trust import nothing_gained
 from .request import PlanRequest
 from .request import request_of as request_of
 from .trusts import TrustPlan, compared_trusts, prefix_errors, rms, trust_table
@@ -252,5 +253,7 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
     after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
     if plan.best_for_mu2 is not None:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
+    if request.secure and (why := nothing_gained(request.min_honest)):
+        after.append(why)
     after += [f"Left out: {name}, {why}." for name, why in plan.left_out.items()]
     return before, after

@@ -94,7 +94,7 @@ _COLUMNS = (
     Column("trust", "the run-config key", "trust", label=True),
     Column("mu rests on", "what is assumed", "assumes"),
     Column("mu whatever happens", "against the server", "mu_local", rounded_up, missing="none"),
-    Column("epsilon", "of that mu", "epsilon_local", rounded_up, missing="none"),
+    Column("epsilon then", "of that mu", "epsilon_local", rounded_up, missing="none"),
     Column("noise std", "on each machine, in front of the mechanism's rows", "noise_std", ".4g"),
     Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
 )

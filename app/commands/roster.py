@@ -17,6 +17,8 @@ from .terminal import say, say_table
 
 roster_cli = CommandLine(help="Secure aggregation: make keys, and the list of everybody's that operators agree on.")
 
+_GROUP = 4
+
 RosterPath = Annotated[Path, typer.Argument(metavar="PATH", help="The roster's file.", show_default=False)]
 _COMPARE = (
     "Every operator compares this digest with the others', by telephone say and not through the server, and pins it as "
@@ -73,7 +75,7 @@ def make(
         roster = roster_of(map(Card.read, cards))
         write_roster(out, roster)
     say(f"roster    {out}: {_size(len(roster.machines), len(roster.helpers))}; send it to every operator")
-    say(f"digest    {roster.digest}")
+    _say_digest(roster.digest)
     say(_COMPARE)
 
 
@@ -90,7 +92,7 @@ def show(path: RosterPath, as_json: AsJson = False) -> None:
         typer.echo(json.dumps({"path": str(path), "digest": roster.digest, "members": rows}, indent=2))
         return
     say(f"roster    {path}: {_size(len(roster.machines), len(roster.helpers))}")
-    say(f"digest    {roster.digest}")
+    _say_digest(roster.digest)
     say_table("Machines and helpers", rows, ("name",))
     say("Fingerprints are for telling keys apart; what operators compare is the digest.")
 
@@ -108,6 +110,11 @@ def check(
         say(f"{'in order' if finding.right else 'WRONG'}  {finding.text}")
     if not all(finding.right for finding in findings):
         sys.exit(FAILED)
+
+
+def _say_digest(digest: str) -> None:
+    say(f"digest    {digest}")
+    say(f"in fours  {' '.join(digest[i : i + _GROUP] for i in range(0, len(digest), _GROUP))}")  # to be read out
 
 
 def _size(machines: int, helpers: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
+from ...privacy.roster import MOST_HELPERS, MOST_MACHINES
 
 _FORMAT_KEY = "murmurfl-card"
 _FORMAT = 1
@@ -126,11 +127,20 @@ def roster_of(cards: Iterable[Card]) -> Roster:
     helpers: dict[str, HelperEntry] = {}
     for card in cards:
         if card.name in machines or card.name in helpers:
-            raise ConfigurationError(f"Expected one card for each name, got two for {card.name!r}.")
+            raise ConfigurationError(
+                f"Expected one card for each name, got two for {card.name!r}: leave one out, or have one of the two "
+                "made again under a name of its own."
+            )
         if card.sealing:
             helpers[card.name] = HelperEntry(card.name, card.sealing, card.signing)
         else:
             machines[card.name] = card.signing
+    for kind, found in (("machine", machines), ("helper", helpers)):
+        if not found:
+            raise ConfigurationError(
+                f"Expected a roster of 1 to {MOST_MACHINES if kind == 'machine' else MOST_HELPERS} {kind}s, got no "
+                f"{kind}'s card: its operator makes one with `murmurfl roster key PATH --{kind} NAME`."
+            )
     return Roster(machines, tuple(helpers[name] for name in sorted(helpers)))
 
 

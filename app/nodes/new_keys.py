@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...clients.roster_files import write_helper_key, write_machine_key
 from ...privacy import ConfigurationError, HelperKey, MachineKey, SQLiteOpeningRecord
+from ...privacy.roster import check_name
 from .cards import Card
 
 
@@ -38,6 +39,7 @@ def make_machine(path: Path, name: str) -> NewKey:
     -----
     **Formal guarantees.** The key is the operating system's, and new; nothing that exists is overwritten.
     """
+    check_name(name)  # before anything is made: else whoever makes the roster would be the one to find out
     key = MachineKey.generate()
     card = Card.of_machine(name, key)
     return _made(path, card, lambda: write_machine_key(path, key))
@@ -57,6 +59,7 @@ def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -
     way, so that there is never an empty record for keys that have opened something: a helper that forgot what it opened
     could be made to open a release a second time, or one that builds on nothing that was opened.
     """
+    check_name(name)
     key = HelperKey.generate()
     card = Card.of_helper(name, key)
 
@@ -69,10 +72,18 @@ def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -
 
 
 def _made(path: Path, card: Card, write: Callable[[], None]) -> NewKey:
+    if path.suffix == ".card":  # what people send each other is *.card
+        raise ConfigurationError(
+            f"Expected a private key's file not to end in .card, got {path}: cards are sent around. Call it "
+            f"{path.with_suffix('.key').name}; its card then goes to {path.name}."
+        )
     shown = path.with_name(path.name.removesuffix(".key") + ".card")
     for one in (path, shown):
         if one.exists():
-            raise ConfigurationError(f"Expected nothing at {one}, where a new key is to be made, got a file.")
+            raise ConfigurationError(
+                f"Expected nothing at {one}, where a new key is to be made, got a file; it was left alone. Keep it if "
+                "it is in a roster already, else give the new key another name."
+            )
     write()
     card.write(shown)
     return NewKey(card, shown)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...clients import UpdateNode
 from ...clients.operators_file import operators_values
-from ...clients.roster_files import read_machine_key, read_roster
+from ...clients.roster_files import pinned_digest, read_machine_key, read_roster
 from ...privacy import MurmurflError, Roster
 from ..trust import SECURE
 from .cards import Card, cards_of
@@ -88,13 +88,13 @@ def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
     try:
         own = Card.of_helper(config.helper, config.keys())
     except MurmurflError as error:
-        yield Finding(False, f"{error} ({_NO_HELP})")
+        yield Finding(False, _because(error, _NO_HELP))
         return
     yield _own_card(own, roster, _NO_HELP)
     try:
         config.opener()
     except MurmurflError as error:
-        yield Finding(False, f"{error} ({_NO_HELP})")
+        yield Finding(False, _because(error, _NO_HELP))
     else:
         yield Finding(True, f"the record at {config.record} is this key's and can be written")
 
@@ -102,10 +102,10 @@ def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
 def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Finding]:
     """The roster, if it can be read and is the one that was pinned."""
     try:
-        roster = read_roster(Path(path), None)
+        roster, pinned = read_roster(Path(path), None), pinned_digest(digest)
     except MurmurflError as error:
-        return None, Finding(False, f"{error} ({consequence})")
-    if hmac.compare_digest(roster.digest.encode(), digest.encode()):
+        return None, Finding(False, _because(error, consequence))
+    if hmac.compare_digest(roster.digest.encode(), pinned.encode()):
         return roster, Finding(True, f"roster-digest is that of {path}")
     return None, Finding(
         False,
@@ -115,11 +115,15 @@ def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Fi
     )
 
 
+def _because(error: MurmurflError, consequence: str) -> str:
+    return f"{error} {consequence[0].upper()}{consequence[1:]}."
+
+
 def _own_machine(name: str, signing_key: Path, roster: Roster) -> Finding:
     try:
         own = Card.of_machine(name, read_machine_key(signing_key))
     except MurmurflError as error:
-        return Finding(False, f"{error} ({_NO_START})")
+        return Finding(False, _because(error, _NO_START))
     return _own_card(own, roster, _NO_START)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from murmurfl.app.analysis.plan import make_plan, plan_lines, request_of
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.experiment import prepare
@@ -50,7 +51,7 @@ def test_four_fifths_of_a_round_make_a_sum_and_half_of_it_is_taken_to_be_honest(
 @pytest.mark.parametrize("key", ["helpers", "min_cohort", "colluders"])
 @pytest.mark.parametrize("trust", ["", "untrusted-server", "trusted-server"])
 def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
-    with pytest.raises(ConfigurationError, match=r"which does not read it.*read by secure-aggregation"):
+    with pytest.raises(ConfigurationError, match=r"which does not read it.*read by trust = secure-aggregation"):
         RunConfig(**{key: 3, "trust": trust})
 
 
@@ -59,8 +60,9 @@ def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
     [
         ({"min_cohort": 7}, "min-cohort to be at most clients-per-round = 6"),
         ({"colluders": 5}, "below the 5 releases of the smallest sum"),
-        ({"min_cohort": 2}, "colluders to be set with min-cohort = 2"),
+        ({"min_cohort": 2}, "Expected colluders beside min-cohort = 2, which is below the 3 honest machines"),
         ({"helpers": 0}, "helpers to be an integer >= 1"),
+        ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
         ({"num_clients": 3000}, "at most 2048"),
         ({"release_rule": "paper"}, "acknowledged"),
     ],
@@ -89,7 +91,7 @@ def test_a_trusted_server_is_asked_for_by_name_or_by_trust():
     for name, method in METHODS.items():
         if method.trusted:
             assert RunConfig(strategy=name, trust="trusted-server").strategy == name
-            with pytest.raises(ConfigurationError, match="trust to be '' or 'trusted-server'"):
+            with pytest.raises(ConfigurationError, match="trust to be left out or 'trusted-server'"):
                 RunConfig(strategy=name, trust="untrusted-server")
     with pytest.raises(ConfigurationError, match="served by trusted-mu2"):
         RunConfig(strategy="online", trust="trusted-server")
@@ -201,6 +203,19 @@ def test_a_run_that_would_be_given_up_is_refused_with_the_largest_cohort_that_wo
     with pytest.raises(ConfigurationError, match="3 rounds in a row"):
         prepare(replace(config, min_cohort=possible + 1, colluders=0)).check_rounds()
     prepare(replace(config, give_up_after=0)).check_rounds()
+
+
+@pytest.mark.parametrize(("colluders", "warned"), [(4, True), (3, False)])
+def test_a_run_that_takes_one_machine_of_a_sum_to_be_honest_is_told_that_masks_save_no_noise(
+    colluders, warned, monkeypatch
+):
+    said = []
+    monkeypatch.setattr("murmurfl.app.run.log", lambda level, text, *arguments: said.append(text % arguments))
+    config = replace(SUMS, min_cohort=5, colluders=colluders, num_rounds=1)
+    run_cohort(config)
+    assert any("saves no noise here" in one for one in said) is warned
+    after = plan_lines(make_plan(request_of(config)))[1]
+    assert any("saves no noise here" in one for one in after) is warned
 
 
 def test_the_warning_says_how_many_rounds_stay_closed(caplog, monkeypatch):

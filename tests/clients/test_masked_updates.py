@@ -15,7 +15,7 @@ from murmurfl.clients.update_policy import update_guarantee
 from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.masking import Masking
 from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
-from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
+from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, SecureAggregation
 
 from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import concatenated, noise_of, training_config
@@ -194,6 +194,13 @@ def test_a_simulation_without_a_machine_is_refused(caplog):
     for helpers in (0, True, 1.5):
         with pytest.raises(ConfigurationError, match="helpers to be an integer"):
             CorrelatedNoiseMod(simulation=policy(), helpers=helpers)
+
+
+def test_a_simulation_with_too_few_machines_for_a_sum_says_how_many_nodes_it_needs(caplog):
+    app = adding(wandering, simulation=policy(min_cohort=4), helpers=HELPERS)
+    with pytest.raises(NodesUnavailableError):
+        train(app, nodes=5, rounds=1)
+    assert "at least min_cohort = 4 machines, got 3: its 5 nodes less 2 helpers" in caplog.text
 
 
 def test_a_helper_trains_nothing_and_a_machine_opens_nothing():

@@ -177,6 +177,13 @@ def test_a_missing_helper_is_waited_for_and_named_as_such():
     assert [report.aggregated for report in strategy.history] == [4, 4]
 
 
+def test_nobody_waits_for_more_helpers_than_the_roster_has():
+    strategy = build(secure={"helpers": 3}, node_deadline_s=60.0)
+    strategy.machines._sleep = lambda seconds: pytest.fail("waited")
+    with pytest.raises(ConfigurationError, match=r"a roster of 3 helpers, got 'helper-0' with one of 2: set helpers"):
+        trained(strategy, SecureGrid(machines()))
+
+
 def test_a_real_node_may_not_be_helper_and_machine():
     class Both(SecureGrid):
         def handle(self, message, identifier):
@@ -229,13 +236,21 @@ def test_in_a_simulation_helpers_may_share_a_node():
 
 
 def test_impossible_options_are_refused():
-    for wrong in ({"min_cohort": 0}, {"min_cohort": True}, {"min_cohort": 3, "helpers": 0}, {"min_cohort": 2**11 + 1}):
+    for wrong in (
+        {"min_cohort": 0},
+        {"min_cohort": True},
+        {"min_cohort": 3, "helpers": 0},
+        {"min_cohort": 3, "helpers": 17},
+        {"min_cohort": 2**11 + 1},
+    ):
         with pytest.raises(ConfigurationError, match=r"Expected (min_cohort|helpers) to be an integer >= 1"):
             SecureAggregation(**wrong)
     with pytest.raises(ConfigurationError, match="patience"):
         SecureAggregation(3, patience=0)
     with pytest.raises(ConfigurationError, match="Expected roster to be a digest of 64"):
         SecureAggregation(3, roster="abc")
+    with pytest.raises(ConfigurationError, match="to be a SecureAggregation, got int"):
+        Mu2(num_clients=4, clients_per_round=4, learning_rate=0.1, secure_aggregation=3)
     with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 4, got 5"):
         build(secure={"min_cohort": 5})
 
@@ -253,12 +268,24 @@ def test_strategies_that_need_more_than_sums_refuse_it():
             make()
 
 
-def test_releases_without_masks_are_malformed():
+def test_releases_without_masks_are_malformed_and_both_sides_are_told_what_to_do(caplog):
     strategy = trained(build(secure={}), SecureGrid(machines(masked=False)), rounds=1)
     assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (4, 0)
     assert strategy.history[0].closed == "0 of at least 3 releases"
     plain = trained(build(), SecureGrid(machines()), rounds=1)
     assert plain.history[0].malformed == 4, "nor can masked ones be added up as numbers"
+    assert "4 replies without masks" in caplog.text
+    assert "set trust = 'secure-aggregation'" in caplog.text
+    assert "4 replies under masks" in caplog.text
+    assert "secure_aggregation=SecureAggregation(...)" in caplog.text
+    assert caplog.text.count("Nothing was aggregated in 1 rounds: the model is the initial one.") == 2
+
+
+@pytest.mark.parametrize("secure", [None, {}])
+def test_nothing_is_said_of_masks_where_server_and_machines_agree(secure, caplog):
+    trained(build(secure=secure), SecureGrid(machines(masked=secure is not None)), rounds=1)
+    assert "masks" not in caplog.text
+    assert "Nothing was aggregated" not in caplog.text
 
 
 class Suspicious(Mu2):

@@ -81,8 +81,10 @@ def make_files(folder: Path, digest: str) -> list[Path]:
 
 
 if __name__ == "__main__":
-    what, where, *pinned = sys.argv[1:]
-    if what == "samples":
-        make_samples(Path(where))
-    else:
-        make_files(Path(where), *pinned)
+    match sys.argv[1:]:
+        case ["samples", where]:
+            make_samples(Path(where))
+        case ["files", where, pinned]:
+            make_files(Path(where), pinned)
+        case _:
+            sys.exit(__doc__)

@@ -235,7 +235,7 @@ def test_check_says_what_is_wrong_with_a_helpers_file_and_what_that_does(federat
     said = murmurfl("check", helper_file(federation, **changes))
     assert said.exit_code == 1
     assert complaint in said.stdout
-    assert "so the helper does not start, and no sum is opened" in said.stdout
+    assert "o the helper does not start, and no sum is opened" in said.stdout
 
 
 def test_an_exchanged_card_shows_to_its_owner_though_everybody_has_the_same_digest(federation):
@@ -300,3 +300,41 @@ def test_cards_are_written_once(tmp_path):
         card.write(tmp_path / "card")
     with pytest.raises(ConfigurationError, match="Expected to write a card"):
         card.write(Path(tmp_path / "none" / "card"))
+
+
+@pytest.mark.parametrize("name", ["clinic\n0", "clinic-0 ", "x" * 201])
+@pytest.mark.parametrize("kind", ["machine", "helper"])
+def test_a_name_that_no_roster_can_have_gets_no_key(kind, name, tmp_path):
+    record = ("--record", tmp_path / "r.sqlite") if kind == "helper" else ()
+    said = murmurfl("key", tmp_path / "it.key", f"--{kind}", name, *record)
+    assert said.exit_code == 1
+    assert "Expected names of 1 to" in said.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_private_key_is_called_as_cards_are_which_people_send_each_other(tmp_path):
+    said = murmurfl("key", tmp_path / "clinic.card", "--machine", "clinic")
+    assert said.exit_code == 1
+    assert "Expected a private key's file not to end in .card" in said.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_digest_may_be_pinned_as_it_was_heard_and_nothing_else_is_one(federation):
+    digest = read_roster(federation / "roster.json", None).digest
+    said = murmurfl("show", federation / "roster.json").stdout
+    heard = " ".join(digest[i : i + 4] for i in range(0, 64, 4))
+    assert heard in said
+    for same in (heard, digest.upper()):
+        assert murmurfl("check", machine_file(federation, roster_digest=same)).exit_code == 0
+    for other in (digest[:-1], digest + "0", "DIGEST", f"{'0' if digest[0] != '0' else '1'}{digest[1:]}"):
+        assert murmurfl("check", machine_file(federation, roster_digest=other)).exit_code == 1
+        with pytest.raises(ConfigurationError, match=r"roster-digest to be 64|Expected the roster with digest"):
+            read_roster(federation / "roster.json", other)
+
+
+def test_a_machines_file_at_a_helper_and_a_misspelt_key_are_told(federation):
+    given = murmurfl(machine_file(federation), "--check", command="helper")
+    assert "this is a machine's file, for `murmurfl node`" in given.stderr
+    given = murmurfl(helper_file(federation), "--check", command="node")
+    assert "this is a helper's file, for `murmurfl helper`" in given.stderr
+    assert "perhaps singing-key for signing-key" in murmurfl("check", machine_file(federation, singing_key="x")).stderr

@@ -86,7 +86,7 @@ def test_an_impossible_configuration_is_refused_with_one_line(tmp_path, changes,
 
 def test_a_missing_key_is_named(tmp_path):
     path = write(tmp_path, {key: value for key, value in BASE.items() if key != "clip-norm"})
-    with pytest.raises(ConfigurationError, match="Expected the keys clip-norm, got none"):
+    with pytest.raises(ConfigurationError, match="Expected values for clip-norm, got none"):
         NodeConfig.read(path)
 
 
