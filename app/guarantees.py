@@ -66,7 +66,7 @@ def configured_figures(experiment: Experiment) -> Figures:
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
-    """What real machines state: the largest mus and, as what mu rests on, the fewest honest machines.
+    """What real machines state, in one figure that is true of all of them.
 
     Parameters
     ----------
@@ -79,25 +79,33 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
 
     Notes
     -----
-    **Formal guarantees.** A server cannot check what machines say. Machines that share sums have one noise, and so one
-    mu_local: the largest of their mus is that of the fewest honest machines.
+    **Formal guarantees.** A server cannot check what machines say. Under secure aggregation a machine says its mu for h
+    honest machines of a sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a
+    larger one is worked out again for it, mu sqrt(h), and never more than its mu_local. Where the run configuration
+    does not ask for sums, what a machine states for them is not said of it: its mu_local is.
     """
     silent = len(statements) < num_clients
-    stated = list(statements.values())
-
-    def all_of(entry: str, own: float | None, fallback: str = "") -> list[float]:
-        values = [float(one.get(entry, one.get(fallback))) for one in stated if entry in one or fallback in one]
-        return values + ([float(own)] if own is not None and (silent or not values) else [])
-
-    mu = max(all_of("mu-guaranteed", expected.mu))
+    stated = [_stated(one) for one in statements.values()]
+    own = (expected.mu, expected.mu if expected.mu_local is None else expected.mu_local, expected.min_honest or 1)
+    claims = [*stated, *([own] if silent or not stated else [])]
+    local = max(mu_local for _, mu_local, _ in claims)
     if expected.mu_local is None:
-        return Figures(mu)
-    return Figures(
-        mu,
-        max(all_of("mu-local", expected.mu_local, "mu-guaranteed")),
-        int(min(all_of("min-honest", expected.min_honest))),
-        int(min(all_of("min-cohort", expected.min_cohort))),
-    )
+        return Figures(local)
+    named = [int(one["min-honest"]) for one in statements.values() if "min-honest" in one]
+    if expected.min_honest is not None and (silent or not named):
+        named.append(expected.min_honest)
+    fewest = min(named, default=1)
+    cohorts = [int(one["min-cohort"]) for one in statements.values() if "min-cohort" in one]
+    if expected.min_cohort is not None and (silent or not cohorts):
+        cohorts.append(expected.min_cohort)
+    mu = max(min(mu_local, mu * math.sqrt(max(honest / fewest, 1.0))) for mu, mu_local, honest in claims)
+    return Figures(mu, local, fewest, min(cohorts, default=1))
+
+
+def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
+    """A machine's mu, its mu_local and the h that its mu is for; one that says no more than mu needs nobody."""
+    mu = float(statement["mu-guaranteed"])
+    return mu, float(statement.get("mu-local", mu)), int(statement.get("min-honest", 1))
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:

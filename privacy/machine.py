@@ -229,12 +229,16 @@ class LedgeredMachine:
             # for the case that nobody is honest holds for it.
             spent = guaranteed = local = account.local_bound_of(session)
         summed = self.policy.trust == "secure-aggregation"
+        budget = float(self.policy.budget_mu or 0.0)
+        if account.reserved_local and not summed:
+            # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
+            budget = self._rule.local_budget
         unbounded = not self.policy.adds_noise or account.unbounded
         return PrivacyStatement(
             releases=releases,
             mu_spent=spent,
             mu_guaranteed=guaranteed,
-            mu_budget=math.inf if unbounded else float(self.policy.budget_mu or 0.0),
+            mu_budget=math.inf if unbounded else budget,
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
             releases_left=self._rule.releases_left(stream, account),

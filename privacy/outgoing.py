@@ -63,7 +63,8 @@ class PrivacyStatement:
         state, and with mechanism ``none``.
     mu_budget : float
         mu of everything the machine will ever release, against any server; infinite once contributions have left
-        without noise.
+        without noise. Under secure aggregation it rests on what ``mu_guaranteed`` rests on; of a machine whose ledger
+        has such sessions and which now has releases seen by themselves it is that of what holds whatever happens.
     samples_used : int
         Fresh samples used up.
     max_participations : int

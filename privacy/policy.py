@@ -93,7 +93,8 @@ class PrivacyPolicy:
     chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
     the mu. Every sample is used in one release only, or in sample_participations of them, min_separation apart. Under
     ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
-    is honest; whatever happens, the plan's ``mu_local`` does. Under
+    is honest; whatever happens, the plan's ``mu_local`` does. A ledger's sessions of both kinds together are
+    budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP whatever happens. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.

@@ -53,7 +53,7 @@ class MachineKey:
     Notes
     -----
     **Formal guarantees.** What secure aggregation guarantees for a machine, and counts it among the honest for, rests
-    on this key staying secret for the whole session.
+    on this key staying secret for the whole session, and on its noise key and nonces staying secret for good.
     """
 
     secret: bytes = field(repr=False)

@@ -7,7 +7,7 @@ delay: it is read as a whole, or dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -118,9 +118,9 @@ class Reply:
         Its name, on the node it came from.
     release, ack : int
         k, and the acknowledgement the release was built on.
-    contents : ndarray of shape (d,), float64, or Release, or MaskedRelease
+    contents : ndarray of shape (d,), float64, or Release, or MaskedRelease, or None
         P_k - P_ack: what was sent, or in a simulation without messages the release itself; under secure aggregation
-        what is under its masks.
+        what is under its masks. None where it must not be looked at (:attr:`hidden`).
     metrics : mapping
         The other entries.
     """
@@ -128,7 +128,7 @@ class Reply:
     machine: str
     release: int
     ack: int
-    contents: Vector | Release | MaskedRelease
+    contents: Vector | Release | MaskedRelease | None
     metrics: Mapping[str, Any]
 
     @property
@@ -140,9 +140,14 @@ class Reply:
         ConfigurationError
             If it is masked: nobody sees it then.
         """
-        if isinstance(self.contents, MaskedRelease):
+        if self.contents is None or isinstance(self.contents, MaskedRelease):
             raise ConfigurationError("Expected a release without masks, got a masked one: only sums can be seen.")
         return self.contents.values if isinstance(self.contents, Release) else self.contents
+
+    @property
+    def hidden(self) -> Reply:
+        """The same without its release: all there is of one that only sums show, on every engine."""
+        return replace(self, contents=None)
 
 
 class Summation(Protocol):

@@ -147,7 +147,10 @@ class Rounds(ABC, Generic[StateT]):
         }
 
     def check_reply(self, reply: Reply) -> bool:
-        """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines."""
+        """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines.
+
+        Under secure aggregation a reply has no release that could be looked at, on the cohort engine neither.
+        """
         return True
 
     # A round: its plan, what came back, and the step.
@@ -234,7 +237,7 @@ class Rounds(ABC, Generic[StateT]):
                 figures[ALL_MACHINES] = outcome
             elif isinstance(outcome, Refusal):
                 refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
-            elif outcome is None or not self.check_reply(outcome):
+            elif outcome is None or not self.check_reply(outcome if self._secure is None else outcome.hidden):
                 malformed += 1
             elif outcome.machine in aggregated or self._is_late(outcome):
                 late += 1

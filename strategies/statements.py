@@ -65,7 +65,13 @@ def ask_statements(
 def is_statement(entries: Mapping[str, Any]) -> bool:
     """Whether the entries of an answer are those of a machine's privacy statement."""
     numbers = [entries.get(key) for key in _STATEMENT_NUMBERS]
-    return all(isinstance(n, int | float) and not isinstance(n, bool) and not math.isnan(n) for n in numbers)
+    # Under secure aggregation all three, or none: a mu without what it rests on would be said of anybody.
+    sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
+    if sums != [None] * len(sums):
+        numbers += sums
+        if any(not isinstance(number, int) or number < 1 for number in sums[1:]):
+            return False
+    return all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers)
 
 
 def releases_left(statement: Mapping[str, Any]) -> float:

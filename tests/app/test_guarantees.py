@@ -1,6 +1,7 @@
 """The two figures of secure aggregation: what machines state, what a run may say, and where people read both."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -44,7 +45,24 @@ def test_for_machines_that_do_not_answer_what_the_run_expects_counts():
 def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
     """As one under an older murmurfl, or whose operator did not ask for sums: what it states holds by itself."""
     assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(3.0, 3.0, 4, 5)
-    assert stated_figures(Figures(1.0), {"a": stated(3.0, 9.0, 2)}, 1) == Figures(3.0)
+
+
+def test_a_mu_that_a_machine_states_for_many_honest_is_not_said_of_the_few_of_another():
+    """Machines that do not share sums, or one that is silent, may name fewer than the first needs."""
+    statements = {"a": stated(1.0, 7.0711, 50, 60), "b": stated(0.9, 1.2728, 2, 4)}
+    found = stated_figures(EXPECTED, statements, 2)
+    assert found.min_honest == 2
+    assert found.mu == pytest.approx(5.0)  # 1 sqrt(50 / 2)
+    silent = stated_figures(EXPECTED, {"a": stated(1.0, 7.0711, 50, 60)}, 2)
+    assert silent.min_honest == EXPECTED.min_honest == 4
+    assert silent.mu == pytest.approx(math.sqrt(50 / 4))
+    alone = stated_figures(Figures(1.0, 2.0, 1, 5), {"a": stated(1.0, 1.5, 50, 60)}, 2)
+    assert alone.mu == 1.5, "never more than what holds whatever happens"
+
+
+def test_a_run_without_sums_says_of_a_machine_that_wants_them_what_holds_whatever_happens():
+    """Nobody opens its releases, and nobody promised that helpers are honest."""
+    assert stated_figures(Figures(1.0), {"a": stated(3.0, 9.0, 2)}, 1) == Figures(9.0)
 
 
 @pytest.mark.parametrize(

@@ -265,3 +265,22 @@ def test_climbing_finds_no_pattern_beyond_the_theorem_or_the_triangle_bound(name
             if ratio >= best:
                 best, patterns = ratio, tried
         assert best > 0.5
+
+
+def known_afterwards(memory, releases=10, honest=10):
+    """mu^2 over the claim, once all other machines' ledgers leak after the session: what their noise is made again
+    from stands in them, of the last release or of all."""
+    decoder = np.eye(releases)
+    left = decoder.copy() if memory == "last" else np.zeros_like(decoder)
+    left[-1] = 0
+    streams = {str(i): Stream(left if i else decoder) for i in range(honest)}
+    return Transcript(streams, played(fixed(honest, releases))).square("0", 1) / (releases / honest)
+
+
+def test_a_machine_whose_ledger_leaks_after_the_session_is_no_longer_one_of_the_honest():
+    """A key that was secret for the whole session is not enough: noise can be made again as long as key and nonces
+    are anywhere. Mechanisms that keep all nonces leave nothing, the others still the noise of what was replaced."""
+    assert make_mechanism("cancelling", 10).memory == "last"
+    assert make_mechanism("sqrt_toeplitz", 10).memory == "all"
+    assert known_afterwards("last") == pytest.approx(1.9)
+    assert known_afterwards("all") == pytest.approx(10)

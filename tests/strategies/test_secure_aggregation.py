@@ -286,3 +286,20 @@ def test_nothing_is_said_of_masks_where_server_and_machines_agree(secure, caplog
     trained(build(secure=secure), SecureGrid(machines(masked=secure is not None)), rounds=1)
     assert "masks" not in caplog.text
     assert "Nothing was aggregated" not in caplog.text
+
+
+class Suspicious(Mu2):
+    """Somebody's strategy that would drop what looks unlike the others."""
+
+    def check_reply(self, reply):
+        return float(np.linalg.norm(reply.values)) < 1e9
+
+
+@pytest.mark.parametrize("grid", [lambda: DirectCohort(machines()), lambda: SecureGrid(machines())])
+def test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation(grid):
+    """Without masks it could, in this process, and show an accuracy that no real run can have."""
+    with pytest.raises(ConfigurationError, match="only sums can be seen"):
+        trained(build(Suspicious, secure={}), grid())
+    assert trained(
+        build(Suspicious), DirectCohort(machines(masked=False, trust="untrusted-server", min_honest=1, min_cohort=1))
+    ).acks

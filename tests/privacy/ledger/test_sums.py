@@ -344,3 +344,12 @@ def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part(
 
 class LastingLedger(MemoryLedger):
     durable = True
+
+
+def test_a_machine_that_had_sums_states_no_budget_against_any_server_but_the_local_one(path):
+    """The mu of a session of sums rests on others; a session without sums promises that nobody has to be honest."""
+    plain = machine(SQLiteLedger(path), mu=1.0, budget_mu=2.0)
+    assert plain.statement("plain").mu_budget == 2.0
+    release(path, "sums", mu=1.0, budget_mu=2.0, **SUMS)
+    assert plain.statement("plain").mu_budget == 3.0
+    assert machine(SQLiteLedger(path), mu=1.0, budget_mu=2.0, **SUMS).statement("sums").mu_budget == 2.0
