@@ -258,9 +258,9 @@ class MachineDirectory:
                 raise NodesUnavailableError(self._no_helpers(helpers) if enough else self._shortage(needed))
             if enough:
                 meanwhile()
-                log(INFO, "Waiting for helpers: %d of %d connected.", len(self.helpers()), helpers)
+                log(INFO, "Waiting for helpers: %d of %d connected%s.", len(self.helpers()), helpers, self._said())
             else:
-                log(INFO, "Waiting for machines: %d of %d connected.", len(self._known()), needed)
+                log(INFO, "Waiting for machines: %d of %d connected%s.", len(self._known()), needed, self._said())
             self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 

@@ -145,9 +145,11 @@ def run_helper(config: HelperConfig, connection: Connection) -> None:
 def describe_helper(config: HelperConfig, opener: Opener) -> str:
     """A helper in one sentence, for its operator's log."""
     roster = opener.roster
+    others = len(roster.helpers) - 1
+    beside = f"beside {others} other helper{'s' * (others != 1)}" if others else "as the only helper"
     return (
         f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
-        f"digest {roster.digest}, beside {len(roster.helpers) - 1} other helpers, by the record at {config.record}."
+        f"digest {roster.digest}, {beside}, by the record at {config.record}."
     )
 
 

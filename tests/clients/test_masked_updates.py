@@ -198,8 +198,9 @@ def test_a_simulation_without_a_machine_is_refused(caplog):
 
 def test_a_simulation_with_too_few_machines_for_a_sum_says_how_many_nodes_it_needs(caplog):
     app = adding(wandering, simulation=policy(min_cohort=4), helpers=HELPERS)
-    with pytest.raises(NodesUnavailableError):
+    with pytest.raises(NodesUnavailableError, match="3 answered with not-configured"):
         train(app, nodes=5, rounds=1)
+    assert "Waiting for machines: 0 of 5 connected; 3 answered with not-configured." in caplog.text
     assert "at least min_cohort = 4 machines, got 3: its 5 nodes less 2 helpers" in caplog.text
 
 
