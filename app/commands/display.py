@@ -22,10 +22,6 @@ _LINE = re.compile(
 )
 """How a :class:`~murmurfl.app.progress.RoundLine` reads in Flower's log."""
 
-_COUNTS, _BAR = 9, 12
-_BESIDE = len("round") + _BAR + 3
-"""Columns that a bar's line has beside its text and the counts: the word, the bar, and what stands between."""
-
 
 def is_worrying(line: str) -> bool:
     """Whether a line of Flower's log is for the eyes of whoever started the run."""
@@ -74,15 +70,15 @@ class RunDisplay:
         self._console = Console() if console is None else console
         self._bar = Bar(
             TextColumn("round"),
-            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=_COUNTS)),
-            BarColumn(bar_width=_BAR),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+            BarColumn(bar_width=12),
             TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False, overflow="fold")),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=False,
         )
         self._task = self._bar.add_task("", total=None, said="")
-        self._accuracy = self._loss = ""
+        self._measured = ""
 
     def __enter__(self) -> RunDisplay:
         self.message(self._guarantee.sentence)
@@ -102,26 +98,14 @@ class RunDisplay:
             return
         # A round without an evaluation goes on showing the last one's figures.
         if line.loss is not None:
-            self._accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %"
-            self._loss = f"loss {line.loss:.4g}"
-        said = self._said(line)
+            accuracy = "" if line.accuracy is None else f"accuracy {100 * line.accuracy:.1f} %  "
+            self._measured = f"{accuracy}loss {line.loss:.4g}  "
+        left = line.time_left
+        said = (
+            f"{self._measured}epsilon {line.epsilon_text}  replies {line.aggregated}/{line.asked}"
+            f"{f'  {left} left' if left else ''}"
+        )
         self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
-
-    def _said(self, line: RoundLine) -> str:
-        """What stands beside the bar, on one line: first goes the time, then the loss, or what the guarantee says."""
-        left = line.time_left and f"{line.time_left} left"
-        epsilon, replies = f"epsilon {line.epsilon_text}", f"replies {line.aggregated}/{line.asked}"
-        room = self._console.width - _BESIDE - max(2 * len(str(line.num_rounds)) + 1, _COUNTS)
-        for parts in (
-            (self._accuracy, self._loss, epsilon, replies, left),
-            (self._accuracy, self._loss, epsilon, replies),
-            (self._accuracy, epsilon, replies),
-            (self._accuracy, self._loss, replies),
-        ):
-            said = "  ".join(part for part in parts if part)
-            if len(said) <= room:
-                break
-        return said
 
     def read(self, text: str) -> bool:
         """Show a line of a run's log if it is a round's; whether it was."""

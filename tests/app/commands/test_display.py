@@ -35,27 +35,6 @@ def test_on_a_terminal_a_bar_moves_below_the_guarantee():
     assert str(FULL) not in text
 
 
-SUMS = RoundLine(17, 20, 0.838, 0.7386, "4.378", False, 90, 100, 1.0, "11.49")
-
-
-@pytest.mark.parametrize(
-    ("line", "columns", "said"),
-    [
-        (SUMS, 120, "accuracy 83.8 %  loss 0.7386  epsilon 4.378 or 11.49  replies 90/100  0:00:01 left"),
-        (SUMS, 99, "accuracy 83.8 %  loss 0.7386  epsilon 4.378 or 11.49  replies 90/100"),
-        (SUMS, 85, "accuracy 83.8 %  epsilon 4.378 or 11.49  replies 90/100"),
-        (SUMS, 80, "accuracy 83.8 %  loss 0.7386  replies 90/100"),
-        (FULL, 80, "accuracy 87.3 %  epsilon 4.38  replies 9/10"),
-    ],
-)
-def test_beside_a_bar_stands_what_fits_into_its_line(line, columns, said):
-    screen = io.StringIO()
-    with RunDisplay(GUARANTEE, Console(file=screen, force_terminal=True, width=columns, color_system=None)) as display:
-        display.show(line)
-    last = [text for text in screen.getvalue().splitlines() if f"{line.server_round}/{line.num_rounds}" in text][-1]
-    assert last.rstrip().endswith(said)
-
-
 @pytest.mark.parametrize(
     ("line", "seen"),
     [
