@@ -512,7 +512,7 @@ MUTANTS = (
     Mutant(
         "whatever roster lies there is the pinned one",
         "clients/roster_files.py",
-        "    if digest is not None and roster.digest != digest:",
+        "    if digest is not None and roster.digest != pinned_digest(digest):",
         "    if False:",
         ("tests/clients/test_roster_files.py", MASKED_UPDATES),
     ),

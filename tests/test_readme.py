@@ -39,7 +39,7 @@ def test_ci_runs_the_two_commands():
     assert "make test" in script
 
 
-@pytest.mark.long  # the script of every change has `make run`, and the test below `flwr run` with its overrides
+@pytest.mark.long  # the script of every change has `make run`
 def test_make_run_with_settings(tmp_path):
     """The command line `make` would run; make itself is CI's."""
     settings = re.fullmatch(r'make run ARGS="(.*)"', MAKE_RUN).group(1)
@@ -54,6 +54,7 @@ def test_make_run_with_settings(tmp_path):
     assert {path.name for path in (tmp_path / "x").iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
 
 
+@pytest.mark.long
 def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
     """With Flower's own daemon and its two virtual nodes; stopped by its marker afterwards."""
     environment = launch.launch_environment(tmp_path / "home", {})
@@ -109,7 +110,7 @@ def test_reproduce_a_cell(tmp_path):
     assert cell["algorithms"]["mu2"]["mu"]["mean"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("line", "said"), [(PLAN, "Least noise on prefix sums"), (AUDIT, "The claim stands")])
+@pytest.mark.parametrize(("line", "said"), [(PLAN, "Least noise on prefix sums"), pytest.param(AUDIT, "The claim stands", marks=pytest.mark.long)])
 def test_plan_and_audit(line, said):
     command = shlex.split(line)
     assert command[0] == ".venv/bin/murmurfl"

@@ -59,6 +59,7 @@ def test_ray_gives_the_same_model_as_the_in_process_engine_to_the_last_bit(tmp_p
     assert (ROOT / "pyproject.toml").read_bytes() == project
 
 
+@pytest.mark.long
 def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_left):
     """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a machine's samples."""
     lines = []
@@ -74,6 +75,7 @@ def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_l
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_an_unknown_key_and_a_folder_without_an_app_are_refused(tmp_path, nothing_left):
     with pytest.raises(LaunchError, match="speed"):
         run_flower_app(ROOT, run_config={"speed": 3}, num_supernodes=2, timeout_s=120)
@@ -118,6 +120,7 @@ def test_a_task_and_a_model_of_the_current_folder_are_found_by_all_of_ray(tmp_pa
     del sys.modules["mine_on_ray"]
 
 
+@pytest.mark.long
 def test_a_run_that_does_not_end_is_stopped(nothing_left):
     with pytest.raises(LaunchError, match="within 6 s"):
         run_flower_app(ROOT, run_config={"num-rounds": 100_000, "batch-size": 1}, num_supernodes=2, timeout_s=6)

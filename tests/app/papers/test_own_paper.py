@@ -82,6 +82,7 @@ def command(*arguments):
     return CliRunner().invoke(cli, ["reproduce", *arguments], env={"COLUMNS": "160"})
 
 
+@pytest.mark.long
 def test_an_own_paper_with_an_own_kind_of_table_is_reproduced(module, tmp_path):
     result = command(f"{module}:PAPER", "--jobs", "1")
     assert result.exit_code == 0, result.output
