@@ -110,7 +110,10 @@ def test_reproduce_a_cell(tmp_path):
     assert cell["algorithms"]["mu2"]["mu"]["mean"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("line", "said"), [(PLAN, "Least noise on prefix sums"), pytest.param(AUDIT, "The claim stands", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [(PLAN, "Least noise on prefix sums"), pytest.param(AUDIT, "The claim stands", marks=pytest.mark.long)],
+)
 def test_plan_and_audit(line, said):
     command = shlex.split(line)
     assert command[0] == ".venv/bin/murmurfl"
