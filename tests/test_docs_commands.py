@@ -84,7 +84,9 @@ def read_before(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         said = "".join(run(words, folder) for words in commands("start.md") if words[0] == "murmurfl")
-        (created,) = (words for words in commands("deployment.md") if words[:3] == ["murmurfl", "ledger", "create"])
+        # The first is a machine's; one with two budgets comes with secure aggregation, in a part of its own.
+        made = (words for words in commands("deployment.md") if words[:3] == ["murmurfl", "ledger", "create"])
+        created = next(made)
         run(created, folder)
     return folder, said
 
