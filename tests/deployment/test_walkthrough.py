@@ -274,9 +274,10 @@ def test_the_demonstration_of_secure_aggregation(tmp_path):
     command += ["--set", "num-rounds=2", "--out", str(tmp_path), "--name", "demo"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "12 made, 12 aggregated" in ended.stdout
-    assert "if one helper and 3 machines of each sum are honest, and mu = 6.929" in ended.stdout
+    said = " ".join(ended.stdout.split())  # wrapped
+    assert "12 made, 12 aggregated" in said
+    assert "if one helper and 3 machines of each sum are honest, and mu = 6.929" in said
     for i in range(6):
-        assert f"ledger of node-{i}: 2 releases, mu 4 of 4 spent, 6.929 of 6.929 whatever happens" in ended.stdout
+        assert f"ledger of node-{i}: 2 releases, mu 4 of 4 spent, 6.929 of 6.929 whatever happens" in said
     for i in range(2):
-        assert f"record of helper-{i}: 2 sums opened" in ended.stdout
+        assert f"record of helper-{i}: 2 sums opened" in said
