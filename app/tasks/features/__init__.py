@@ -2,25 +2,12 @@
 
 from ...registry import Registry
 from .base import Features
-from .oriented_gradients import ORIENTED_GRADIENTS_NORM, OrientedGradients, oriented_gradients
-from .own import FunctionFeatures, own_features
-from .pixels import BlockMeans, Pixels, pooled
-from .soft_gradients import SoftGradients, soft_gradients
+from .oriented_gradients import OrientedGradients
+from .own import own_features
+from .pixels import BlockMeans, Pixels
+from .soft_gradients import SoftGradients
 
-__all__ = [
-    "FEATURES",
-    "ORIENTED_GRADIENTS_NORM",
-    "BlockMeans",
-    "Features",
-    "FunctionFeatures",
-    "OrientedGradients",
-    "Pixels",
-    "SoftGradients",
-    "oriented_gradients",
-    "own_features",
-    "pooled",
-    "soft_gradients",
-]
+__all__ = ["FEATURES", "Features"]
 
 _BUILT_IN = (Pixels(), OrientedGradients(), BlockMeans(2), BlockMeans(4), SoftGradients())
 

@@ -1,9 +1,9 @@
 """Soft histograms of gradients: how much edge of each direction there is around each point of a grid.
 
 The gradient's magnitude at a pixel goes to the two nearest of 12 directions over the full turn, linearly; the map of
-each direction is blurred by a Gaussian and sampled on a grid; then the square root, and a norm of one. Against
-:func:`~.oriented_gradients.oriented_gradients` nothing jumps when an edge moves by a pixel or turns by a degree, and the
-root keeps a few strong edges from drowning the rest.
+each direction is blurred by a Gaussian and sampled on a grid; then the square root, and a norm of one. Unlike in the
+histograms of :mod:`.oriented_gradients` nothing jumps when an edge moves by a pixel or turns by a degree, and the root
+keeps a few strong edges from drowning the rest.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.fl
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone. Whatever the image, no value is below zero and the L2 norm of a
-    row is 1, or 0 of a blank image.
+    **Formal guarantees.** Row i depends on image i alone. Whatever the image, no value is below zero and the L2 norm of
+    a row is 1, or 0 of a blank image.
     """
     samples, height, width = images.shape
     stride = stride_for(min(height, width))
