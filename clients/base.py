@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ..privacy import (
     ConfigurationError,
     Ledger,
-    LedgeredMachine,
     NoiseKeys,
     PrivacyPolicy,
     PrivateMachine,
@@ -37,6 +36,7 @@ from .gradients import PerSampleGradients, Samples, combined_gradients, stacked_
 from .masked import check_can_send, check_masking, outgoing_reply
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import training_entries
+from .statement import statement_entries
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,9 @@ class PrivateClient(NumPyClient):
         Returns
         -------
         tuple
-            The release in the model's shapes, the configured batch size, and the entries of the reply: none of them
-            but the release depends on data. Simulated machines in another process add entries that do
-            (:mod:`murmurfl.privacy.training`). Under secure aggregation the release is masked, in uint64, and its
+            The release in the model's shapes, the samples it counts for (a public number), and the entries of the
+            reply: none of them but the release depends on data. Simulated machines in another process add entries that
+            do (:mod:`murmurfl.privacy.training`). Under secure aggregation the release is masked, in uint64, and its
             header, seals and signature are among the entries.
 
         Raises
@@ -298,7 +298,7 @@ class PrivateClient(NumPyClient):
             **entries,
             **training_entries(self.name, figures),
         }
-        return sent, policy.batch_size, metrics
+        return sent, release.samples, metrics
 
     def release(self, request: Request) -> Release:
         """The machine's next release, for a request that has passed every check.
@@ -318,11 +318,21 @@ class PrivateClient(NumPyClient):
             request.session, request.ack, lambda samples: self._contribution_of(request, samples)
         )
 
-    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
+    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
         """What goes into a release; called where a failure to load or to compute it does not show."""
+        batch = self.samples[samples]
         # A hostile query point may make this overflow. The result is clipped or zeroed: nothing to warn about.
         with np.errstate(all="ignore"):
-            return self.contribution(request, self.samples[samples])
+            if self.machine.simulated and self.machine.policy.sums_samples and self._follows_weights:
+                weights = self.point_weights(request.server_round)
+                if weights is not None:
+                    return stacked_gradients(self.gradients, request.query_points, weights, batch)
+            return self.contribution(request, batch)
+
+    @property
+    def _follows_weights(self) -> bool:
+        """Whether the contribution is what :meth:`point_weights` says: a subclass may have one of its own."""
+        return type(self).contribution is PrivateClient.contribution
 
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
@@ -364,29 +374,3 @@ class PrivateClient(NumPyClient):
                     raise malformed("expected finite floating-point arrays of the model's shapes")
             points.append(point)
         return Request(server_round, session, ack, tuple(points))
-
-
-def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
-    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data."""
-    statement = machine.statement(session)
-    sums = {
-        protocol.MU_LOCAL: statement.mu_local,
-        protocol.MIN_HONEST: statement.min_honest,
-        protocol.MIN_COHORT: statement.min_cohort,
-    }
-    return {
-        "releases": statement.releases,
-        "mu-spent": statement.mu_spent,
-        "mu-guaranteed": statement.mu_guaranteed,
-        "mu-budget": statement.mu_budget,
-        "samples-used": statement.samples_used,
-        "max-participations": statement.max_participations,
-        protocol.RELEASES_LEFT: statement.releases_left,
-        "delta": machine.policy.delta,
-        "mechanism": machine.policy.mechanism,
-        "trust": machine.policy.trust,
-        "noise-quality": machine.policy.noise_quality,
-        "noise-std": machine.plan.noise_std,
-        "sensitivity": machine.plan.sensitivity,
-        **{name: value for name, value in sums.items() if value is not None},
-    }

@@ -112,6 +112,14 @@ class Cohort:
         together: list[tuple[str, PrivateClient]] = []
         room = _BLOCK_VALUES
         for name, client in clients:
+            if client.machine.policy.sums_samples:
+                # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
+                # then the same on every engine, to the last bit.
+                if together:
+                    yield from self._block(together, server_round, session, acks, points)
+                    together, room = [], _BLOCK_VALUES
+                yield from _one_by_one([(name, client)], server_round, session, acks, points)
+                continue
             size = client.machine.policy.batch_size * client.machine.num_parameters
             alike = not together or _alike(client, together[0][1])
             if together and (room < size or not alike):
@@ -134,11 +142,7 @@ class Cohort:
         together = type(clients[0]).together(clients, server_round, session, points)
         if together is None:
             self._say_alone(clients[0])
-            for name, client in block:
-                try:
-                    yield name, client.release(Request(server_round, session, acks[name], tuple(map(list, points))))
-                except RefusedError as refusal:
-                    yield name, refusal
+            yield from _one_by_one(block, server_round, session, acks, points)
             return
 
         def contributions(positions: list[int], slices: list[slice]) -> StackedContributions:
@@ -158,6 +162,20 @@ class Cohort:
         if type(client) not in self._alone:
             self._alone.add(type(client))
             logger.warning("%s cannot be asked together: its machines are asked one by one.", type(client).__name__)
+
+
+def _one_by_one(
+    clients: Sequence[tuple[str, PrivateClient]],
+    server_round: int,
+    session: str,
+    acks: Mapping[str, int],
+    points: Sequence[Sequence[NDArray[Any]]],
+) -> Iterator[tuple[str, Release | RefusedError]]:
+    for name, client in clients:
+        try:
+            yield name, client.release(Request(server_round, session, acks[name], tuple(map(list, points))))
+        except RefusedError as refusal:
+            yield name, refusal
 
 
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:

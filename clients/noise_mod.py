@@ -34,7 +34,6 @@ from ..privacy import (
 from ..privacy.masking import Masking
 from ..privacy.training import TrainingFigures, observing
 from .answers import answer
-from .base import statement_entries
 from .context_ledger import ContextLedger
 from .foreign_app import ClientAppError, called, is_in_training, received_model, trained_model
 from .foreign_machine import simulated_machine
@@ -43,6 +42,7 @@ from .masked import check_masking, outgoing_reply
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, training_entries
+from .statement import statement_entries
 from .update_node import UpdateNode
 from .update_policy import UpdatePolicy, update_guarantee
 

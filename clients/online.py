@@ -162,7 +162,7 @@ class OnlineClient(LocalStepsClient):
         """The mean gradient g of this round, shape (1, d)."""
         return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
 
-    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating]:
+    def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
         if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
             return super()._contribution_of(request, samples)
         # A real machine loads each sample when its step comes, so that one that fails does not spoil the other steps.

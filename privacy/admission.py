@@ -142,12 +142,21 @@ class AdmissionRule:
             account = self._reserved(account, session)
             stream = StreamRecord(self.fingerprint, terms=self.policy.terms(self.num_parameters))
         self._check_stream(stream)
+        samples = self._samples(stream, account)
+        return Admission(page, session, self.acknowledged(stream, ack), account, samples)
+
+    def _samples(self, stream: StreamRecord, account: Account) -> slice:
+        """The samples a stream's next release is made from."""
+        if self.policy.sums_samples:
+            return slice(0, self.num_samples)
         start, batch = account.samples_used, self.policy.batch_size
-        if self.policy.sample_participations > 1:
+        if self.policy.order == "again":
+            start = stream.release * batch
+        elif self.policy.sample_participations > 1:
             start = stream.release % self.policy.min_separation * batch
         if start + batch > self.num_samples:
             raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
-        return Admission(page, session, self.acknowledged(stream, ack), account, slice(start, start + batch))
+        return slice(start, start + batch)
 
     def acknowledged(self, stream: StreamRecord, ack: int) -> StreamRecord:
         """A stream after an acknowledgement.
@@ -192,8 +201,8 @@ class AdmissionRule:
         if stream is not None and stream.fingerprint != self.fingerprint:
             return 0
         left = self.policy.max_participations - (0 if stream is None else stream.release)
-        if self.policy.sample_participations > 1:  # the same samples are gone through again
-            return left
+        if self.policy.order != "in-turn" or self.policy.sample_participations > 1:
+            return left  # the session goes through samples that others may have used
         return min(left, (self.num_samples - account.samples_used) // self.policy.batch_size)
 
     def _check_stream(self, stream: StreamRecord) -> None:
@@ -214,6 +223,8 @@ class AdmissionRule:
 
     def _samples_of(self, releases: int) -> int:
         """The least number of samples that many releases of a session have used."""
+        if self.policy.sums_samples:
+            return min(releases, 1)  # all there were: rows may have been added since
         if self.policy.sample_participations > 1:
             releases = min(releases, self.policy.min_separation)
         return releases * self.policy.batch_size

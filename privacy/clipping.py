@@ -86,7 +86,9 @@ def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> N
     return rows
 
 
-def bounded_scales(norms: NDArray[np.float64], clip_norm: float | NDArray[np.float64]) -> NDArray[np.float64]:
+def bounded_scales(
+    norms: NDArray[np.float64], clip_norm: float | NDArray[np.float64], stability: float | None = None
+) -> NDArray[np.float64]:
     """Factors that bring rows of given L2 norms down to at most ``clip_norm``; NaN for a norm that is not finite.
 
     Parameters
@@ -95,6 +97,9 @@ def bounded_scales(norms: NDArray[np.float64], clip_norm: float | NDArray[np.flo
         True up to a relative error of 2^-41.
     clip_norm : float or ndarray of shape (samples,)
         S, > 0.
+    stability : float, optional
+        gamma > 0: every row g then becomes S g / (||g|| + gamma), which is automatic clipping (Bu, Wang, Zha and
+        Karypis 2022).
 
     Notes
     -----
@@ -102,4 +107,6 @@ def bounded_scales(norms: NDArray[np.float64], clip_norm: float | NDArray[np.flo
     """
     bound = clip_norm * _MARGIN
     with np.errstate(all="ignore"):
+        if stability is not None:
+            return np.where(np.isfinite(norms), bound / (norms + stability), np.nan)
         return np.where(norms <= bound, 1.0, np.where(np.isfinite(norms), bound / norms, np.nan))

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission
-from .clipping import bounded_scales, clip_contributions, clip_per_sample
 from .contributions import StackedContributions
 from .errors import ConfigurationError, RefusedError
 from .mechanisms import State
@@ -104,12 +103,10 @@ def _clipped_rows(admitted: Sequence[Admitted], contributions: Contributions) ->
         return
     stack = contributions([i for i, _, _ in admitted], [admission.samples for _, _, admission in admitted])
     batches = [machine.policy.rows_per_release for _, machine, _ in admitted]
-    clip_norms = np.repeat([machine.policy.clip_norm for _, machine, _ in admitted], batches)
     norms = stack.norms()
-    scales = bounded_scales(norms, clip_norms).tolist()
     row = 0
     for (_, machine, _), batch in zip(admitted, batches, strict=True):
-        yield _counts(machine, stack, row, scales[row : row + batch], norms[row : row + batch])
+        yield _counts(machine, stack, row, norms[row : row + batch])
         row += batch
 
 
@@ -129,20 +126,20 @@ def _counts(
     machine: PrivateMachine,
     stack: StackedContributions,
     first: int,
-    scales: list[float],
     norms: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """The mean of one machine's clipped rows, on the grid; each is rounded by itself."""
-    grid, clip_norm, share = machine.plan.grid, machine.policy.clip_norm, 1.0 / len(scales)
-    observed = machine.policy.clip_unit != "contractive"  # the steps of a contractive update were clipped one by one
-    if not all(map(math.isfinite, scales)):  # a row that is not finite, or too large to square: the careful way
-        rows = np.empty((len(scales), machine.num_parameters))
+    """The mean of one machine's bounded rows, on the grid; each is rounded by itself."""
+    bound = machine.policy.bound
+    grid, clip_norm, share = machine.plan.grid, bound.clip_norm, 1.0 / len(norms)
+    scales = [math.nan] if bound.nonnegative else bound.scales(norms).tolist()
+    # Negative entries, a row that is not finite, or one too large to square: the careful way.
+    if not all(map(math.isfinite, scales)):
+        rows = np.empty((len(norms), machine.num_parameters))
         with np.errstate(all="ignore"):
             for i, row in enumerate(rows):
                 stack.write(first + i, 1.0, row)
-        clipped = (clip_contributions if observed else clip_per_sample)(rows, clip_norm)
-        return grid.counts(clipped, scale=share, bound=clip_norm).sum(axis=0)
-    if observed:
+        return grid.counts(bound.rows(rows), scale=share, bound=clip_norm).sum(axis=0)
+    if bound.observed:
         observe(norms, clip_norm)
     factor = share / grid.spacing
     total: NDArray[np.int64] | None = None

@@ -29,6 +29,7 @@ from .mechanisms import State
 from .noise_plan import NoisePlan
 from .outgoing import PrivacyStatement, Release
 from .policy import NO_NOISE, PrivacyPolicy
+from .row_bound import MOST_ROWS
 
 ComputedT = TypeVar("ComputedT")
 
@@ -294,7 +295,9 @@ class LedgeredMachine:
         admission.page.commit(admission.session, stream, account)
         counts.setflags(write=False)  # the ledger in memory may hold the very array
         ids = [stream.ids.get(j, _NO_ID) for j in (stream.release, stream.ack)] if stream.ids else (b"", b"")
-        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack, *ids)
+        # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them.
+        samples = self.num_samples if self.policy.order == "all" else self.policy.batch_size
+        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack, *ids, samples=samples)
 
     def _check_open(self, admission: Admission) -> None:
         if admission not in self._open:
@@ -379,6 +382,13 @@ def _check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
 
 def _check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
     """Refuse a policy that needs more samples than the machine has."""
+    if policy.sums_samples:
+        if not 1 <= num_samples <= MOST_ROWS:
+            raise ConfigurationError(
+                f"Expected 1 to {MOST_ROWS} samples with order {policy.order!r}, got {num_samples}: counts of their "
+                "sum would not be exact."
+            )
+        return
     releases, name, why = policy.max_participations, "max_participations", "each is used once"
     if policy.sample_participations > 1:
         releases, name, why = policy.min_separation, "min_separation", "so many are gone through"

@@ -31,6 +31,8 @@ class Release:
         The acknowledgement it was built on.
     release_id, ack_id : bytes
         Random names of the two, 16 bytes each, under secure aggregation; empty otherwise.
+    samples : int
+        How many samples the server counts it for: b, or all that the machine has; public.
     """
 
     counts: NDArray[np.int64]
@@ -39,6 +41,7 @@ class Release:
     ack: int
     release_id: bytes = b""
     ack_id: bytes = b""
+    samples: int = 1
 
     @cached_property
     def values(self) -> NDArray[np.float64]:

@@ -43,6 +43,7 @@ from .normals import (
     resolution_mu,
     summed_range_problem,
 )
+from .row_bound import MOST_ROWS
 
 if TYPE_CHECKING:
     from .policy import PrivacyPolicy
@@ -60,6 +61,8 @@ _LARGEST_COUNT = 2.0**52
 # no grid will do.
 _MOST_DOUBLINGS = 16
 _MOST_MORE_NOISE = 4.0
+_YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip"}
+"""Fields that policies of sessions begun before did not have, and what they were as good as."""
 
 
 @lru_cache(maxsize=1024)
@@ -108,13 +111,21 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
 def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise: float) -> float:
     """No value of a release is larger in magnitude, given that of its noise; refused where it would not be exact."""
-    largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters)) + noise
+    largest = _largest_contribution(policy, num_parameters, grid) + noise
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
             "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
         )
     return largest
+
+
+def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid) -> float:
+    """No value of the contributions to a release is larger in magnitude."""
+    # A release that stands alone has one contribution, and a prefix sum those of all.
+    contributions = 1 if policy.sums_samples and policy.builds_on == "nothing" else policy.max_participations
+    rows = MOST_ROWS / policy.batch_size if policy.sums_samples else 1.0
+    return contributions * (rows * policy.clip_norm + grid.charge(num_parameters))
 
 
 def _sums(policy: PrivacyPolicy) -> Summing | None:
@@ -170,7 +181,7 @@ def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_paramet
     # The same for all machines of a training: it depends on nothing that they may have decided differently.
     grid = Grid(power_of_two_at_most(policy.sensitivity * _NOISELESS_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
-    largest = policy.max_participations * (policy.clip_norm + grid.charge(num_parameters))
+    largest = _largest_contribution(policy, num_parameters, grid)
     fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)
     return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest, policy.pattern)
 
@@ -184,11 +195,16 @@ def _fingerprint(
 
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
-    """A policy's fields; without those of secure aggregation under another trust: sessions begun before go on."""
+    """A policy's fields; without those that say nothing of it and were not there before: sessions begun then go on."""
     fields = asdict(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
             del fields[name]
+    for name, usual in _YOUNGER_FIELDS.items():
+        if fields[name] == usual:
+            del fields[name]
+    if policy.clipping == "clip":
+        fields.pop("clip_stability", None)
     return fields
 
 

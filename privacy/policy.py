@@ -16,14 +16,17 @@ from .mechanisms import MECHANISMS, Mechanism, make_mechanism
 from .noise import NOISE_QUALITIES, NoiseQuality
 from .noise_plan import NoisePlan
 from .planning import MOST_SUMMED, ledger_terms, make_plan, shared_terms
+from .row_bound import CLIPPINGS, SUMMING_ERROR, Clipping, RowBound
 from .words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
 
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
 Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
-ClipUnit = Literal["sample", "update", "contractive"]
+ClipUnit = Literal["sample", "update", "contractive", "nonnegative"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
+Order = Literal["in-turn", "again", "all", "secret"]
+ORDERS_OF_SAMPLES: tuple[Order, ...] = get_args(Order)
 NO_NOISE = "none"
 """The mechanism of a simulated machine that adds no noise, to see what noise costs."""
 CONTRACTIVE_ROUNDING = 1e-6
@@ -58,11 +61,23 @@ class PrivacyPolicy:
         T of the ``paper`` schedule.
     mechanism_options : mapping or tuple of pairs
         Further options of the mechanism, plain values.
-    clip_unit : {"sample", "update", "contractive"}
+    clip_unit : {"sample", "update", "contractive", "nonnegative"}
         ``sample``: each sample's row is clipped and their mean released, Delta = 2 S / b. ``update``: a whole update
         made from the b samples is clipped, Delta = 2 S, whatever is computed inside. ``contractive``: b local steps
         with gradients clipped to S, Delta = 2 S / b (1 + 1e-6): only for steps that never move two iterates apart,
-        which the client must check (:class:`~murmurfl.clients.OnlineClient`). It must be asked for.
+        which the client must check (:class:`~murmurfl.clients.OnlineClient`). It must be asked for. ``nonnegative``:
+        as ``sample``, with negative entries of every row set to zero first, Delta = sqrt(2) S / b: for sums of features
+        that have none (:mod:`~murmurfl.privacy.row_bound`).
+    order : {"in-turn", "again", "all", "secret"}
+        Which samples a release is made from. ``in-turn``: the next b that no session has used, so that each is used
+        once, ever (or ``sample_participations`` times in a session). ``again``: each session goes through the samples
+        from the first one; the budget counts sessions together. ``all``: every sample in every release, and the release
+        is their *sum*: batch_size must be 1, and sample_participations follows from max_participations. ``secret``:
+        each sample in one release, which the machine draws; a release is the sum of its samples divided by b.
+    clipping : {"clip", "automatic"}
+        ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length; only where samples are clipped.
+    clip_stability : float
+        gamma of ``automatic``.
     sample_participations : int
         k, how many releases of a session one sample may take part in. 1: every sample is used once, ever. More: the
         machine goes through the first ``min_separation`` x b samples in the same order, at most k times.
@@ -119,6 +134,9 @@ class PrivacyPolicy:
     min_honest: int = 1
     min_cohort: int = 1
     budget_local_mu: float | None = None
+    order: Order = "in-turn"
+    clipping: Clipping = "clip"
+    clip_stability: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "mu"):
@@ -140,10 +158,13 @@ class PrivacyPolicy:
             ("noise_quality", NOISE_QUALITIES),
             ("release_rule", RELEASE_RULES),
             ("trust", TRUST_MODELS),
+            ("order", ORDERS_OF_SAMPLES),
+            ("clipping", CLIPPINGS),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
         object.__setattr__(self, "mechanism_options", tuple(sorted(dict(self.mechanism_options).items())))
+        self._check_order()
         covered = self.sample_participations * self.min_separation
         if self.sample_participations == 1 and self.min_separation != 1:
             raise ConfigurationError(
@@ -156,6 +177,35 @@ class PrivacyPolicy:
             )
         self._check_secure_aggregation()
         self.make_mechanism()
+
+    def _check_order(self) -> None:
+        """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
+        by_sample = self.clip_unit in ("sample", "nonnegative")
+        _check_positive("clip_stability", self.clip_stability)
+        if self.clipping != "clip" and self.clip_unit != "sample":
+            raise ConfigurationError(
+                f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}."
+            )
+        if self.order in ("all", "secret") and not by_sample:
+            raise ConfigurationError(
+                f"Expected clip_unit 'sample' or 'nonnegative' with order {self.order!r}, got {self.clip_unit!r}."
+            )
+        if self.order == "all":
+            if self.batch_size != 1 or self.min_separation != 1:
+                raise ConfigurationError(
+                    "Expected batch_size and min_separation 1 with order 'all', whose releases are sums over all "
+                    f"samples, got {self.batch_size} and {self.min_separation}."
+                )
+            if self.sample_participations not in (1, self.max_participations):
+                raise ConfigurationError(
+                    f"Expected sample_participations left out with order 'all', got {self.sample_participations}: "
+                    "every sample is in every release."
+                )
+            object.__setattr__(self, "sample_participations", self.max_participations)
+        elif self.order != "in-turn" and self.sample_participations > 1:
+            raise ConfigurationError(
+                f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}."
+            )
 
     def _check_secure_aggregation(self) -> None:
         """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
@@ -217,13 +267,31 @@ class PrivacyPolicy:
         """Delta, the L2 change of one release when one sample is replaced, before rounding to a grid."""
         if self.clip_unit == "update":
             return 2.0 * self.clip_norm
-        delta = 2.0 * self.clip_norm / self.batch_size
+        delta = self.bound.distance / self.batch_size
+        if self.sums_samples:
+            delta *= 1.0 + SUMMING_ERROR
         return delta * (1.0 + CONTRACTIVE_ROUNDING) if self.clip_unit == "contractive" else delta
+
+    @property
+    def bound(self) -> RowBound:
+        """How each row of a contribution is bounded before rows are added up."""
+        return RowBound(
+            self.clip_norm,
+            nonnegative=self.clip_unit == "nonnegative",
+            stability=self.clip_stability if self.clipping == "automatic" else None,
+            # The steps of a contractive update were clipped one by one, where they were made.
+            observed=self.clip_unit != "contractive",
+        )
+
+    @property
+    def sums_samples(self) -> bool:
+        """Whether a release is a sum over all of the machine's samples, each with a weight, and not over b of them."""
+        return self.order in ("all", "secret")
 
     @property
     def rows_per_release(self) -> int:
         """Clipped rows whose mean is a release's contribution: b samples, or one update."""
-        return self.batch_size if self.clip_unit == "sample" else 1
+        return self.batch_size if self.clip_unit in ("sample", "nonnegative") else 1
 
     @property
     def normals_per_parameter(self) -> int:

@@ -16,12 +16,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission
-from .clipping import clip_contributions, clip_per_sample
+from .contributions import StackedContributions
 from .data_digest import RowBytes
 from .errors import ConfigurationError, is_interrupt
 from .keys import NoiseKeys
@@ -31,16 +32,21 @@ from .mechanisms import State
 from .noise_stream import NoiseStream, RowCache
 from .outgoing import Release
 from .policy import PrivacyPolicy
+from .row_bound import blocks
 
 logger = logging.getLogger(__name__)
 
 # P_j - P_ack is kept for this many of the latest unacknowledged releases. A server that asks again without
 # acknowledging will not use the earlier ones, so an honest server only ever names the last.
 MOST_PENDING = 4
+_VALUES_AT_A_TIME = 1 << 22
+"""Values of rows that a simulation has in memory at a time where a release is a sum over all samples."""
 
-PerSampleContribution = Callable[[slice], NDArray[np.floating]]
+MadeT = TypeVar("MadeT")
+
+PerSampleContribution = Callable[[slice], NDArray[np.floating] | StackedContributions]
 """Contributions of the samples in a slice of the machine's data: shape (samples, parameters), or (1, parameters) for an
-update made from all of them."""
+update made from all of them. Simulated machines whose releases are sums over all samples may give them unwritten."""
 
 NotedContribution = Callable[[int, State], PerSampleContribution]
 """Given how many releases a session has made and what was noted with the last one, the contributions to the next."""
@@ -261,8 +267,20 @@ class PrivateMachine(LedgeredMachine):
             pending[release] = counts
         return stream.released(nonces, pending, noise_state), counts
 
-    def _contribution_counts(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.int64]:
-        """The mean of the clipped contributions, on the grid; each is rounded by itself, so the sum is exact."""
+    def _contribution_counts(
+        self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int64]:
+        """The contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
+
+        Parameters
+        ----------
+        contribution : callable
+        samples : slice
+        weights : ndarray of shape (samples,), optional
+            0 or 1 a sample, where the sum is over all of them: which ones are in this release. All are computed.
+        """
+        if self.policy.sums_samples:
+            return self._sum_counts(contribution, samples, weights)
         if self._keys.simulated:
             return self._mean_counts(self._rows_of(contribution, samples))
         # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails, which
@@ -271,27 +289,69 @@ class PrivateMachine(LedgeredMachine):
         total = np.zeros(self.num_parameters, dtype=np.int64)
         share = self.policy.batch_size // self.policy.rows_per_release
         for start in range(samples.start, samples.stop, share):
-            try:
-                counts = self._mean_counts(self._rows_of(contribution, slice(start, start + share)))
-            except BaseException as error:
-                if is_interrupt(error):
-                    raise
-                logger.exception("A contribution could not be computed; it counts as zero.")
-                continue
-            total += counts
+            counts = self._or_nothing(contribution, slice(start, start + share), self._mean_counts)
+            if counts is not None:
+                total += counts
             del counts  # before the next row is made
         return total
 
-    def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
-        # The steps of a contractive update were clipped one by one, where they were made.
-        clip = clip_per_sample if self.policy.clip_unit == "contractive" else clip_contributions
-        clipped = clip(rows, self.policy.clip_norm)
-        share = 1.0 / self.policy.rows_per_release
-        return self.plan.grid.counts(clipped, scale=share, bound=self.policy.clip_norm).sum(axis=0)
+    def _sum_counts(
+        self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.int64]:
+        """The sum of bounded rows over b, each block of samples rounded by itself (:mod:`.row_bound`)."""
+        total = np.zeros(self.num_parameters, dtype=np.int64)
+        for block in blocks(samples):
+            chosen = None if weights is None else weights[block.start - samples.start : block.stop - samples.start]
+            made = self._block_sum(contribution, block, chosen)
+            total += self.plan.grid.counts(made, scale=1.0 / self.policy.batch_size)
+        return total
 
-    def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> NDArray[np.floating]:
-        count = samples.stop - samples.start if self.policy.clip_unit == "sample" else 1
-        rows, expected = contribution(samples), (count, self.num_parameters)
+    def _block_sum(
+        self, contribution: PerSampleContribution, block: slice, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        """The sum of a block's bounded rows, those with weight 0 left out after they were computed."""
+        # With real keys every sample by itself, as above; in simulation as many as memory has room for.
+        step = max(_VALUES_AT_A_TIME // self.num_parameters, 1) if self.simulated else 1
+        total = np.zeros(self.num_parameters)
+        for start in range(block.start, block.stop, step):
+            part = slice(start, min(start + step, block.stop))
+            chosen = None if weights is None else weights[part.start - block.start : part.stop - block.start]
+            if self.simulated:
+                made = self._bounded_sum(self._rows_of(contribution, part), chosen)
+            else:
+                made = self._or_nothing(contribution, part, lambda rows, chosen=chosen: self._bounded_sum(rows, chosen))
+            if made is not None:
+                total += made
+        return total
+
+    def _bounded_sum(
+        self, rows: NDArray[np.floating] | StackedContributions, weights: NDArray[np.float64] | None
+    ) -> NDArray[np.float64]:
+        return self.policy.bound.total(rows, self.num_parameters, weights)
+
+    def _or_nothing(
+        self, contribution: PerSampleContribution, samples: slice, take: Callable[[Any], MadeT]
+    ) -> MadeT | None:
+        """What a real machine makes of some samples' rows; None if it fails, which its own log alone says."""
+        try:
+            return take(self._rows_of(contribution, samples))
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            logger.exception("A contribution could not be computed; it counts as zero.")
+            return None
+
+    def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:
+        bounded = self.policy.bound.rows(rows)
+        share = 1.0 / self.policy.rows_per_release
+        return self.plan.grid.counts(bounded, scale=share, bound=self.policy.clip_norm).sum(axis=0)
+
+    def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> Any:
+        count = samples.stop - samples.start if self.policy.clip_unit in ("sample", "nonnegative") else 1
+        rows: Any = contribution(samples)
+        if self.policy.sums_samples and self.simulated and hasattr(rows, "norms"):
+            return rows  # unwritten
+        expected = (count, self.num_parameters)
         if np.shape(rows) != expected:
             raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
-        return rows
+        return np.asarray(rows)

@@ -25,6 +25,8 @@ from .layout import Layout, Vector
 LARGEST_VALUE = 1e100
 """No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
 
+_MOST_SAMPLES = 2**31
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -46,6 +48,8 @@ class RoundReport:
         Replies dropped for their shape, values or entries.
     refused : dict of str to int
         Error replies by reason.
+    samples : int
+        Samples that the aggregated replies say they count for, a public number: b of each machine, or all that it has.
     unopened : int
         Under secure aggregation: replies that came, and were carried over because the round was closed.
     closed : str
@@ -59,6 +63,7 @@ class RoundReport:
     late: int = 0
     malformed: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    samples: int = 0
     unopened: int = 0
     closed: str = ""
 
@@ -143,6 +148,12 @@ class Reply:
         if self.contents is None or isinstance(self.contents, MaskedRelease):
             raise ConfigurationError("Expected a release without masks, got a masked one: only sums can be seen.")
         return self.contents.values if isinstance(self.contents, Release) else self.contents
+
+    @property
+    def samples(self) -> int:
+        """How many samples it counts for, by its own words; 0 where it says nothing that could be believed."""
+        said = self.metrics.get(protocol.NUM_EXAMPLES)
+        return said if isinstance(said, int) and 1 <= said <= _MOST_SAMPLES else 0
 
     @property
     def hidden(self) -> Reply:

@@ -207,7 +207,7 @@ class Rounds(ABC, Generic[StateT]):
             closed, total = (opened, total) if isinstance(opened, str) else ("", opened)
         report = RoundReport(**held.report)
         if closed:
-            report = replace(report, aggregated=0, unopened=report.aggregated, closed=closed)
+            report = replace(report, aggregated=0, samples=0, unopened=report.aggregated, closed=closed)
             log(WARNING, "Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
         else:
             secure.opened(held)
@@ -230,7 +230,7 @@ class Rounds(ABC, Generic[StateT]):
         """Add the releases that can be believed to ``release_sum``, one after the other; the report of the round."""
         aggregated: dict[str, int] = {}
         refused: Counter[str] = Counter()
-        late = malformed = 0
+        late = malformed = samples = 0
         figures: dict[str, TrainingFigures] = {}
         for outcome in outcomes:
             if isinstance(outcome, TrainingFigures):
@@ -246,6 +246,7 @@ class Rounds(ABC, Generic[StateT]):
                 if self._secure is None:  # else it counts once it is opened
                     self.acks[outcome.machine] = outcome.release
                 aggregated[outcome.machine] = outcome.release
+                samples += outcome.samples
                 found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
                 if found is not None:
                     figures[outcome.machine] = found
@@ -260,6 +261,7 @@ class Rounds(ABC, Generic[StateT]):
             late=late,
             malformed=malformed,
             refused=dict(sorted(refused.items())),
+            samples=samples,
         )
         if self._secure is None:  # else it is not over yet
             _log_losses(report)

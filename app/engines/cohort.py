@@ -80,7 +80,8 @@ class CohortMachines:
                 machine = self.cohort.client(name).machine
                 sensitivity = machine.plan.sensitivity
                 self._sent[name] = outcome.release
-                yield Reply(name, outcome.release, outcome.ack, outcome, {protocol.SENSITIVITY: sensitivity})
+                metrics = {protocol.SENSITIVITY: sensitivity, protocol.NUM_EXAMPLES: outcome.samples}
+                yield Reply(name, outcome.release, outcome.ack, outcome, metrics)
                 self._acknowledge(request, [name])
 
     def _acknowledge(self, request: RoundRequest, names: Iterable[str]) -> None:

@@ -39,6 +39,11 @@ class OuterProducts:
         np.dot(residual, self._features[row : row + 1], out=out[: self._split].reshape(self._shape))
         out[self._split :] = residual[:, 0]
 
+    def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of rows, each times its scale; one matrix product."""
+        residuals = self._residuals * scales[:, None]
+        return np.concatenate([(residuals.T @ self._features).ravel(), residuals.sum(axis=0)])
+
 
 class SoftmaxRegression(Model):
     """Softmax regression with bias, in closed form and float64; starts at zero (the papers' model)."""

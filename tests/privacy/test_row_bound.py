@@ -1,0 +1,125 @@
+"""Bounds of rows: how far apart two of them, and two sums with one of them replaced, can be."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+from murmurfl.privacy.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound, blocks
+
+BOUNDS = {
+    "clip": RowBound(0.7),
+    "automatic": RowBound(0.7, stability=0.01),
+    "nonnegative": RowBound(0.7, nonnegative=True),
+}
+ROWS = np.array(
+    [
+        *itertools.product((-1e200, -3.0, -1e-3, 0.0, 0.5, 0.7, 1e160), repeat=2),
+        (math.nan, 1.0),
+        (math.inf, -1.0),
+    ]
+)
+bounds = pytest.mark.parametrize("bound", BOUNDS.values(), ids=list(BOUNDS))
+
+
+class Unwritten:
+    """Rows of a matrix as a model without closed form gives them."""
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def norms(self):
+        with np.errstate(all="ignore"):
+            return np.linalg.norm(self._rows, axis=1)
+
+    def write(self, row, scale, out):
+        np.multiply(self._rows[row], scale, out=out)
+
+
+class InClosedForm(Unwritten):
+    def scaled_sum(self, scales):
+        return scales @ self._rows
+
+
+@bounds
+def test_two_bounded_rows_are_never_further_apart_than_the_distance(bound):
+    rows = bound.rows(ROWS)
+    gaps = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+    assert gaps.max() <= bound.distance
+    assert gaps.max() > 0.9 * bound.distance
+    assert np.isfinite(rows).all()
+    assert not rows[-2:].any()
+
+
+def test_rows_without_negative_entries_are_as_far_apart_as_the_root_of_two_and_others_further():
+    bound, rows = BOUNDS["nonnegative"], np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    kept = bound.rows(rows)
+    assert np.linalg.norm(kept[0] - kept[1]) == pytest.approx(math.sqrt(2) * 0.7, rel=1e-9)
+    assert not kept[2].any()
+    # The bug that would be: the same distance for rows that may be negative.
+    planted = RowBound(0.7).rows(rows)
+    assert np.linalg.norm(planted[0] - planted[2]) > bound.distance
+
+
+def test_automatic_clipping_gives_every_row_nearly_the_same_length():
+    rows = BOUNDS["automatic"].rows(np.array([[1e-6, 0.0], [0.1, 0.0], [3.0, 0.0], [1e200, 0.0]]))
+    lengths = np.linalg.norm(rows, axis=1)
+    assert lengths == pytest.approx([0.7 * 1e-6 / 0.010001, 0.7 * 0.1 / 0.11, 0.7 * 3 / 3.01, 0.7], rel=1e-9)
+    assert (lengths <= 0.7).all()
+
+
+@bounds
+@pytest.mark.parametrize("kind", [np.asarray, Unwritten, InClosedForm])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_sum_is_that_of_the_bounded_rows_however_they_come(bound, kind, weighted):
+    weights = np.arange(len(ROWS)) % 2.0 if weighted else None
+    expected = (bound.rows(ROWS) * (1 if weights is None else weights[:, None])).sum(axis=0)
+    assert bound.total(kind(ROWS), 2, weights) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    tame = ROWS[(np.abs(ROWS) < 10).all(axis=1)]
+    assert bound.total(kind(tame), 2) == pytest.approx(bound.rows(tame).sum(axis=0), rel=1e-12)
+
+
+@bounds
+def test_a_block_with_one_row_replaced_moves_by_no_more_than_is_charged(bound):
+    generator = np.random.Generator(np.random.Philox(key=5))
+    worst = 0.0
+    for _ in range(20):
+        rows = generator.normal(size=(BLOCK_ROWS, 3)) * 10.0 ** generator.integers(-3, 3, size=(BLOCK_ROWS, 1))
+        first = bound.total(InClosedForm(rows), 3)
+        rows[17] = -rows[17]
+        worst = max(worst, float(np.linalg.norm(bound.total(InClosedForm(rows), 3) - first)))
+    assert worst <= bound.distance * (1 + SUMMING_ERROR)
+
+
+def test_blocks_are_the_same_whoever_asks():
+    assert [(block.start, block.stop) for block in blocks(slice(0, 2500))] == [(0, 1024), (1024, 2048), (2048, 2500)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"order": "all", "batch_size": 2},
+        {"order": "all", "clip_unit": "update"},
+        {"order": "all", "sample_participations": 3},
+        {"order": "secret", "sample_participations": 2},
+        {"order": "again", "sample_participations": 2},
+        {"order": "sideways"},
+        {"clipping": "automatic", "clip_unit": "update"},
+        {"clipping": "soft"},
+        {"clip_stability": 0.0},
+    ],
+)
+def test_a_policy_refuses_orders_and_clippings_that_contradict_the_rest(changes):
+    fields = {"clip_norm": 1.0, "batch_size": 1, "max_participations": 4, "mu": 1.0, "mechanism": "independent"}
+    with pytest.raises(ConfigurationError):
+        PrivacyPolicy(**{**fields, **changes})
+
+
+def test_a_full_batch_costs_the_root_of_its_rounds_and_the_distance_of_two_rows():
+    fields = {"clip_norm": 0.5, "batch_size": 1, "mu": 1.0, "mechanism": "independent", "order": "all"}
+    for rounds, unit, distance in ((1, "sample", 1.0), (9, "sample", 1.0), (9, "nonnegative", math.sqrt(0.5))):
+        plan = PrivacyPolicy(max_participations=rounds, clip_unit=unit, release_rule="paper", **fields).plan(6)
+        assert plan.noise_std == pytest.approx(distance * math.sqrt(rounds), rel=1e-2)
+        assert plan.sensitivity >= distance * (1 + SUMMING_ERROR)
+        assert plan.mu == 1.0
