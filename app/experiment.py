@@ -19,7 +19,7 @@ from ..privacy.roster import MachineKey, Roster
 from ..strategies import ReleaseStrategy, SecureAggregation
 from .config import RunConfig
 from .methods import METHODS, Method, Problem
-from .methods.presets import feature_bound
+from .methods.presets import constant_feature, feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.loading import load_dataset, load_shards
@@ -238,9 +238,11 @@ def prepare(config: RunConfig) -> Experiment:
     """
     data, method = load_dataset(config), METHODS[config.strategy]
     shards = load_shards(config, data)
-    model = make_model(config.model, data.num_features, data.num_classes, feature_bound(config))
+    bound, constant = feature_bound(config), constant_feature(config)
+    model = make_model(config.model, data.num_features, data.num_classes, bound, constant=constant)
     per_round = config.clients_per_round * config.batch_size
-    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, [len(shard) for shard in shards])
+    sizes = [len(shard) for shard in shards]
+    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, sizes)
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {len(data.train_labels)} samples for clients-per-round x "
@@ -250,5 +252,5 @@ def prepare(config: RunConfig) -> Experiment:
         raise ConfigurationError(
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
-    values = method.preset(config, num_rounds, model).overridden(config)
+    values = method.settled(config, num_rounds, model, sizes).overridden(config)
     return Experiment(config, data, shards, model, num_rounds, values)
