@@ -143,9 +143,19 @@ class RunConfig:
         choices=_mechanisms,
         own=True,
     )
+    decay: float = key(
+        0.0,
+        "How much of its last noise a release takes out.",
+        at_least=0,
+        at_most=1,
+        zero="the best",
+        read_by="mechanism",
+    )
     decoder: str = key("", "Decoder of the tree.", zero="its default", read_by="mechanism")
-    workload: str = key("", "What the factorisation is optimal for.", zero="its default", read_by="mechanism")
-    bands: int = key(0, "Bands of the encoder.", at_least=0, zero="its default", read_by="mechanism")
+    workload: str = key("", "What the noise is optimal for.", zero="its default", read_by="mechanism")
+    bands: int = key(
+        0, "Diagonals of the encoder, or of its inverse.", at_least=0, zero="its default", read_by="mechanism"
+    )
     buffers: int = key(0, "Buffers of the linear recurrence.", at_least=0, zero="its default", read_by="mechanism")
     clip_unit: str = key(
         "",
@@ -317,7 +327,7 @@ class RunConfig:
         return honest_machines(self.clients_per_round, self.cohort_floor, self.colluders) if self.secure else 1
 
     @property
-    def mechanism_options(self) -> dict[str, str | int]:
+    def mechanism_options(self) -> dict[str, str | int | float]:
         """The mechanism's options that are set."""
         names = [one.attribute for one in run_keys().values() if one.read_by == "mechanism"]
         return {name: getattr(self, name) for name in names if getattr(self, name)}
