@@ -4,7 +4,7 @@ With g_t the mean gradient over the samples whose sums came back, noise and all,
 
     v_t = beta v_{t-1} - eta (g_t + lambda (w_{t-1} + beta v_{t-1})),    w_t = w_{t-1} + v_t
 
-which is Nesterov's momentum. Published is w_t, or the average of w_1 .. w_t with weights 1 .. t, which bears more noise.
+which is Nesterov's momentum. Published is w_t, or the average of w_1 .. w_t with weights 1 .. t, for much noise.
 
 A round's sum is divided by the samples that it is a sum of, so a machine that is lost leaves a mean over fewer samples
 and nothing else; nothing is carried over, because a gradient at a model that is gone is no use.

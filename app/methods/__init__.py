@@ -1,6 +1,7 @@
 """Methods: one object for each ``strategy`` that a run configuration can name."""
 
 from ..registry import Registry
+from .auto import AutoMethod
 from .base import Method
 from .full_batch import FullBatchMethod, TrustedFullBatchMethod
 from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
@@ -28,6 +29,7 @@ METHODS: Registry[Method] = Registry(
         TrustedSgdMethod(),
         OnlineMethod(),
         ShuffledMethod(),
+        AutoMethod(),
     ),
 )
 
