@@ -6,19 +6,35 @@ configuration; on real nodes only the strategy is built, and the machines come f
 
 from __future__ import annotations
 
+import hashlib
 import math
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
+from numpy.typing import NDArray
 
-from ..clients import PrivateClient
-from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
+from ..clients import Centring, PrivateClient
+from ..privacy import (
+    ConfigurationError,
+    Ledger,
+    NoisePlan,
+    PrivacyPolicy,
+    RowCache,
+    SimulatedKeys,
+    centred,
+    divided_mu,
+)
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey, Roster
-from ..strategies import ReleaseStrategy, SecureAggregation
+from ..strategies import MeanOfFeatures, ReleaseStrategy, SecureAggregation
+from .centring import beside_mean, features_bound, is_centred, make_centring
 from .config import RunConfig
 from .methods import METHODS, Method, Problem
+from .methods.largest_mu import plan_or_largest_mu
 from .methods.presets import feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
@@ -47,8 +63,37 @@ class Experiment(Problem):
         size = max(self.sizes) if machine is None else self.sizes[machine]
         # Machines with as many samples have the same policy; a simulation builds a machine for every message.
         if size not in self._policies:
-            self._policies[size] = self.method.policy(self, size)
+            policy = self.method.policy(self.trained, size)
+            self._policies[size] = beside_mean(policy, self.config.mu) if self.is_centred else policy
         return self._policies[size]
+
+    @cached_property
+    def is_centred(self) -> bool:
+        """Whether machines release the mean of their features first."""
+        return is_centred(self.config)
+
+    @cached_property
+    def trained(self) -> Problem:
+        """What the method is about: everything but the mean of the features, with what mu^2 is left for it."""
+        if not self.is_centred:
+            return self
+        return Problem(trained_config(self.config), self.data, self.shards, self.model, self.num_rounds, self.values)
+
+    @cached_property
+    def centring(self) -> Centring | None:
+        """The centring of every simulated machine, the same for all; None without."""
+        if not self.is_centred:
+            return None
+        config, num_features = self.config, self.model.num_features - 1
+        bound = features_bound(config.task, config.features, num_features, feature_bound(config))
+        return make_centring(self.policy(), bound, num_features, mu=config.mu, share=config.centring_share)
+
+    @cached_property
+    def mean_plan(self) -> NoisePlan | None:
+        """The noise of the mean of the features; None without centring."""
+        if self.centring is None:
+            return None
+        return plan_or_largest_mu(self.centring.policy, self.centring.num_features)
 
     @cached_property
     def _policies(self) -> dict[int, PrivacyPolicy]:
@@ -83,7 +128,7 @@ class Experiment(Problem):
 
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
-        return self.method.plans(self)
+        return self.method.plans(self.trained)
 
     @cached_property
     def roster(self) -> Roster:
@@ -136,12 +181,16 @@ class Experiment(Problem):
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
         parts = (self.model, self.shards[machine], self.policy(machine), ledger, keys)
-        options = dict(self.method.client_options(self, machine))
+        options = dict(self.method.client_options(self.trained, machine))
+        if self.centring is not None:
+            options["centring"] = self.centring
         if masked and self.config.secure:
             options["masking"] = self.masking(machine)
         return self.method.client(*parts, name=name, rows=rows, **options)
 
-    def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
+    def strategy(
+        self, *, deployed: bool = False, centre: NDArray[np.float32] | None = None, **options: Any
+    ) -> ReleaseStrategy[Any]:
         """The server's half.
 
         Parameters
@@ -149,6 +198,8 @@ class Experiment(Problem):
         deployed : bool
             For real machines. Then the session has a fresh random name, because their ledgers know every session they
             ever took part in, and a trusted server's noise key comes from the operating system.
+        centre : ndarray, optional
+            What machines see their samples from (:meth:`mean_strategy`).
         **options
             The strategy's own.
         """
@@ -164,10 +215,42 @@ class Experiment(Problem):
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
             "run_dry": config.run_dry or not deployed,
+            **({} if centre is None else {"centre": centre}),
             **self._summation(deployed),
             **options,
         }
-        return self.method.strategy(self, common, deployed=deployed)
+        return self.method.strategy(self.trained, common, deployed=deployed)
+
+    def mean_strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures:
+        """The server's half of the mean of the features, which comes before the training.
+
+        Raises
+        ------
+        ConfigurationError
+            Without centring.
+        """
+        if self.centring is None or self.mean_plan is None:
+            raise ConfigurationError("Expected centring = 'private' for a mean of features, got a run without.")
+        return MeanOfFeatures(
+            num_features=self.centring.num_features,
+            num_clients=self.config.num_clients,
+            seed=self.config.seed,
+            session=None if deployed else hashlib.sha256(f"mean, seed {self.config.seed}".encode()).hexdigest()[:32],
+            largest_value=self.mean_plan.largest_value,
+            node_deadline_s=self.config.node_deadline_s,
+            checkpoint=checkpoint,
+            **self._summation(deployed),
+        )
+
+    def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
+        """The same, with what is evaluated on as machines see it; their own samples stay as they are."""
+        if self.centring is None:
+            raise ConfigurationError("Expected centring = 'private' for a centre, got a run without.")
+        seen = partial(centred, centre=centre, constant=self.centring.constant)
+        data = replace(self.data, test_features=seen(self.data.test_features))
+        if self.config.gradient_norm:  # which a simulation computes from all samples
+            data = replace(data, train_features=seen(data.train_features))
+        return replace(self, data=data)
 
     def _summation(self, deployed: bool) -> dict[str, SecureAggregation]:
         """What a strategy is told of secure aggregation, if anything."""
@@ -207,10 +290,11 @@ class Experiment(Problem):
             return 0.0  # nobody is asked
         if not self.config.private:
             return math.inf
+        mean = 0.0 if self.mean_plan is None else self.mean_plan.mu
         if self.method.trusted:
             server: Any = self.strategy()
-            return server.guaranteed_mu(self.model.num_parameters)
-        return max(plan.mu for plan in self.plans())
+            return math.hypot(mean, server.guaranteed_mu(self.model.num_parameters))
+        return math.hypot(mean, max(plan.mu for plan in self.plans()))
 
     def local_mu(self) -> float | None:
         """Mu_local of everything a machine may release, under secure aggregation; None under another trust model.
@@ -224,7 +308,15 @@ class Experiment(Problem):
             return None
         if not self.asked_rounds:
             return 0.0
-        return max(plan.mu_local for plan in self.plans()) if self.config.private else math.inf
+        mean = 0.0 if self.mean_plan is None else self.mean_plan.mu_local
+        return math.hypot(mean, max(plan.mu_local for plan in self.plans())) if self.config.private else math.inf
+
+
+def trained_config(config: RunConfig) -> RunConfig:
+    """A run configuration with the mu that is left for the training, after that of the mean of the features."""
+    if not is_centred(config):
+        return config
+    return replace(config, mu=divided_mu(config.mu, config.centring_share)[1])
 
 
 @lru_cache(maxsize=2)
@@ -238,7 +330,8 @@ def prepare(config: RunConfig) -> Experiment:
     """
     data, method = load_dataset(config), METHODS[config.strategy]
     shards = load_shards(config, data)
-    model = make_model(config.model, data.num_features, data.num_classes, feature_bound(config))
+    inputs = data.num_features + is_centred(config)  # a constant beside the features that are seen from their mean
+    model = make_model(config.model, inputs, data.num_classes, feature_bound(config))
     per_round = config.clients_per_round * config.batch_size
     num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, [len(shard) for shard in shards])
     if num_rounds < 1:
@@ -250,5 +343,5 @@ def prepare(config: RunConfig) -> Experiment:
         raise ConfigurationError(
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
-    values = method.preset(config, num_rounds, model).overridden(config)
+    values = method.preset(trained_config(config), num_rounds, model).overridden(config)
     return Experiment(config, data, shards, model, num_rounds, values)
