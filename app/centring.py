@@ -28,7 +28,7 @@ _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_
 def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
     method = registry("strategy")[config.strategy]
-    own = getattr(registry("features")[config.features], "centring", NONE)
+    own = registry("features")[config.features].centring
     return config.centring == PRIVATE or (not config.centring and own == PRIVATE and method.centres)
 
 
@@ -66,12 +66,11 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
 
     Notes
     -----
-    **Formal guarantees.** None rests on it: machines enforce both on every row. It is public, and never taken from data.
+    **Formal guarantees.** None rests on it: machines enforce both on every row. It is public, never taken from data.
     """
     the_task = registry("task")[task]
     bound = math.sqrt(the_task.squared_norm_bound(features, num_features, feature_bound))
-    nonnegative = bool(getattr(registry("features")[features], "nonnegative", False))
-    return bound, nonnegative and the_task.has_images
+    return bound, registry("features")[features].nonnegative and the_task.has_images
 
 
 def make_centring(
@@ -116,8 +115,8 @@ def beside_mean(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`. A sample is in two sessions then, the mean's
-    and one other, which the budget counts together.
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`. A sample is in two sessions then, the
+    mean's and one other, which the budget counts together.
     """
     once = policy.order == "in-turn" and policy.sample_participations == 1
     return replace(policy, budget_mu=budget_mu, order="again" if once else policy.order)

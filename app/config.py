@@ -75,7 +75,7 @@ class RunConfig:
     features: str = key("pixels", "A fixed map of a task's images, which costs no privacy.", names=True)
     centring: str = key(
         "",
-        "Whether machines release the mean of their features first and see samples from it; empty for the features' own.",
+        "Whether machines release the mean of their features first, and see samples from it; empty: as features say.",
         choices=CENTRINGS,
     )
     centring_share: float = key(CENTRING_SHARE, "Of mu^2, for the mean of the features.", above=0, below=1)
@@ -129,6 +129,15 @@ class RunConfig:
         at_least=-1,
         read_by="trust",
     )
+    sample_uses: str = key(
+        "any",
+        "In how many releases a sample may be: `any` number, `few`, which is 4, or `once`.",
+        choices=("any", "few", "once"),
+        read_by="strategy",
+    )
+    stream: bool = key(
+        False, "Whether samples come while rounds go on, each to be used as it comes.", read_by="strategy"
+    )
     run_dry: bool = key(
         False, "Whether rounds go on when machines have used up their samples or reached their cap: these refuse then."
     )
@@ -151,9 +160,19 @@ class RunConfig:
         choices=_mechanisms,
         own=True,
     )
+    decay: float = key(
+        0.0,
+        "How much of its last noise a release takes out.",
+        at_least=0,
+        at_most=1,
+        zero="the best",
+        read_by="mechanism",
+    )
     decoder: str = key("", "Decoder of the tree.", zero="its default", read_by="mechanism")
-    workload: str = key("", "What the factorisation is optimal for.", zero="its default", read_by="mechanism")
-    bands: int = key(0, "Bands of the encoder.", at_least=0, zero="its default", read_by="mechanism")
+    workload: str = key("", "What the noise is optimal for.", zero="its default", read_by="mechanism")
+    bands: int = key(
+        0, "Diagonals of the encoder, or of its inverse.", at_least=0, zero="its default", read_by="mechanism"
+    )
     buffers: int = key(0, "Buffers of the linear recurrence.", at_least=0, zero="its default", read_by="mechanism")
     clip_unit: str = key(
         "",
@@ -326,7 +345,7 @@ class RunConfig:
         return honest_machines(self.clients_per_round, self.cohort_floor, self.colluders) if self.secure else 1
 
     @property
-    def mechanism_options(self) -> dict[str, str | int]:
+    def mechanism_options(self) -> dict[str, str | int | float]:
         """The mechanism's options that are set."""
         names = [one.attribute for one in run_keys().values() if one.read_by == "mechanism"]
         return {name: getattr(self, name) for name in names if getattr(self, name)}

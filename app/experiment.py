@@ -6,47 +6,51 @@ configuration; on real nodes only the strategy is built, and the machines come f
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import replace
-from functools import cached_property, lru_cache, partial
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
-from ..clients import Centring, PrivateClient
-from ..privacy import (
-    ConfigurationError,
-    Ledger,
-    NoisePlan,
-    PrivacyPolicy,
-    RowCache,
-    SimulatedKeys,
-    centred,
-    divided_mu,
-)
+from ..clients import PrivateClient
+from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey, Roster
-from ..strategies import MeanOfFeatures, ReleaseStrategy, SecureAggregation
-from .centring import beside_mean, features_bound, is_centred, make_centring
+from ..strategies import ReleaseStrategy
+from .centred import CentredProblem, trained_config
+from .centring import beside_mean, is_centred
 from .config import RunConfig
-from .methods import METHODS, Method, Problem
-from .methods.largest_mu import plan_or_largest_mu
+from .decision import Situation, decide
+from .methods import METHODS, Method
+from .methods.auto import AUTO
 from .methods.presets import feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
+from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
 from .trust import SECURE, helper_names
 
-_FOR_EVER = 2**31
-"""Rounds in which helpers are waited for, where that is never given up."""
 
+@dataclass(frozen=True)
+class Experiment(CentredProblem):
+    """A problem and its method: everything that both sides need before the first round.
 
-class Experiment(Problem):
-    """A problem and its method: everything that both sides need before the first round. Parameters are Problem's."""
+    Parameters
+    ----------
+    chosen_by : str
+        ``auto`` where the strategy was chosen for the run, otherwise empty.
+    chosen_because : str
+        Why it was chosen, in a sentence.
+
+    The others are Problem's.
+    """
+
+    chosen_by: str = ""
+    chosen_because: str = ""
 
     @cached_property
     def method(self) -> Method:
@@ -66,34 +70,6 @@ class Experiment(Problem):
             policy = self.method.policy(self.trained, size)
             self._policies[size] = beside_mean(policy, self.config.mu) if self.is_centred else policy
         return self._policies[size]
-
-    @cached_property
-    def is_centred(self) -> bool:
-        """Whether machines release the mean of their features first."""
-        return is_centred(self.config)
-
-    @cached_property
-    def trained(self) -> Problem:
-        """What the method is about: everything but the mean of the features, with what mu^2 is left for it."""
-        if not self.is_centred:
-            return self
-        return Problem(trained_config(self.config), self.data, self.shards, self.model, self.num_rounds, self.values)
-
-    @cached_property
-    def centring(self) -> Centring | None:
-        """The centring of every simulated machine, the same for all; None without."""
-        if not self.is_centred:
-            return None
-        config, num_features = self.config, self.model.num_features - 1
-        bound = features_bound(config.task, config.features, num_features, feature_bound(config))
-        return make_centring(self.policy(), bound, num_features, mu=config.mu, share=config.centring_share)
-
-    @cached_property
-    def mean_plan(self) -> NoisePlan | None:
-        """The noise of the mean of the features; None without centring."""
-        if self.centring is None:
-            return None
-        return plan_or_largest_mu(self.centring.policy, self.centring.num_features)
 
     @cached_property
     def _policies(self) -> dict[int, PrivacyPolicy]:
@@ -216,54 +192,10 @@ class Experiment(Problem):
             # What simulated machines can do is known without asking them.
             "run_dry": config.run_dry or not deployed,
             **({} if centre is None else {"centre": centre}),
-            **self._summation(deployed),
+            **self.summation(deployed=deployed),
             **options,
         }
         return self.method.strategy(self.trained, common, deployed=deployed)
-
-    def mean_strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures:
-        """The server's half of the mean of the features, which comes before the training.
-
-        Raises
-        ------
-        ConfigurationError
-            Without centring.
-        """
-        if self.centring is None or self.mean_plan is None:
-            raise ConfigurationError("Expected centring = 'private' for a mean of features, got a run without.")
-        return MeanOfFeatures(
-            num_features=self.centring.num_features,
-            num_clients=self.config.num_clients,
-            seed=self.config.seed,
-            session=None if deployed else hashlib.sha256(f"mean, seed {self.config.seed}".encode()).hexdigest()[:32],
-            largest_value=self.mean_plan.largest_value,
-            node_deadline_s=self.config.node_deadline_s,
-            checkpoint=checkpoint,
-            **self._summation(deployed),
-        )
-
-    def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
-        """The same, with what is evaluated on as machines see it; their own samples stay as they are."""
-        if self.centring is None:
-            raise ConfigurationError("Expected centring = 'private' for a centre, got a run without.")
-        seen = partial(centred, centre=centre, constant=self.centring.constant)
-        data = replace(self.data, test_features=seen(self.data.test_features))
-        if self.config.gradient_norm:  # which a simulation computes from all samples
-            data = replace(data, train_features=seen(data.train_features))
-        return replace(self, data=data)
-
-    def _summation(self, deployed: bool) -> dict[str, SecureAggregation]:
-        """What a strategy is told of secure aggregation, if anything."""
-        config = self.config
-        if not config.secure:
-            return {}
-        told = SecureAggregation(
-            min_cohort=config.cohort_floor,
-            helpers=config.helpers,
-            patience=config.give_up_after or _FOR_EVER,
-            roster="" if deployed else self.roster.digest,
-        )
-        return {"secure_aggregation": told}
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""
@@ -272,10 +204,11 @@ class Experiment(Problem):
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """What the method minimises, and the accuracy, on the test set, which is public."""
-        parameters = arrays.to_numpy_ndarrays()
-        loss, accuracy = self.model.evaluate(parameters, (self.data.test_features, self.data.test_labels))
-        return MetricRecord({"loss": self.method.objective(self, parameters, loss), "accuracy": accuracy})
+        """What the method minimises, the accuracy and the AUC, on the test set, which is public."""
+        parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
+        loss, accuracy = self.model.evaluate(parameters, samples)
+        objective = self.method.objective(self, parameters, loss)
+        return MetricRecord({"loss": objective, "accuracy": accuracy, "auc": self.model.auc(parameters, samples)})
 
     def guaranteed_mu(self) -> float:
         """Mu of everything a run may release: the largest of its machines', or the trusted server's.
@@ -290,7 +223,7 @@ class Experiment(Problem):
             return 0.0  # nobody is asked
         if not self.config.private:
             return math.inf
-        mean = 0.0 if self.mean_plan is None else self.mean_plan.mu
+        mean = self.mean_mu
         if self.method.trusted:
             server: Any = self.strategy()
             return math.hypot(mean, server.guaranteed_mu(self.model.num_parameters))
@@ -312,13 +245,6 @@ class Experiment(Problem):
         return math.hypot(mean, max(plan.mu_local for plan in self.plans())) if self.config.private else math.inf
 
 
-def trained_config(config: RunConfig) -> RunConfig:
-    """A run configuration with the mu that is left for the training, after that of the mean of the features."""
-    if not is_centred(config):
-        return config
-    return replace(config, mu=divided_mu(config.mu, config.centring_share)[1])
-
-
 @lru_cache(maxsize=2)
 def prepare(config: RunConfig) -> Experiment:
     """Work out a run configuration on its data; cached, so every message of a simulation pays for it once.
@@ -328,15 +254,52 @@ def prepare(config: RunConfig) -> Experiment:
     ConfigurationError
         If the configuration is impossible for these data; one line.
     """
-    data, method = load_dataset(config), METHODS[config.strategy]
-    shards = load_shards(config, data)
+    if config.strategy == AUTO:
+        return _chosen(config)
+    data = load_dataset(config)
+    return worked_out(config, data, load_shards(config, data))
+
+
+def _chosen(config: RunConfig) -> Experiment:
+    """The experiment of the strategy that is chosen for a configuration's sizes, which are public."""
+    decision = decide(situation_of(config), worked_out)
+    experiment = prepare(decision.situation.with_settings(decision.settings))
+    return replace(experiment, chosen_by=AUTO, chosen_because=decision.reason)
+
+
+def situation_of(config: RunConfig) -> Situation:
+    """What is known of a run before its strategy is chosen: of its data, the sizes.
+
+    Parameters
+    ----------
+    config : RunConfig
+        With ``strategy = auto``.
+
+    Notes
+    -----
+    **Formal guarantees.** None: of the samples it takes how many each machine has and of which shape they are.
+    """
+    data = load_dataset(config)
+    sizes = tuple(len(shard) for shard in load_shards(config, data))
+    return Situation(config, sizes, data.num_features, data.num_classes)
+
+
+def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Experiment:
+    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible for these data; one line.
+    """
+    method = METHODS[config.strategy]
     inputs = data.num_features + is_centred(config)  # a constant beside the features that are seen from their mean
     model = make_model(config.model, inputs, data.num_classes, feature_bound(config))
     per_round = config.clients_per_round * config.batch_size
     num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, [len(shard) for shard in shards])
     if num_rounds < 1:
         raise ConfigurationError(
-            f"Expected at least one round in one pass, got {len(data.train_labels)} samples for clients-per-round x "
+            f"Expected at least one round in one pass, got {sum(map(len, shards))} samples for clients-per-round x "
             f"batch-size = {per_round}."
         )
     if config.max_participations > num_rounds:
@@ -344,4 +307,4 @@ def prepare(config: RunConfig) -> Experiment:
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
     values = method.preset(trained_config(config), num_rounds, model).overridden(config)
-    return Experiment(config, data, shards, model, num_rounds, values)
+    return Experiment(config, data, list(shards), model, num_rounds, values)

@@ -24,8 +24,8 @@ ONE_POLICY = "Machines that share sums have one noise: all of them the cap of th
 
 MEAN_FIRST = "It includes the mean of the features, which machines release first with noise of their own."
 MEAN_SHARE = (
-    "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which machines release first with noise of "
-    "their own."
+    "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which machines release first with noise "
+    "of their own."
 )
 
 _ROUNDING = 1e-9

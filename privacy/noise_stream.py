@@ -30,8 +30,9 @@ from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows, sta
 from .noise_plan import NoisePlan
 from .normals import LARGEST_NORMAL
 
-# Where a row can only be made from all noise before it, so much is kept by a machine whose caller keeps nothing.
+# Where a row is made from much of the noise before it, so much is kept by a machine whose caller keeps nothing.
 _OWN_CACHE_BYTES = 256 << 20
+_FROM_NONCES = ("last", "recent", "all")
 
 
 class RowCache:
@@ -82,7 +83,7 @@ class NoiseStream:
         The machine's.
     rows : RowCache, optional
         Keeps what the next release will need, for simulations; by default each row is made again when it is taken back
-        out, and 256 MiB are set aside where that would take all noise before it.
+        out, and 256 MiB are set aside where that would take the noise of several releases.
 
     Notes
     -----
@@ -92,7 +93,7 @@ class NoiseStream:
     def __init__(
         self, plan: NoisePlan, num_parameters: int, quality: NoiseQuality, keys: NoiseKeys, rows: RowCache | None = None
     ) -> None:
-        if rows is None and plan.mechanism.memory == "all":
+        if rows is None and plan.mechanism.memory in ("recent", "all"):
             rows = RowCache(_OWN_CACHE_BYTES)
         self.plan = plan
         self.num_parameters = num_parameters
@@ -140,7 +141,11 @@ class NoiseStream:
         counts -= MARK if removed is None else removed
         self._keep(nonce, added, increment)
         memory = self.plan.mechanism.memory
-        nonces = stream.nonces + nonce if memory == "all" else nonce
+        nonces = nonce
+        if memory in ("recent", "all"):
+            nonces = stream.nonces + nonce
+        if memory == "recent":
+            nonces = nonces[-NONCE_BYTES * self.plan.mechanism.remembered :]
         return nonces, (increment.state or ()) if memory == "state" else ()
 
     def normals_key(self, session: str, release: int) -> bytes | None:
@@ -154,7 +159,7 @@ class NoiseStream:
         mechanism = self.plan.mechanism
         if release == 1:
             return mechanism.initial_state(self.num_parameters), None
-        if mechanism.memory not in ("last", "all"):
+        if mechanism.memory not in _FROM_NONCES:
             return stream.noise_state, None
         last = stream.nonces[-NONCE_BYTES:]
         made = None if self._rows is None else self._rows.take(self._keys.secret_key, last)
@@ -181,7 +186,7 @@ class NoiseStream:
 
     def _keep(self, nonce: bytes, added: NDArray[np.int64], increment: Increment) -> None:
         """Keep what the next release takes back out, or starts from."""
-        if self._rows is None or self.plan.mechanism.memory not in ("last", "all"):
+        if self._rows is None or self.plan.mechanism.memory not in _FROM_NONCES:
             return
         if self.plan.mechanism.removes_last:
             self._rows.keep(self._keys.secret_key, nonce, (added,))

@@ -37,6 +37,7 @@ OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
 PLANNING = "tests/privacy/test_planning.py"
 SUMS = "tests/privacy/ledger/test_sums.py"
+ROW_BOUND = "tests/privacy/test_row_bound.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
 MASKED = "tests/clients/test_masked.py"
@@ -78,6 +79,41 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "rows that may be negative are charged as if they were not",
+        "privacy/row_bound.py",
+        "return clip(np.maximum(np.asarray(rows, dtype=np.float64), 0.0), self.clip_norm)",
+        "return clip(rows, self.clip_norm)",
+        (ROW_BOUND,),
+    ),
+    Mutant(
+        "automatic clipping divides by the stability alone",
+        "privacy/clipping.py",
+        "bound / (norms + stability)",
+        "bound / stability + 0 * norms",
+        (ROW_BOUND,),
+    ),
+    Mutant(
+        "every sample of a full batch is charged as if it were in one release",
+        "privacy/policy.py",
+        'object.__setattr__(self, "sample_participations", self.max_participations)',
+        "pass",
+        (ROW_BOUND,),
+    ),
+    Mutant(
+        "a release of all samples is unclipped in closed form",
+        "privacy/row_bound.py",
+        "return scaled_sum(scales if weights is None else scales * weights)",
+        "return scaled_sum(np.ones(len(scales)))",
+        (ROW_BOUND,),
+    ),
+    Mutant(
+        "what float64 errors of a sum add is not charged",
+        "privacy/policy.py",
+        "delta *= 1.0 + SUMMING_ERROR",
+        "pass",
+        (ROW_BOUND,),
+    ),
     Mutant(
         "exact noise from 44-bit uniforms",
         "privacy/normals.py",

@@ -53,7 +53,7 @@ def test_a_new_room_would_be_noticed():
         ("privacy/mechanisms/__init__.py", "MECHANISMS"),
         ("app/methods/__init__.py", "METHODS"),
         ("app/tasks/__init__.py", "TASKS"),
-        ("app/tasks/features.py", "FEATURES"),
+        ("app/tasks/features/__init__.py", "FEATURES"),
         ("app/tasks/partition.py", "PARTITIONS"),
         ("app/models/__init__.py", "MODELS"),
         ("app/papers/__init__.py", "PAPERS"),

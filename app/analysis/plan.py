@@ -23,6 +23,7 @@ from .trusts import TrustPlan, compared_trusts, prefix_errors, rms, trust_table
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancelling": ("schedule", SCHEDULES),
+    "decay": ("workload", WORKLOADS),
     "tree": ("decoder", DECODERS),
     "optimal": ("workload", WORKLOADS),
 }

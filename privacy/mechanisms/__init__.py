@@ -11,7 +11,9 @@ from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .check import check_mechanism
 from .independent import IndependentNoise
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
+from .recent import BisrNoise, DecayNoise, best_decay
 from .sensitivity import PATTERNS, Pattern, Sensitivity
+from .sqrt_normalised import SqrtNormalisedNoise
 from .toeplitz import BandedNoise, SqrtToeplitzNoise, optimise_band
 from .tree import DECODERS, Decoder, TreeNoise
 
@@ -20,8 +22,11 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     for kind in (
         IndependentNoise,
         CancellingNoise,
+        DecayNoise,
         TreeNoise,
         SqrtToeplitzNoise,
+        SqrtNormalisedNoise,
+        BisrNoise,
         BandedNoise,
         BltNoise,
         OptimalNoise,
@@ -97,8 +102,10 @@ __all__ = [
     "SCHEDULES",
     "WORKLOADS",
     "BandedNoise",
+    "BisrNoise",
     "BltNoise",
     "CancellingNoise",
+    "DecayNoise",
     "Decoder",
     "Draw",
     "Increment",
@@ -109,10 +116,12 @@ __all__ = [
     "Pattern",
     "Schedule",
     "Sensitivity",
+    "SqrtNormalisedNoise",
     "SqrtToeplitzNoise",
     "State",
     "TreeNoise",
     "Workload",
+    "best_decay",
     "check_mechanism",
     "make_mechanism",
     "optimal_encoder",

@@ -11,7 +11,10 @@ mechanism           C                                        row k of B Z
 ``independent``     the identity                             z_1 + ... + z_k
 ``cancelling``      diag(1 / sigma) A                        sigma_k z_k
 ``tree``            sums over dyadic intervals               the estimates of the intervals that make up 1 .. k
+``decay``           Toeplitz, lambda^j                       z_k + (1 - lambda) (z_1 + ... + z_{k-1})
 ``sqrt_toeplitz``   Toeplitz, (1 - x)^{-1/2}                 the same Toeplitz: B = C
+``sqrt_normalised`` the same, with columns of norm 1         A C^{-1}
+``bisr``            Toeplitz, C^{-1} with few diagonals      A C^{-1}
 ``banded``          Toeplitz with few diagonals              A C^{-1}
 ``blt``             Toeplitz, a sum of few exponentials      A C^{-1}
 ``optimal``         the least ||A C^{-1}||_F                 A C^{-1}
@@ -44,13 +47,15 @@ from .sensitivity import PATTERNS, Gram, Pattern, Sensitivity, gram_sensitivity
 State = tuple[NDArray[np.floating], ...]
 """What the next increment is made from: arrays of the parameters' size."""
 
-Memory = Literal["nothing", "last", "all", "state"]
+Memory = Literal["nothing", "last", "recent", "all", "state"]
 """What a stream must remember between releases, for its state to be there again after a restart.
 
 ``nothing``
     No state.
 ``last``
     The nonce of the last release, from whose normals the state is made again.
+``recent``
+    The nonces of the last releases, as many as :attr:`Mechanism.remembered`.
 ``all``
     The nonces of all releases, 16 bytes each; the state is made again from all their normals.
 ``state``
@@ -132,6 +137,11 @@ class Mechanism(ABC):
         A stream goes on only under the C it was begun with.
         """
         return b""
+
+    @property
+    def remembered(self) -> int:
+        """From how many of the last releases a state is made again, where :attr:`memory` is ``recent``; >= 1."""
+        return 1
 
     def draws(self, release: int) -> int:
         """How many rows of Z are first used by a release: 1, but for trees."""

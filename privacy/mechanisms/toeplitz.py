@@ -16,6 +16,8 @@ mechanism          first column of C                                            
 ``banded``         the best with only the first ``bands`` entries not zero,     Choquette-Choo et al. 2023; McKenna
                    or h cut to them                                             2024; Kalinin and Lampert 2024
 =================  ===========================================================  =====================================
+
+Those whose C^{-1} has few diagonals are in :mod:`.recent`.
 """
 
 from __future__ import annotations
@@ -129,13 +131,13 @@ class SqrtToeplitzNoise(ToeplitzMechanism, HistoryMechanism):
     name = "sqrt_toeplitz"
 
     def entries(self, rows: range, columns: range) -> NDArray[np.float64]:
-        return _by_lag(self.inverse_column, rows, columns)
+        return by_lag(self.inverse_column, rows, columns)
 
     def _encoder_column(self) -> NDArray[np.float64]:
-        return _one_minus_x(-0.5, self.num_releases)
+        return one_minus_x(-0.5, self.num_releases)
 
     def _inverse_column(self) -> NDArray[np.float64]:
-        return _one_minus_x(0.5, self.num_releases)
+        return one_minus_x(0.5, self.num_releases)
 
     @cached_property
     def decoder_column(self) -> NDArray[np.float64]:
@@ -205,7 +207,7 @@ class BandedNoise(ToeplitzMechanism):
             bands = _bands_of_one_participation(self.num_releases)
         self.bands: int = min(bands, self.num_releases)
         self.band: NDArray[np.float64] = (
-            optimise_band(self.num_releases, self.bands) if optimised else _one_minus_x(-0.5, self.bands)
+            optimise_band(self.num_releases, self.bands) if optimised else one_minus_x(-0.5, self.bands)
         )
         """The entries of C's first column that are not zero: c_0 = 1, c_1, ..., c_{bands-1}."""
         self._weights: list[float] = self.band[1:].tolist()
@@ -337,7 +339,7 @@ def positive_integer(name: str, value: int) -> int:
 
 def _bands_of_one_participation(num_releases: int) -> int:
     """The smallest power of two (at most num_releases) with an error within 10 % of the full square root's."""
-    full = _one_minus_x(-0.5, num_releases)
+    full = one_minus_x(-0.5, num_releases)
     largest = _WORST_EXCESS * float(full @ full)
     bands = 1
     while bands < num_releases:
@@ -348,7 +350,7 @@ def _bands_of_one_participation(num_releases: int) -> int:
     return num_releases
 
 
-def _one_minus_x(power: float, n: int) -> NDArray[np.float64]:
+def one_minus_x(power: float, n: int) -> NDArray[np.float64]:
     """The first n coefficients of (1 - x)^power."""
     ratios = np.ones(n)
     ratios[1:] -= (1.0 + power) / np.arange(1, n)
@@ -373,9 +375,10 @@ def _reciprocal(series: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 
 
 def _lower_triangle(column: NDArray[np.float64]) -> NDArray[np.float64]:
-    return _by_lag(column, range(len(column)), range(len(column)))
+    return by_lag(column, range(len(column)), range(len(column)))
 
 
-def _by_lag(column: NDArray[np.float64], rows: range, columns: range) -> NDArray[np.float64]:
+def by_lag(column: NDArray[np.float64], rows: range, columns: range) -> NDArray[np.float64]:
+    """Entries of the lower-triangular Toeplitz matrix with a first column."""
     lags = np.subtract.outer(rows, columns)
     return np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)

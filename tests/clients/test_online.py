@@ -9,6 +9,7 @@ from murmurfl.clients import OnlineClient, TorchGradients, local_updates
 from murmurfl.clients.gradients import gradients_at, pick
 from murmurfl.clients.online import check_contractive
 from murmurfl.privacy import (
+    MECHANISMS,
     ConfigurationError,
     PrivacyPolicy,
     RefusedError,
@@ -188,7 +189,7 @@ def test_a_query_point_that_could_overflow_is_refused():
 
 
 def test_every_pair_of_mechanism_and_sensitivity_releases_within_its_budget():
-    for mechanism in ("independent", "cancelling", "tree", "sqrt_toeplitz", "banded", "blt", "optimal"):
+    for mechanism in MECHANISMS:
         for unit in ("update", "contractive"):
             subject = client(mechanism=mechanism, clip_unit=unit)
             for release in range(1, 11):

@@ -147,7 +147,7 @@ class DirectCohort:
                 yield Refusal(refusal.code)
                 continue
             if not self.lost(request.server_round, name):
-                yield Reply(name, release.release, release.ack, release, {})
+                yield Reply(name, release.release, release.ack, release, {protocol.NUM_EXAMPLES: release.samples})
 
     def statements(self, session):
         return {name: self.machines.client(name).statement(session) for name in self.names()}

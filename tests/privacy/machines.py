@@ -22,7 +22,10 @@ MECHANISMS = [
     {"mechanism": "cancelling", "schedule": "harmonic"},
     {"mechanism": "cancelling", "schedule": "paper"},
     {"mechanism": "independent"},
+    {"mechanism": "decay"},
     {"mechanism": "sqrt_toeplitz"},
+    {"mechanism": "sqrt_normalised"},
+    {"mechanism": "bisr", "bands": 4},
     {"mechanism": "banded", "bands": 4},
     {"mechanism": "blt"},
     {"mechanism": "tree"},
@@ -31,7 +34,7 @@ MECHANISMS = [
 ]
 
 
-MECHANISM_OPTIONS = ("bands", "buffers", "decoder", "workload")
+MECHANISM_OPTIONS = ("bands", "buffers", "decay", "decoder", "workload")
 
 
 mechanisms = pytest.mark.parametrize("options", MECHANISMS, ids=lambda options: "-".join(map(str, options.values())))

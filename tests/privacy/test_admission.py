@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import (
+    MECHANISMS,
     LedgerError,
     MemoryLedger,
     RefusedError,
@@ -169,7 +170,7 @@ def test_trusted_sessions_are_within_the_budget():
     assert ledger.account().reserved_mu == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("name", ["independent", "cancelling", "sqrt_toeplitz", "banded", "blt", "tree", "optimal"])
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_samples_that_return_keep_their_declared_pattern_and_the_noise_covers_it(name):
     subject, asked = machine(mechanism=name, **RETURNING), []
     for k in range(1, 13):

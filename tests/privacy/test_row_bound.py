@@ -119,7 +119,8 @@ def test_a_policy_refuses_orders_and_clippings_that_contradict_the_rest(changes)
 def test_a_full_batch_costs_the_root_of_its_rounds_and_the_distance_of_two_rows():
     fields = {"clip_norm": 0.5, "batch_size": 1, "mu": 1.0, "mechanism": "independent", "order": "all"}
     for rounds, unit, distance in ((1, "sample", 1.0), (9, "sample", 1.0), (9, "nonnegative", math.sqrt(0.5))):
-        plan = PrivacyPolicy(max_participations=rounds, clip_unit=unit, release_rule="paper", **fields).plan(6)
+        policy = PrivacyPolicy(max_participations=rounds, clip_unit=unit, release_rule="paper", **fields)
+        assert policy.sensitivity >= distance * (1 + SUMMING_ERROR)
+        plan = policy.plan(6)
         assert plan.noise_std == pytest.approx(distance * math.sqrt(rounds), rel=1e-2)
-        assert plan.sensitivity >= distance * (1 + SUMMING_ERROR)
         assert plan.mu == 1.0

@@ -121,7 +121,11 @@ def test_the_earliest_columns_are_the_worst_only_where_the_first_column_never_ri
     mechanism = type("Concrete", (Returns,), {"__abstractmethods__": frozenset()})(5)
     reached = largest_move(mechanism.materialize(), allowed(5, 2, 1, "separated"))
     assert mechanism.sensitivity(2, 1) < 0.9 * reached
-    for name, options in [("sqrt_toeplitz", {}), ("banded", {"bands": 4}), ("blt", {}), ("blt", {"buffers": 1})]:
+    ours = [
+        ("sqrt_toeplitz", {}), ("banded", {"bands": 4}), ("blt", {}), ("blt", {"buffers": 1}), ("decay", {}),
+        *(("bisr", {"bands": bands}) for bands in range(1, 50)),
+    ]  # fmt: skip
+    for name, options in ours:
         column = make_mechanism(name, 50, **options).encoder_column
         assert (column >= 0).all()
         assert (np.diff(column) <= 0).all()

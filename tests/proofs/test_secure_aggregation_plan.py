@@ -22,7 +22,7 @@ def policy(name="cancelling", **changes):
         "trust": "secure-aggregation",
         "min_honest": HONEST,
         "min_cohort": COHORT,
-        "mechanism_options": {"bands": 2} if name == "banded" else {},
+        "mechanism_options": {"bands": 2} if name in ("banded", "bisr") else {},
     }
     return PrivacyPolicy(
         **{"clip_norm": 1.0, "batch_size": 2, "max_participations": K, "mu": 1.5, **options, **changes}

@@ -433,6 +433,7 @@ def test_checkpoints_without_secure_aggregation_have_nothing_new_in_them(tmp_pat
         "late",
         "malformed",
         "refused",
+        "samples",
     ]
 
 

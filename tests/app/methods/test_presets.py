@@ -10,7 +10,7 @@ from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.presets import smoothness
 from murmurfl.app.models import make_model
 from murmurfl.app.models.softmax import SoftmaxRegression
-from murmurfl.app.tasks.features import ORIENTED_GRADIENTS_NORM, oriented_gradients
+from murmurfl.app.tasks.features.oriented_gradients import ORIENTED_GRADIENTS_NORM, oriented_gradients
 
 STRATEGIES = {
     "mu2": RunConfig(strategy="mu2"),

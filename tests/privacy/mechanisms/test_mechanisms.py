@@ -13,9 +13,18 @@ CASES = {
     "harmonic": ("cancelling", {"schedule": "harmonic"}),
     "paper": ("cancelling", {"schedule": "paper"}),
     "paper, more rounds than releases": ("cancelling", {"schedule": "paper", "num_rounds": 100}),
+    "decay": ("decay", {}),
+    "decay, prefix sums": ("decay", {"workload": "prefix-sum"}),
+    "decay, given": ("decay", {"decay": 0.7}),
+    "decay, none": ("decay", {"decay": 0}),
+    "decay, all": ("decay", {"decay": 1}),
     "tree, least squares": ("tree", {}),
     "tree, dyadic": ("tree", {"decoder": "dyadic"}),
     "sqrt_toeplitz": ("sqrt_toeplitz", {}),
+    "sqrt_normalised": ("sqrt_normalised", {}),
+    "bisr": ("bisr", {}),
+    "bisr, few": ("bisr", {"bands": 4}),
+    "bisr, one": ("bisr", {"bands": 1}),
     "banded": ("banded", {"bands": 4}),
     "banded, cut": ("banded", {"bands": 4, "optimised": False}),
     "blt": ("blt", {}),
@@ -88,7 +97,8 @@ def test_the_scale_is_in_front_of_all_noise_and_single_precision_stays_single(ca
 def test_what_a_stream_keeps_is_no_more_than_it_says(case):
     mechanism = make(case, 37)
     if mechanism.memory != "state":
-        assert mechanism.memory_bytes(1000) == {"nothing": 0, "last": 16, "all": 16 * 37}[mechanism.memory]
+        nonces = {"nothing": 0, "last": 1, "recent": mechanism.remembered, "all": 37}
+        assert mechanism.memory_bytes(1000) == 16 * nonces[mechanism.memory]
         return
     state, most = mechanism.initial_state(3), 0
     for k in range(1, 38):
@@ -241,6 +251,14 @@ def test_schedules_are_those_of_the_papers():
         ("cancelling", 4, {"schedule": "uniform", "num_rounds": 9}),
         ("cancelling", 4, {"schedule": "paper", "num_rounds": 3}),
         ("independent", 4, {"schedule": "uniform"}),
+        ("decay", 4, {"decay": 1.01}),
+        ("decay", 4, {"decay": -0.01}),
+        ("decay", 4, {"decay": float("nan")}),
+        ("decay", 4, {"decay": True}),
+        ("decay", 4, {"decay": "half"}),
+        ("decay", 4, {"workload": "mu3"}),
+        ("bisr", 4, {"bands": 0}),
+        ("sqrt_normalised", 4, {"bands": 2}),
         ("tree", 4, {"decoder": "full"}),
         ("optimal", 4, {"workload": "mu3"}),
         ("optimal", 5000, {}),

@@ -32,7 +32,8 @@ def test_no_other_mechanism_is_better():
     best = error(make_mechanism("optimal", 64))
     others = [
         ("independent", {}), ("cancelling", {}), ("tree", {}), ("tree", {"decoder": "dyadic"}), ("sqrt_toeplitz", {}),
-        ("banded", {"bands": 16}), ("blt", {}), ("optimal", {"workload": "mu2"}),
+        ("banded", {"bands": 16}), ("blt", {}), ("optimal", {"workload": "mu2"}), ("decay", {}),
+        ("decay", {"workload": "prefix-sum"}), ("bisr", {}), ("sqrt_normalised", {}),
     ]  # fmt: skip
     for name, options in others:
         assert best < error(make_mechanism(name, 64, **options))

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, make_mechanism
-from murmurfl.privacy.mechanisms import BandedNoise, BltNoise, SqrtToeplitzNoise, optimise_band
+from murmurfl.privacy.mechanisms import BandedNoise, BisrNoise, BltNoise, DecayNoise, SqrtToeplitzNoise, optimise_band
 
 CASES = {
     "square root": lambda n: SqrtToeplitzNoise(n),
@@ -14,6 +14,9 @@ CASES = {
     "banded, one band": lambda n: BandedNoise(n, bands=1),
     "banded, for a separation": lambda n: BandedNoise(n, min_separation=7),
     "banded, default": lambda n: BandedNoise(n),
+    "decay": lambda n: DecayNoise(n),
+    "decay, given": lambda n: DecayNoise(n, decay=0.4),
+    "bisr": lambda n: BisrNoise(n, bands=5),
     "blt": lambda n: BltNoise(n, buffers=2),
     "blt, given": lambda n: BltNoise(n, theta=[0.0, 0.5, 0.97], omega=[0.1, 0.6, 0.3]),
 }
