@@ -16,6 +16,7 @@ from typing import Any
 
 from ..privacy import (
     ACCOUNTINGS,
+    CENTRING_SHARE,
     CLIP_UNITS,
     MECHANISMS,
     NO_NOISE,
@@ -31,6 +32,7 @@ from ..privacy import (
 )
 from ..privacy.roster import MOST_HELPERS
 from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
+from .centring import CENTRINGS, check_centring
 from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .mechanisms import mechanism_options_of
 from .registry import registry
@@ -72,6 +74,12 @@ class RunConfig:
     preset: str = key("practical", "Where clip, step, ball and schedule come from.", choices=PRESETS)
     task: str = key("digits", "The data set.", names=True)
     features: str = key("pixels", "A fixed map of a task's images, which costs no privacy.", names=True)
+    centring: str = key(
+        "",
+        "Whether machines release the mean of their features first, and see samples from it; empty: as features say.",
+        choices=CENTRINGS,
+    )
+    centring_share: float = key(CENTRING_SHARE, "Of mu^2, for the mean of the features.", above=0, below=1)
     model: str = key("softmax", "What is trained.", names=True)
     partition: str = key("iid", "How samples are split among the machines.", names=True)
     dirichlet_alpha: float = key(
@@ -292,6 +300,7 @@ class RunConfig:
             check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
         for thing in chosen.values():
             thing.check(self)
+        check_centring(self)
 
     def _settle_mu(self) -> None:
         if not self.epsilon:

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
 from ..privacy.late import late_names
-from .base import PrivateClient, Request
+from .base import PrivateClient
+from .centring import Centring
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
@@ -15,6 +16,7 @@ from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .online import OnlineClient, local_updates
+from .requests import Request
 from .shuffled import ShuffledClient
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
+    "Centring",
     "Cohort",
     "ContextLedger",
     "ContextOpeningRecord",

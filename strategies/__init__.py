@@ -18,6 +18,7 @@ from .full_batch import (
 )
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
+from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .online import OnlineFedSGD, OnlineState, online_step
@@ -83,6 +84,8 @@ __all__ = [
     "IsrlDp",
     "IsrlDpState",
     "MachineDirectory",
+    "MeanOfFeatures",
+    "MeanState",
     "Mu2",
     "Mu2State",
     "NodesUnavailableError",

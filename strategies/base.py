@@ -68,6 +68,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
     secure_aggregation : SecureAggregation, optional
         That machines release under masks, and that helpers open sums of them only. A round whose sum is not opened is
         closed: its report says why, nothing is acknowledged, and machines carry over what they released.
+    centre : ndarray of shape (k,), optional
+        What machines see their samples from, sent with every request (:class:`~murmurfl.strategies.MeanOfFeatures`);
+        for machines that are configured for centring.
 
     Notes
     -----
@@ -362,6 +365,7 @@ def _request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> 
     return ConfigRecord(
         {
             **config,
+            **request.entries,
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.SERVER_ROUND: request.server_round,
             protocol.SESSION: request.session,

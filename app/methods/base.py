@@ -83,6 +83,8 @@ class Method(ABC):
     """Whether machines take steps of their own, with a step size of theirs."""
     has_regret: ClassVar[bool] = False
     """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
+    centres: ClassVar[bool] = True
+    """Whether machines may see their samples from a mean that they release first."""
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]

@@ -20,7 +20,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
-from .presets import squared_norm, wanted_mu
+from .presets import usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 _TABLE = (
@@ -79,7 +79,7 @@ class FullBatchMethod(Method):
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         _, rate, momentum, clip_norm = _row(self.noise_mu(config, sizes))
-        squares = squared_norm(config, model)
+        squares = usual_squared_norm(config, model)
         return Descent(
             clip_norm=clip_norm * math.sqrt(squares),
             learning_rate=rate / squares,
