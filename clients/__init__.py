@@ -13,6 +13,7 @@ from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
+from .one_shot import LabelledFeatures, OneShotClient
 from .online import OnlineClient, local_updates
 from .shuffled import ShuffledClient
 
@@ -46,8 +47,10 @@ __all__ = [
     "CorrelatedNoiseMod",
     "DelayedMomentumClient",
     "IsrlDpClient",
+    "LabelledFeatures",
     "Mu2Client",
     "NoisySGDClient",
+    "OneShotClient",
     "OnlineClient",
     "PerSampleGradients",
     "PrivateClient",

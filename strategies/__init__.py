@@ -12,6 +12,7 @@ from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .reduced_tree_momentum import (
     IncompleteRoundError,
@@ -76,6 +77,8 @@ __all__ = [
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "OneShot",
+    "OneShotState",
     "OnlineFedSGD",
     "OnlineState",
     "OpeningError",
@@ -108,6 +111,7 @@ __all__ = [
     "private_rounds",
     "proximal",
     "reduced_tree_momentum_step",
+    "ridge_scores",
     "sample_machines",
     "save_checkpoint",
     "tree_momentum_start",

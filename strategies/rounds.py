@@ -129,9 +129,18 @@ class Rounds(ABC, Generic[StateT]):
     def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
         """The next state from the sum of a round's releases: pure."""
 
+    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
+        """The state after a round: :meth:`step`; for subclasses whose step also depends on what the sum is made of."""
+        return self.step(state, release_sum, report.server_round)
+
     @abstractmethod
     def model(self, state: StateT) -> Vector:
         """The model to publish."""
+
+    @property
+    def release_layout(self) -> Layout:
+        """The arrays of a release: the model's, where machines send nothing else."""
+        return self._layout
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint must agree on; plain values."""
@@ -180,7 +189,7 @@ class Rounds(ABC, Generic[StateT]):
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
-        size = vector_size(self._layout)
+        size = vector_size(self.release_layout)
         if self._secure is None:
             release_sum = ReleaseSum(size)
             report = self._believe(server_round, outcomes, release_sum)
@@ -222,7 +231,7 @@ class Rounds(ABC, Generic[StateT]):
         """The step of a round that is over."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
-        self.state = self.step(self.state, release_sum, report.server_round)
+        self.state = self.next_state(self.state, release_sum, report)
         self.history.append(report)
         return report
 

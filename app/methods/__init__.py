@@ -4,6 +4,7 @@ from ..registry import Registry
 from .base import Method
 from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
 from .mu2 import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
+from .one_shot import OneShotMethod
 from .online import OnlineMethod
 from .problem import Hyperparameters, Problem
 from .sgd import AcceleratedIsrlDpMethod, IsrlDpMethod, NoisySgdMethod
@@ -23,6 +24,7 @@ METHODS: Registry[Method] = Registry(
         ReducedTreeMomentumMethod(),
         CorrelatedMomentumMethod(),
         TrustedSgdMethod(),
+        OneShotMethod(),
         OnlineMethod(),
         ShuffledMethod(),
     ),
