@@ -209,6 +209,10 @@ class PrivacyPolicy:
                     "every sample is in every release."
                 )
             object.__setattr__(self, "sample_participations", self.max_participations)
+        elif self.order == "secret" and self.trust == "trusted-server":
+            raise ConfigurationError(
+                "Expected order 'in-turn' under a trusted server, got 'secret': its noise does not count on one."
+            )
         elif self.order != "in-turn" and self.sample_participations > 1:
             raise ConfigurationError(
                 f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}."

@@ -33,6 +33,7 @@ from .noise_stream import NoiseStream, RowCache
 from .outgoing import Release
 from .policy import PrivacyPolicy
 from .row_bound import blocks
+from .secret_order import weights_of
 
 logger = logging.getLogger(__name__)
 
@@ -231,9 +232,16 @@ class PrivateMachine(LedgeredMachine):
     def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
             rows = contribution(admission.stream.release, admission.stream.noted)
-            return self._contribution_counts(rows, admission.samples)
+            return self._contribution_counts(rows, admission.samples, self._weights(admission))
 
         return self._answer(session, ack, compute, lambda admitted, counts: self._finish(admitted, counts, note=note))
+
+    def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
+        """Which samples are in a release, where that is the machine's secret; None where all of them are."""
+        if self.policy.order != "secret":
+            return None
+        drawn = self._keys.secret_key, admission.stream.order
+        return weights_of(*drawn, self.num_samples, self.policy.max_participations, admission.release)
 
     def _finish(
         self,
