@@ -254,7 +254,7 @@ class Method(ABC):
         """How many values a release has: those of the model, where machines send nothing else."""
         return model.num_parameters
 
-    def policy_of_model(self, model: Model) -> Mapping[str, Any]:  # noqa: ARG002 - for those that have any
+    def policy_of_model(self, model: Model) -> Mapping[str, Any]:
         """Fields of a machine's policy that its model settles."""
         return {}
 

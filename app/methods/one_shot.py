@@ -79,7 +79,7 @@ class OneShotMethod(Method):
     def release_size(self, model: Model) -> int:
         return Moments(model.num_classes).num_values(model.num_features + _has_bias(model))
 
-    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:  # noqa: ARG002 - the same for all machines
+    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
         config = problem.config
         shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         return self.machine_policy(
