@@ -152,6 +152,16 @@ class RunConfig:
     diameter: float = key(
         0.0, "D, diameter of the ball the model stays in.", at_least=0, zero=_PRESETS, read_by="strategy"
     )
+    class_weight: float = key(
+        1.0, "a, the weight of classes in a release of second moments.", above=0, at_most=1.4142, read_by="strategy"
+    )
+    ridge: float = key(
+        0.0,
+        "lambda of one shot, relative to the largest eigenvalue that noise alone has.",
+        at_least=0,
+        zero=_PRESETS,
+        read_by="strategy",
+    )
     global_learning_rate: float = key(1.0, "eta_g: the server's step is eta eta_g tau.", above=0, read_by="strategy")
     momentum: float = key(
         0.0, "beta, Nesterov's momentum of full batches.", at_least=0, below=1, zero=_PRESETS, read_by="strategy"

@@ -15,6 +15,7 @@ from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
+from .one_shot import LabelledFeatures, OneShotClient
 from .online import OnlineClient, local_updates
 from .requests import Request
 from .shuffled import ShuffledClient
@@ -51,8 +52,10 @@ __all__ = [
     "DelayedMomentumClient",
     "FullBatchClient",
     "IsrlDpClient",
+    "LabelledFeatures",
     "Mu2Client",
     "NoisySGDClient",
+    "OneShotClient",
     "OnlineClient",
     "PerSampleGradients",
     "PrivateClient",

@@ -21,6 +21,7 @@ from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample
 from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .reduced_tree_momentum import (
     IncompleteRoundError,
@@ -91,6 +92,8 @@ __all__ = [
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "OneShot",
+    "OneShotState",
     "OnlineFedSGD",
     "OnlineState",
     "OpeningError",
@@ -127,6 +130,7 @@ __all__ = [
     "proximal",
     "query_point",
     "reduced_tree_momentum_step",
+    "ridge_scores",
     "sample_machines",
     "save_checkpoint",
     "tree_momentum_start",

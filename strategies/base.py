@@ -122,9 +122,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
-        masked, replies = self._secure is not None, list(replies)
+        layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
         self._say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
-        outcomes = [read_outcome(reply, self._layout, asked, self.largest_value, masked=masked) for reply in replies]
+        outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
@@ -270,7 +270,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
                 grid,
                 self.machines.node_map(),
                 session=self.session,
-                num_parameters=vector_size(self._layout),
+                num_parameters=vector_size(self.release_layout),
                 message_type=self.message_type_of_queries,
                 timeout=timeout,
             )

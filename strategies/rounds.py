@@ -141,6 +141,11 @@ class Rounds(ABC, Generic[StateT]):
     def model(self, state: StateT) -> Vector:
         """The model to publish."""
 
+    @property
+    def release_layout(self) -> Layout:
+        """The arrays of a release: the model's, where machines send nothing else."""
+        return self._layout
+
     def settings(self) -> dict[str, Any]:
         """What a checkpoint must agree on; plain values."""
         secure = self.secure_aggregation
@@ -194,7 +199,7 @@ class Rounds(ABC, Generic[StateT]):
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
-        size = vector_size(self._layout)
+        size = vector_size(self.release_layout)
         if self._secure is None:
             release_sum = ReleaseSum(size)
             report = self._believe(server_round, outcomes, release_sum)

@@ -262,10 +262,18 @@ class Method(ABC):
             **fields,
         )
 
+    def release_size(self, model: Model) -> int:
+        """How many values a release has: those of the model, where machines send nothing else."""
+        return model.num_parameters
+
+    def policy_of_model(self, model: Model) -> Mapping[str, Any]:
+        """Fields of a machine's policy that its model settles."""
+        return {}
+
     def plans(self, problem: Problem) -> list[NoisePlan]:
         """The different noise plans of a simulation's machines."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
-        return [plan_or_largest_mu(policy, problem.model.num_parameters) for policy in policies]
+        return [plan_or_largest_mu(policy, self.release_size(problem.model)) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:
         """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
@@ -356,7 +364,7 @@ class Method(ABC):
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
         words = self.brief_words(policy) if brief else words
         if policy.trust == SECURE and mu_local is None:
-            mu_local = policy.plan(problem.model.num_parameters).mu_local
+            mu_local = policy.plan(self.release_size(problem.model)).mu_local
         if min_honest is not None:
             policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
         return policy_guarantee(policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated)

@@ -253,8 +253,8 @@ class NodeConfig:
         named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
         return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
-    def policy(self, num_samples: int, ledger: SQLiteLedger) -> PrivacyPolicy:
-        """The machine's policy for so many samples and what its ledger allows.
+    def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
+        """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
 
         Notes
         -----
@@ -276,6 +276,7 @@ class NodeConfig:
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
+            **of_model,
             **self._sums(ledger),
         )
 
@@ -350,7 +351,8 @@ class NodeConfig:
         samples, num_features, num_classes = self.load_samples()
         model = self._model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
-        parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
+        policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
+        parts = (model, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         masking = self.masking()
         if masking is not None:
