@@ -215,10 +215,11 @@ class Experiment(Problem):
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """What the method minimises, and the accuracy, on the test set, which is public."""
-        parameters = arrays.to_numpy_ndarrays()
-        loss, accuracy = self.model.evaluate(parameters, (self.data.test_features, self.data.test_labels))
-        return MetricRecord({"loss": self.method.objective(self, parameters, loss), "accuracy": accuracy})
+        """What the method minimises, the accuracy and the AUC, on the test set, which is public."""
+        parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
+        loss, accuracy = self.model.evaluate(parameters, samples)
+        objective = self.method.objective(self, parameters, loss)
+        return MetricRecord({"loss": objective, "accuracy": accuracy, "auc": self.model.auc(parameters, samples)})
 
     def guaranteed_mu(self) -> float:
         """Mu of everything a run may release: the largest of its machines', or the trusted server's.

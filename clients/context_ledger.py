@@ -21,7 +21,7 @@ from ..privacy.arrays import read_array
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
 
-_FORMAT = 4
+_FORMAT = 5
 # Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
 _LOCK = threading.RLock()
 
@@ -92,6 +92,7 @@ class _ContextPage(LedgerPage):
                 noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
                 noted=tuple(arrays[f"noted-{i}"] for i in range(int(entries["num-noted"]))),
                 ids=dict(zip(map(int, entries["named"]), entries["ids"], strict=True)),
+                order=bytes(entries["order"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(
@@ -110,6 +111,7 @@ class _ContextPage(LedgerPage):
                 "num-noted": len(stream.noted),
                 "named": list(stream.ids),
                 "ids": list(stream.ids.values()),
+                "order": stream.order,
             }
         )
         arrays = {f"pending-{j}": Array(counts) for j, counts in stream.pending.items()}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from . import protocol
 from .errors import LedgerError, RefusedError
+from .keys import NoiseKeys
 from .ledger import Account, LedgerPage, StreamRecord
 from .noise_plan import NoisePlan
 from .normals import NOISE_VERSION
@@ -77,13 +78,15 @@ class AdmissionRule:
         Names the policy and the machine's key: a session in the ledger belongs to one of these.
     local_budget : float
         What of mu may ever be reserved by what holds whatever other machines and helpers do.
+    keys : NoiseKeys, optional
+        The machine's, from which a session's secret order is drawn; required with ``order="secret"``.
 
     Notes
     -----
     **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
     says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
     that would take the sum of all reserved mus (in squares) beyond budget_mu, nor that of what holds whatever happens
-    beyond local_budget. Those of
+    beyond local_budget. Samples in a secret order are in no other session, before or after it. Those of
     :class:`~murmurfl.privacy.PrivateMachine` rest on this, provided that what is admitted is recorded before anything
     leaves.
     Proof: docs/proofs/release-rule.md.
@@ -95,6 +98,8 @@ class AdmissionRule:
     num_samples: int
     fingerprint: str
     local_budget: float = math.inf
+    keys: NoiseKeys | None = None
+    _drawn: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def check(self, session: str, stream: StreamRecord | None, account: Account) -> None:
         """Refuse a ledger whose parts contradict each other.
@@ -115,6 +120,11 @@ class AdmissionRule:
                 "data; nothing was released."
             )
 
+        if stream is not None and stream.fingerprint == self.fingerprint and self._lacks_order(stream):
+            raise LedgerError(
+                "Expected a session's secret order in the ledger, got none: it is damaged. Restore it from a backup or "
+                "retire this machine's data; nothing was released."
+            )
         if stream is not None and stream.fingerprint == self.fingerprint and self._nameless(stream):
             raise LedgerError(
                 f"Expected the names of releases {self._nameless(stream)} in the ledger, got none: it is damaged. "
@@ -139,11 +149,34 @@ class AdmissionRule:
             If the acknowledgement, the cap, the samples or the budget forbid it.
         """
         if stream is None:
+            self._check_alone(page, account)
             account = self._reserved(account, session)
             stream = StreamRecord(self.fingerprint, terms=self.policy.terms(self.num_parameters))
+        if self.policy.order == "secret":
+            stream = self._in_secret_order(stream, session)
         self._check_stream(stream)
         samples = self._samples(stream, account)
         return Admission(page, session, self.acknowledged(stream, ack), account, samples)
+
+    def _check_alone(self, page: LedgerPage, account: Account) -> None:
+        """Refuse a new session that would use samples of a secret order, or hide samples that others have used."""
+        # What a secret order is worth is counted for samples that show nowhere else.
+        secret = self.policy.order == "secret"
+        returning = self.policy.order != "in-turn" or self.policy.sample_participations > 1
+        if (secret and account.samples_used) or (returning and _has_secret_order(page, account)):
+            raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
+
+    def _in_secret_order(self, stream: StreamRecord, session: str) -> StreamRecord:
+        """A stream with the nonce of its secret order, drawn once before its first release and recorded with it."""
+        if stream.order or self.keys is None:
+            return stream
+        # A request is admitted twice, before the gradients are computed and when they are recorded, for one order.
+        if session not in self._drawn:
+            self._drawn[session] = self.keys.nonce(session, 0)
+        return replace(stream, order=self._drawn[session])
+
+    def _lacks_order(self, stream: StreamRecord) -> bool:
+        return self.policy.order == "secret" and stream.release > 0 and not stream.order
 
     def _samples(self, stream: StreamRecord, account: Account) -> slice:
         """The samples a stream's next release is made from."""
@@ -252,6 +285,12 @@ class AdmissionRule:
                 "the budget for what holds without anybody's honesty does not allow a session on this machine",
             )
         return reserved
+
+
+def _has_secret_order(page: LedgerPage, account: Account) -> bool:
+    """Whether any of a ledger's sessions had a secret order."""
+    streams = (page.stream(session) for session in account.reserved)
+    return any(stream is not None and stream.order for stream in streams)
 
 
 def _noise_version(stream: StreamRecord) -> int:

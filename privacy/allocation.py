@@ -41,9 +41,11 @@ from .likelihood_sums import ROUNDING, likelihood_sum
 LARGEST_SHIFT = 25.0
 """Beyond it a secret order is worth nothing that shows, and its likelihood ratios leave the range of float64."""
 
+EPSILON_ROUNDING = 1e-9
+"""Added to every epsilon, for float64 and for orders that are drawn with 53 bits."""
+
 _SPLITS = 65
 _BISECTIONS = 60
-_EPSILON_ROUNDING = 1e-9
 
 
 def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, float]:
@@ -171,7 +173,7 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if _replacement(shift, slots, middle) > rest else (low, middle)
-    return min(known, high + resolved + _EPSILON_ROUNDING)
+    return min(known, high + resolved + EPSILON_ROUNDING)
 
 
 _FOR_RESOLUTION = 2.0**-10

@@ -112,7 +112,7 @@ class LedgeredMachine:
         self._fingerprint = mark.hex()
         local = policy.local_budget if policy.trust == "secure-aggregation" else ledger.budget_local_mu
         budget = math.inf if local is None else local
-        self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint, budget)
+        self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint, budget, keys)
         self._open: set[Admission] = set()
 
     @property

@@ -167,6 +167,22 @@ def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
     return Cipher(algorithms.AES256(key), mode).encryptor()
 
 
+def keystream_words(key: bytes, count: int) -> NDArray[np.uint64]:
+    """Independent uniform words of 64 bits from a cipher key that is used for nothing else.
+
+    Parameters
+    ----------
+    key : bytes
+        32 bytes.
+    count : int
+
+    Notes
+    -----
+    **Formal guarantees.** To anybody without the key, those of the module. The first words are the same for any count.
+    """
+    return np.frombuffer(_encryptor(key).update(bytes(8 * count)), "<u8")
+
+
 def _tail_words(key: bytes, pair: int) -> NDArray[np.uint64]:
     """More words for a pair far in the tail, from blocks of the same cipher that no row is long enough to reach."""
     counter = _TAIL_BLOCKS + _BLOCKS_PER_TAIL * pair

@@ -334,6 +334,8 @@ def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, NDArray[Any]]]:
         yield "state", number, values
     for number, values in enumerate(stream.noted):
         yield "noted", number, values
+    if stream.order:
+        yield "order", 0, np.frombuffer(stream.order, np.uint8)
 
 
 def bytes_of(values: NDArray[Any]) -> memoryview:

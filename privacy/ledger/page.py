@@ -74,7 +74,8 @@ class SQLitePage(LedgerPage):
             ).fetchone()
             if row is None:
                 return None
-            arrays: dict[str, dict[int, NDArray[Any]]] = {"pending": {}, "state": {}, "noted": {}, "ids": {}}
+            kinds = ("pending", "state", "noted", "ids", "order")
+            arrays: dict[str, dict[int, NDArray[Any]]] = {kind: {} for kind in kinds}
             for kind, number, dtype, shape, content in self._connection.execute(
                 "SELECT kind, number, dtype, shape, content FROM arrays WHERE session = ? ORDER BY kind, number",
                 (session,),
@@ -83,7 +84,8 @@ class SQLitePage(LedgerPage):
             fingerprint, release, ack, nonces, terms, digest = row
             states, noted = (tuple(arrays[kind].values()) for kind in ("state", "noted"))
             ids = {number: name.tobytes() for number, name in arrays["ids"].items()}
-            stream = StreamRecord(fingerprint, release, ack, nonces, arrays["pending"], states, terms, noted, ids)
+            pending, order = arrays["pending"], b"".join(part.tobytes() for part in arrays["order"].values())
+            stream = StreamRecord(fingerprint, release, ack, nonces, pending, states, terms, noted, ids, order)
             if digest_of(stream) != digest:
                 raise damaged(self._path, "a stream that does not match its digest")
         return stream
@@ -113,7 +115,7 @@ class SQLitePage(LedgerPage):
             for name, (ours, theirs) in pairs.items():
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
-                self._write_stream(name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms))
+                self._write_stream(name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
             # The mark comes first, because max keeps the first of two equals: the mark knows what left last.
             furthest = max((mark, self.state), key=lambda state: (state.samples_used, bool(state.data)))
             counter = max(self.state.counter, mark.counter) + 1

@@ -44,6 +44,9 @@ class StreamRecord:
     ids : mapping of int to bytes
         Under secure aggregation the random names, 16 bytes each, of the release that was acknowledged and of those that
         may still be; empty otherwise.
+    order : bytes
+        The nonce from which, with the machine's key, its secret order is made again
+        (:func:`~murmurfl.privacy.secret_order.slots_of`), 16 bytes; empty for other orders.
     """
 
     fingerprint: str
@@ -55,6 +58,7 @@ class StreamRecord:
     terms: str = ""
     noted: State = ()
     ids: Mapping[int, bytes] = field(default_factory=dict)
+    order: bytes = b""
 
     def acknowledged(self, ack: int, pending: Mapping[int, NDArray[np.int64]]) -> StreamRecord:
         """The stream after an acknowledgement."""
