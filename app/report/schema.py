@@ -146,7 +146,9 @@ def _about() -> dict[str, Schema]:
             enum=["cohort", "inprocess", "ray", "real-nodes", None],
         ),
         "chosen_by": _or_null(
-            "string", "`auto` where the strategy was chosen for the run's sizes; null where it was set.", enum=["auto", None]
+            "string",
+            "`auto` where the strategy was chosen for the run's sizes; null where it was set.",
+            enum=["auto", None],
         ),
         "chosen_because": _or_null("string", "Why it was chosen, in a sentence; null likewise."),
         "versions": _value(
