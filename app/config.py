@@ -23,13 +23,14 @@ from ..privacy import (
     ORDERS,
     RELEASE_RULES,
     SCHEDULES,
+    SHARES,
     TRUST_MODELS,
     ConfigurationError,
     Trust,
     gdp_mu,
 )
 from ..privacy.roster import MOST_HELPERS
-from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
+from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
 from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .mechanisms import mechanism_options_of
 from .registry import registry
@@ -84,7 +85,7 @@ class RunConfig:
         0,
         "T; more than the machines' samples and caps last for are refused.",
         at_least=0,
-        zero="one pass over the data",
+        zero="one pass over the data; with full batches the preset's",
     )
     batch_size: int = key(
         8,
@@ -144,6 +145,29 @@ class RunConfig:
         0.0, "D, diameter of the ball the model stays in.", at_least=0, zero=_PRESETS, read_by="strategy"
     )
     global_learning_rate: float = key(1.0, "eta_g: the server's step is eta eta_g tau.", above=0, read_by="strategy")
+    momentum: float = key(
+        0.0, "beta, Nesterov's momentum of full batches.", at_least=0, below=1, zero=_PRESETS, read_by="strategy"
+    )
+    average: str = key(
+        "",
+        "Which model full batches publish: the last iterate, or an average of all, weighted by their round; empty for "
+        "the preset's.",
+        choices=("", *AVERAGES),
+        read_by="strategy",
+    )
+    l2: float = key(
+        0.0,
+        "lambda of lambda ||w||^2 / 2, which the server adds to the loss.",
+        at_least=0,
+        zero=_PRESETS,
+        read_by="strategy",
+    )
+    shares: str = key(
+        "",
+        "Which part of mu^2 each round of full batches gets; empty for the same.",
+        choices=("", *SHARES),
+        read_by="strategy",
+    )
     alpha: float = key(0.1, "Weight of a new gradient in a momentum.", above=0, at_most=1, read_by="strategy")
     mechanism: str = key(
         "",

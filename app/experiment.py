@@ -23,7 +23,7 @@ from .config import RunConfig
 from .decision import Situation, decide
 from .methods import METHODS, Method, Problem
 from .methods.auto import AUTO
-from .methods.presets import feature_bound
+from .methods.presets import constant_feature, feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.base import Dataset, Shard
@@ -302,9 +302,11 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
         If the configuration is impossible for these data; one line.
     """
     method = METHODS[config.strategy]
-    model = make_model(config.model, data.num_features, data.num_classes, feature_bound(config))
+    bound, constant = feature_bound(config), constant_feature(config)
+    model = make_model(config.model, data.num_features, data.num_classes, bound, constant=constant)
     per_round = config.clients_per_round * config.batch_size
-    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, [len(shard) for shard in shards])
+    sizes = [len(shard) for shard in shards]
+    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, sizes)
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {sum(map(len, shards))} samples for clients-per-round x "
@@ -314,5 +316,5 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
         raise ConfigurationError(
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
-    values = method.preset(config, num_rounds, model).overridden(config)
+    values = method.settled(config, num_rounds, model, sizes).overridden(config)
     return Experiment(config, data, list(shards), model, num_rounds, values)

@@ -8,6 +8,7 @@ from .base import PrivateClient, Request
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
+from .full_batch import FullBatchClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
@@ -45,6 +46,7 @@ __all__ = [
     "ConvexSmoothGradients",
     "CorrelatedNoiseMod",
     "DelayedMomentumClient",
+    "FullBatchClient",
     "IsrlDpClient",
     "Mu2Client",
     "NoisySGDClient",

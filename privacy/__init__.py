@@ -25,7 +25,15 @@ from .late import late_names
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .machine import LedgeredMachine
 from .masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
-from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
+from .mechanisms import (
+    MECHANISMS,
+    SCHEDULES,
+    SHARES,
+    Mechanism,
+    check_mechanism,
+    make_mechanism,
+    register_mechanism,
+)
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .noise_plan import NoisePlan
 from .noise_stream import RowCache
@@ -80,6 +88,7 @@ __all__ = [
     "RELATIONS",
     "RELEASE_RULES",
     "SCHEDULES",
+    "SHARES",
     "SIMULATED",
     "TRUST_MODELS",
     "UNITS",

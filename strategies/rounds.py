@@ -129,6 +129,10 @@ class Rounds(ABC, Generic[StateT]):
     def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
         """The next state from the sum of a round's releases: pure."""
 
+    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
+        """The state after a round: :meth:`step`; for subclasses whose step also depends on what the sum is made of."""
+        return self.step(state, release_sum, report.server_round)
+
     @abstractmethod
     def model(self, state: StateT) -> Vector:
         """The model to publish."""
@@ -222,7 +226,7 @@ class Rounds(ABC, Generic[StateT]):
         """The step of a round that is over."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
-        self.state = self.step(self.state, release_sum, report.server_round)
+        self.state = self.next_state(self.state, release_sum, report)
         self.history.append(report)
         return report
 

@@ -3,6 +3,7 @@
 from ..registry import Registry
 from .auto import AutoMethod
 from .base import Method
+from .full_batch import FullBatchMethod, TrustedFullBatchMethod
 from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
 from .mu2 import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
 from .online import OnlineMethod
@@ -17,6 +18,8 @@ METHODS: Registry[Method] = Registry(
         Mu2Method(),
         TrustedMu2Method(),
         DelayedMomentumMethod(),
+        FullBatchMethod(),
+        TrustedFullBatchMethod(),
         NoisySgdMethod(),
         IsrlDpMethod(),
         AcceleratedIsrlDpMethod(),

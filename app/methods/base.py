@@ -154,6 +154,16 @@ class Method(ABC):
         """
         return sgd_preset(config, num_rounds, model)
 
+    def settled(
+        self,
+        config: RunConfig,
+        num_rounds: int,
+        model: Model,
+        sizes: Sequence[int],
+    ) -> Hyperparameters:
+        """:meth:`preset` for machines of so many samples; public, too."""
+        return self.preset(config, num_rounds, model)
+
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """How many rounds go once through all samples; ``sizes`` are the machines'."""
         if self.everybody or self.has_regret:

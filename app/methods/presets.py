@@ -77,6 +77,24 @@ def smoothness(config: RunConfig, model: Model) -> float:
     return kind.smoothness(model.num_features, squares, bound)
 
 
+_USUAL_SHARE = 1 / 6
+"""What features in [0, 1] have of the largest squared norm there could be, about: pixels are mostly background."""
+
+
+def squared_norm(config: RunConfig, model: Model) -> float:
+    """What a sample's squared norm usually is, its bias counted, by how its features are made: a rule for steps."""
+    bound = feature_bound(config)
+    squares = the_task(config).squared_norm_bound(config.features, model.num_features, bound)
+    if squares == model.num_features:
+        squares *= _USUAL_SHARE
+    return squares + float("bias" in model.names)
+
+
+def constant_feature(config: RunConfig) -> bool:
+    """Whether the features have a constant of their own, so that a linear model needs no bias."""
+    return bool(getattr(registry("features")[config.features], "constant", False))
+
+
 def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:
     """The practical preset of methods whose noise adds up over the rounds.
 

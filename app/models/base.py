@@ -186,6 +186,10 @@ class ModelKind(ABC):
             If it does not fit the data, or a package that it needs is missing.
         """
 
+    def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        """The model for features with a constant among them, which do without a bias; by default :meth:`make`'s."""
+        return self.make(num_features, num_classes, feature_bound)
+
     def declared_smoothness(self, num_features: int, feature_bound: float) -> float | None:
         """L, where the model itself bounds it whatever the data are; None where it does not."""
         return None

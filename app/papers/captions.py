@@ -37,7 +37,7 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
         config = prepare(config).config
     method = METHODS[config.strategy]
     rounds, model = config.passes * _NOMINAL, SoftmaxRegression(1, 2)
-    values = method.preset(config, rounds, model).overridden(config)
+    values = method.settled(config, rounds, model, [config.batch_size * _NOMINAL]).overridden(config)
     nothing = np.zeros((config.batch_size * _NOMINAL, 1), np.float32), np.zeros(config.batch_size * _NOMINAL, np.int64)
     data = Dataset(*nothing, *nothing, num_classes=2)
     shards = [Shard(data, np.arange(len(data.train_labels)))]
