@@ -52,6 +52,13 @@ class Experiment(CentredProblem):
     chosen_by: str = ""
     chosen_because: str = ""
 
+    @property
+    def choice(self) -> str:
+        """What was chosen and why, in a line for people; empty where nothing was."""
+        if not self.chosen_by:
+            return ""
+        return f"{self.chosen_by} chose {self.config.strategy}: {self.chosen_because}"
+
     @cached_property
     def method(self) -> Method:
         """The method of its configuration."""

@@ -62,6 +62,8 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "engine": result.engine or None,
+        "chosen_by": result.experiment.chosen_by or None,
+        "chosen_because": result.experiment.chosen_because or None,
         "versions": versions(),
         "accuracy": result.accuracy,
         "auc": result.auc,

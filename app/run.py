@@ -18,6 +18,7 @@ from ..strategies import DirectMachines, ReleaseStrategy, RoundReport
 from .config import RunConfig
 from .experiment import Experiment, prepare
 from .guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from .methods.auto import AUTO, refuse_unsettled
 from .methods.presets import feature_bound
 from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
@@ -48,6 +49,8 @@ def check_deployed(config: RunConfig) -> None:
     **Formal guarantees.** None rests on it: real machines add the noise of their own policies whatever a run
     configuration says, and refuse to be without. It keeps a run without noise from being called private.
     """
+    if config.strategy == AUTO:
+        raise refuse_unsettled()
     if not config.private:
         raise ConfigurationError(
             f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
@@ -92,6 +95,7 @@ def run_experiment(
     if deployed:
         check_deployed(config)
     experiment = prepare(config)
+    config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
         experiment.check_rounds()
         _say_shortage(experiment)
