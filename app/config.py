@@ -125,6 +125,15 @@ class RunConfig:
         "long as a pass, and its epsilon is shown beside the one that holds whoever knows.",
         read_by="strategy",
     )
+    sample_uses: str = key(
+        "any",
+        "In how many releases a sample may be: `any` number, `few`, which is 4, or `once`.",
+        choices=("any", "few", "once"),
+        read_by="strategy",
+    )
+    stream: bool = key(
+        False, "Whether samples come while rounds go on, each to be used as it comes.", read_by="strategy"
+    )
     run_dry: bool = key(
         False, "Whether rounds go on when machines have used up their samples or reached their cap: these refuse then."
     )

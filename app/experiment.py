@@ -7,6 +7,8 @@ configuration; on real nodes only the strategy is built, and the machines come f
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -18,10 +20,13 @@ from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey, Roster
 from ..strategies import ReleaseStrategy, SecureAggregation
 from .config import RunConfig
+from .decision import Situation, decide
 from .methods import METHODS, Method, Problem
+from .methods.auto import AUTO
 from .methods.presets import feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
+from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
 from .trust import SECURE, helper_names
 
@@ -29,8 +34,22 @@ _FOR_EVER = 2**31
 """Rounds in which helpers are waited for, where that is never given up."""
 
 
+@dataclass(frozen=True)
 class Experiment(Problem):
-    """A problem and its method: everything that both sides need before the first round. Parameters are Problem's."""
+    """A problem and its method: everything that both sides need before the first round.
+
+    Parameters
+    ----------
+    chosen_by : str
+        ``auto`` where the strategy was chosen for the run, otherwise empty.
+    chosen_because : str
+        Why it was chosen, in a sentence.
+
+    The others are Problem's.
+    """
+
+    chosen_by: str = ""
+    chosen_because: str = ""
 
     @cached_property
     def method(self) -> Method:
@@ -189,10 +208,11 @@ class Experiment(Problem):
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord:
-        """What the method minimises, and the accuracy, on the test set, which is public."""
-        parameters = arrays.to_numpy_ndarrays()
-        loss, accuracy = self.model.evaluate(parameters, (self.data.test_features, self.data.test_labels))
-        return MetricRecord({"loss": self.method.objective(self, parameters, loss), "accuracy": accuracy})
+        """What the method minimises, the accuracy and the AUC, on the test set, which is public."""
+        parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
+        loss, accuracy = self.model.evaluate(parameters, samples)
+        objective = self.method.objective(self, parameters, loss)
+        return MetricRecord({"loss": objective, "accuracy": accuracy, "auc": self.model.auc(parameters, samples)})
 
     def guaranteed_mu(self) -> float:
         """Mu of everything a run may release: the largest of its machines', or the trusted server's.
@@ -236,14 +256,51 @@ def prepare(config: RunConfig) -> Experiment:
     ConfigurationError
         If the configuration is impossible for these data; one line.
     """
-    data, method = load_dataset(config), METHODS[config.strategy]
-    shards = load_shards(config, data)
+    if config.strategy == AUTO:
+        return _chosen(config)
+    data = load_dataset(config)
+    return worked_out(config, data, load_shards(config, data))
+
+
+def _chosen(config: RunConfig) -> Experiment:
+    """The experiment of the strategy that is chosen for a configuration's sizes, which are public."""
+    decision = decide(situation_of(config), worked_out)
+    experiment = prepare(decision.situation.with_settings(decision.settings))
+    return replace(experiment, chosen_by=AUTO, chosen_because=decision.reason)
+
+
+def situation_of(config: RunConfig) -> Situation:
+    """What is known of a run before its strategy is chosen: of its data, the sizes.
+
+    Parameters
+    ----------
+    config : RunConfig
+        With ``strategy = auto``.
+
+    Notes
+    -----
+    **Formal guarantees.** None: of the samples it takes how many each machine has and of which shape they are.
+    """
+    data = load_dataset(config)
+    sizes = tuple(len(shard) for shard in load_shards(config, data))
+    return Situation(config, sizes, data.num_features, data.num_classes)
+
+
+def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Experiment:
+    """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
+
+    Raises
+    ------
+    ConfigurationError
+        If the configuration is impossible for these data; one line.
+    """
+    method = METHODS[config.strategy]
     model = make_model(config.model, data.num_features, data.num_classes, feature_bound(config))
     per_round = config.clients_per_round * config.batch_size
     num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, [len(shard) for shard in shards])
     if num_rounds < 1:
         raise ConfigurationError(
-            f"Expected at least one round in one pass, got {len(data.train_labels)} samples for clients-per-round x "
+            f"Expected at least one round in one pass, got {sum(map(len, shards))} samples for clients-per-round x "
             f"batch-size = {per_round}."
         )
     if config.max_participations > num_rounds:
@@ -251,4 +308,4 @@ def prepare(config: RunConfig) -> Experiment:
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
     values = method.preset(config, num_rounds, model).overridden(config)
-    return Experiment(config, data, shards, model, num_rounds, values)
+    return Experiment(config, data, list(shards), model, num_rounds, values)

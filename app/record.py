@@ -53,6 +53,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             {
                 "round": report.server_round,
                 "accuracy": None if progress is None else progress.accuracy,
+                "auc": None if progress is None else progress.auc,
                 "loss": None if progress is None else progress.loss,
                 **{k: v for k, v in asdict(report).items() if k != "server_round"},
             }
@@ -63,6 +64,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "engine": result.engine or None,
         "versions": versions(),
         "accuracy": result.accuracy,
+        "auc": result.auc,
         "loss": result.loss,
         "mu": _finite_or_none(result.mu),
         "epsilon": _finite_or_none(result.epsilon),

@@ -23,8 +23,8 @@ class Progress:
     ----------
     report : RoundReport
     num_rounds : int
-    loss, accuracy : float or None
-        Of the central evaluation, in rounds that have one.
+    loss, accuracy, auc : float or None
+        Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
     mu, epsilon : float
         The guarantee of the whole run.
     mu_local, epsilon_local : float or None
@@ -46,6 +46,7 @@ class Progress:
     machines: Mapping[str, int | None] = field(default_factory=dict)
     mu_local: float | None = None
     epsilon_local: float | None = None
+    auc: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,11 @@ class RunResult:
     def accuracy(self) -> float | None:
         """On the test set, after the last round; None where the model has none."""
         return next((p.accuracy for p in reversed(self.progress) if p.accuracy is not None), None)
+
+    @property
+    def auc(self) -> float | None:
+        """The area under the ROC curve, as :attr:`accuracy`; None unless there are two classes."""
+        return next((p.auc for p in reversed(self.progress) if p.auc is not None), None)
 
     @property
     def loss(self) -> float:

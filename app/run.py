@@ -186,21 +186,20 @@ class _Watch:
         """Take note of a round that is over; ends a run from which nothing comes any more."""
         config = self.experiment.config
         loss = None if metrics is None else float(metrics["loss"])  # type: ignore[arg-type]
-        accuracy = None if metrics is None else float(metrics["accuracy"])  # type: ignore[arg-type]
-        accuracy = None if accuracy is None or math.isnan(accuracy) else accuracy
         self._say_divergence(loss)
         self.progress.append(
             Progress(
                 report,
                 self.experiment.num_rounds,
                 loss,
-                accuracy,
+                _measured(metrics, "accuracy"),
                 self.figures.mu,
                 epsilon_of(self.figures.mu, config.delta),
                 self._seconds_left(report),
                 {} if self.strategy is None else self.strategy.participation,
                 self.figures.mu_local,
                 epsilon_of(self.figures.mu_local, config.delta),
+                _measured(metrics, "auc"),
             )
         )
         if report.aggregated:
@@ -222,6 +221,12 @@ class _Watch:
         if not self.progress:
             return None if to_do else 0.0
         return (self._ended[-1] - self._ended[0]) / len(self.progress) * to_do
+
+
+def _measured(metrics: MetricRecord | None, name: str) -> float | None:
+    """A figure of the central evaluation; None where the model has none such."""
+    value = math.nan if metrics is None else float(metrics.get(name, math.nan))  # type: ignore[arg-type]
+    return None if math.isnan(value) else value
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:

@@ -26,10 +26,11 @@ def loss_text(loss: float | None) -> str:
 
 
 def shown_accuracy(document: Mapping[str, Any]) -> str:
-    """A run's accuracy for people, or its loss where the model has no accuracy."""
+    """A run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
     if document["accuracy"] is None:
         return f"none; loss {loss_text(document['loss'])}"
-    return f"{100 * document['accuracy']:.1f} %"
+    auc = document.get("auc")
+    return f"{100 * document['accuracy']:.1f} %{'' if auc is None else f', AUC {auc:.3f}'}"
 
 
 def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:

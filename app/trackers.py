@@ -183,7 +183,7 @@ class Tracking:
         """Log what a round gave."""
         report = progress.report
         values = {
-            **{name: value for name in ("accuracy", "loss") if (value := getattr(progress, name)) is not None},
+            **{name: value for name in ("accuracy", "auc", "loss") if (value := getattr(progress, name)) is not None},
             EPSILON: progress.epsilon,
             **({} if progress.epsilon_local is None else {EPSILON_LOCAL: progress.epsilon_local}),
             **{f"replies/{name}": value for name, value in report.metrics.items()},

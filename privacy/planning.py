@@ -61,7 +61,7 @@ _LARGEST_COUNT = 2.0**52
 # no grid will do.
 _MOST_DOUBLINGS = 16
 _MOST_MORE_NOISE = 4.0
-_YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip"}
+_YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0}
 """Fields that policies of sessions begun before did not have, and what they were as good as."""
 
 
@@ -127,7 +127,7 @@ def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid
     alone = policy.sums_samples and policy.builds_on == "nothing"
     contributions = 1 if alone or policy.order == "secret" else policy.max_participations
     rows = MOST_ROWS / policy.batch_size if policy.sums_samples else 1.0
-    return contributions * rows * policy.clip_norm + policy.max_participations * grid.charge(num_parameters)
+    return contributions * rows * policy.bound.longest + policy.max_participations * grid.charge(num_parameters)
 
 
 def _sums(policy: PrivacyPolicy) -> Summing | None:
@@ -207,6 +207,8 @@ def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
             del fields[name]
     if policy.clipping == "clip":
         fields.pop("clip_stability", None)
+    if policy.clip_unit != "moments":
+        fields.pop("class_weight", None)
     return fields
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism
+from .moments import Moments
 from .noise import NOISE_QUALITIES, NoiseQuality
 from .noise_plan import NoisePlan
 from .planning import MOST_SUMMED, ledger_terms, make_plan, shared_terms
@@ -23,7 +24,7 @@ ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
 Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
-ClipUnit = Literal["sample", "update", "contractive", "nonnegative"]
+ClipUnit = Literal["sample", "update", "contractive", "nonnegative", "moments"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
 Order = Literal["in-turn", "again", "all", "secret"]
 ORDERS_OF_SAMPLES: tuple[Order, ...] = get_args(Order)
@@ -61,13 +62,15 @@ class PrivacyPolicy:
         T of the ``paper`` schedule.
     mechanism_options : mapping or tuple of pairs
         Further options of the mechanism, plain values.
-    clip_unit : {"sample", "update", "contractive", "nonnegative"}
+    clip_unit : {"sample", "update", "contractive", "nonnegative", "moments"}
         ``sample``: each sample's row is clipped and their mean released, Delta = 2 S / b. ``update``: a whole update
         made from the b samples is clipped, Delta = 2 S, whatever is computed inside. ``contractive``: b local steps
         with gradients clipped to S, Delta = 2 S / b (1 + 1e-6): only for steps that never move two iterates apart,
         which the client must check (:class:`~murmurfl.clients.OnlineClient`). It must be asked for. ``nonnegative``:
         as ``sample``, with negative entries of every row set to zero first, Delta = sqrt(2) S / b: for sums of features
-        that have none (:mod:`~murmurfl.privacy.row_bound`).
+        that have none (:mod:`~murmurfl.privacy.row_bound`). ``moments``: each sample's features are clipped, and the
+        machine makes rows of second moments and class from them, Delta = S^2 sqrt(2 + 2 a^2 + a^4 / 2); only with order
+        ``all`` (:mod:`~murmurfl.privacy.moments`).
     order : {"in-turn", "again", "all", "secret"}
         Which samples a release is made from. ``in-turn``: the next b that no session has used, so that each is used
         once, ever (or ``sample_participations`` times in a session). ``again``: each session goes through the samples
@@ -78,6 +81,8 @@ class PrivacyPolicy:
         ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length; only where samples are clipped.
     clip_stability : float
         gamma of ``automatic``.
+    classes, class_weight : int, float
+        C and a of ``moments``.
     sample_participations : int
         k, how many releases of a session one sample may take part in. 1: every sample is used once, ever. More: the
         machine goes through the first ``min_separation`` x b samples in the same order, at most k times.
@@ -137,6 +142,8 @@ class PrivacyPolicy:
     order: Order = "in-turn"
     clipping: Clipping = "clip"
     clip_stability: float = 0.01
+    classes: int = 0
+    class_weight: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "mu"):
@@ -180,15 +187,15 @@ class PrivacyPolicy:
 
     def _check_order(self) -> None:
         """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
-        by_sample = self.clip_unit in ("sample", "nonnegative")
         _check_positive("clip_stability", self.clip_stability)
+        self._check_moments()
         if self.clipping != "clip" and self.clip_unit != "sample":
             raise ConfigurationError(
                 f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}."
             )
-        if self.order in ("all", "secret") and not by_sample:
+        if self.order in ("all", "secret") and not self.clips_samples:
             raise ConfigurationError(
-                f"Expected clip_unit 'sample' or 'nonnegative' with order {self.order!r}, got {self.clip_unit!r}."
+                f"Expected a clip_unit of single samples with order {self.order!r}, got {self.clip_unit!r}."
             )
         if self.order == "all":
             if self.batch_size != 1 or self.min_separation != 1:
@@ -210,6 +217,19 @@ class PrivacyPolicy:
             raise ConfigurationError(
                 f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}."
             )
+
+    def _check_moments(self) -> None:
+        """Refuse moments of no classes, and sums of them that are not over all samples."""
+        if self.clip_unit != "moments":
+            if (self.classes, self.class_weight) != (0, 1.0):
+                raise ConfigurationError(
+                    "Expected classes and class_weight only with clip_unit 'moments', got "
+                    f"{self.classes} and {self.class_weight} with {self.clip_unit!r}."
+                )
+            return
+        Moments(self.classes, self.class_weight)
+        if self.order != "all":
+            raise ConfigurationError(f"Expected order 'all' with clip_unit 'moments', got {self.order!r}.")
 
     def _check_secure_aggregation(self) -> None:
         """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
@@ -285,7 +305,13 @@ class PrivacyPolicy:
             stability=self.clip_stability if self.clipping == "automatic" else None,
             # The steps of a contractive update were clipped one by one, where they were made.
             observed=self.clip_unit != "contractive",
+            moments=Moments(self.classes, self.class_weight) if self.clip_unit == "moments" else None,
         )
+
+    @property
+    def clips_samples(self) -> bool:
+        """Whether every sample is bounded by itself."""
+        return self.clip_unit in ("sample", "nonnegative", "moments")
 
     @property
     def sums_samples(self) -> bool:
@@ -295,7 +321,7 @@ class PrivacyPolicy:
     @property
     def rows_per_release(self) -> int:
         """Clipped rows whose mean is a release's contribution: b samples, or one update."""
-        return self.batch_size if self.clip_unit in ("sample", "nonnegative") else 1
+        return self.batch_size if self.clips_samples else 1
 
     @property
     def normals_per_parameter(self) -> int:

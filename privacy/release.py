@@ -319,7 +319,8 @@ class PrivateMachine(LedgeredMachine):
     ) -> NDArray[np.float64]:
         """The sum of a block's bounded rows, those with weight 0 left out after they were computed."""
         # With real keys every sample by itself, as above; in simulation as many as memory has room for.
-        step = max(_VALUES_AT_A_TIME // self.num_parameters, 1) if self.simulated else 1
+        width = self.policy.bound.width(self.num_parameters)
+        step = max(_VALUES_AT_A_TIME // width, 1) if self.simulated else 1
         total = np.zeros(self.num_parameters)
         for start in range(block.start, block.stop, step):
             part = slice(start, min(start + step, block.stop))
@@ -355,11 +356,11 @@ class PrivateMachine(LedgeredMachine):
         return self.plan.grid.counts(bounded, scale=share, bound=self.policy.clip_norm).sum(axis=0)
 
     def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> Any:
-        count = samples.stop - samples.start if self.policy.clip_unit in ("sample", "nonnegative") else 1
+        count = samples.stop - samples.start if self.policy.clips_samples else 1
         rows: Any = contribution(samples)
         if self.policy.sums_samples and self.simulated and hasattr(rows, "norms"):
             return rows  # unwritten
-        expected = (count, self.num_parameters)
+        expected = (count, self.policy.bound.width(self.num_parameters))
         if np.shape(rows) != expected:
             raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
         return np.asarray(rows)

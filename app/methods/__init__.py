@@ -1,6 +1,7 @@
 """Methods: one object for each ``strategy`` that a run configuration can name."""
 
 from ..registry import Registry
+from .auto import AutoMethod
 from .base import Method
 from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
 from .mu2 import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
@@ -25,6 +26,7 @@ METHODS: Registry[Method] = Registry(
         TrustedSgdMethod(),
         OnlineMethod(),
         ShuffledMethod(),
+        AutoMethod(),
     ),
 )
 

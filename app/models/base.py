@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from ...privacy import ConfigurationError, derived_seed
 from ..config import RunConfig
@@ -81,6 +82,35 @@ class Model(ABC):
         scores -= scores.max(axis=1, keepdims=True)
         losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]
         return float(losses.mean()), float((scores.argmax(axis=1) == labels).mean())
+
+    def auc(self, parameters: Parameters, samples: Batch) -> float:
+        """The area under the ROC curve; not a number unless there are two classes, and samples of both."""
+        features, labels = samples
+        if self.num_classes != 2:
+            return math.nan
+        scores = np.asarray(self.logits(parameters, features), dtype=np.float64)
+        return area_under_curve(scores[:, 1] - scores[:, 0], labels)
+
+
+def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
+    """How often a sample of class 1 scores higher than one of class 0, equal scores counting half.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (samples,)
+    labels : ndarray of shape (samples,)
+        0 or 1.
+
+    Returns
+    -------
+    float
+        Not a number where one of the classes has no sample, or a score is no finite number.
+    """
+    positive = np.asarray(labels) == 1
+    ones, zeros = int(positive.sum()), int((~positive).sum())
+    if not ones or not zeros or not np.isfinite(scores).all():
+        return math.nan
+    return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def _per_round() -> Schema:
         {
             "round": _value("integer", "From 1.", minimum=1),
             "accuracy": _or_null("number", "Of the central evaluation; null in rounds without one."),
+            "auc": _or_null("number", "Likewise, the area under the ROC curve; null unless there are two classes."),
             "loss": _or_null("number", "Of the central evaluation; null in rounds without one, or if not finite."),
             "asked": _count("Machines asked."),
             "aggregated": _count("Replies that entered the model."),
@@ -158,6 +159,7 @@ def _outcome() -> dict[str, Schema]:
     """What came out, and what it guarantees."""
     return {
         "accuracy": _or_null("number", "On the test set, after the last round; null where the model has none."),
+        "auc": _or_null("number", "Likewise, the area under the ROC curve; null unless there are two classes."),
         "loss": _or_null("number", "On the test set, after the last round; null if it is not finite."),
         "mu": _or_null("number", "Gaussian-DP parameter of everything that was released; null: nothing is guaranteed."),
         "epsilon": _or_null("number", "The same at `delta`; it means what `guarantee` says, and nothing else."),

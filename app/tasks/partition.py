@@ -170,6 +170,28 @@ class HalfByLabel(ByLabel):
         return [np.concatenate([part, rest[labels[rest] == i]]) for i, part in enumerate(even)]
 
 
+class Unequal(ByLabel):
+    """Shares drawn from a log-normal distribution: of 100 machines the largest has some fifty times the smallest's."""
+
+    name = "unequal"
+    sentence = "machines of very different sizes, log-normal, drawn at random"
+    reads = frozenset({"num_clients", "seed"})
+    spread = 1.0
+    """Standard deviation of the logarithm of a machine's share."""
+    least = 10
+    """Samples that each machine has, where that is possible."""
+
+    def split(
+        self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
+    ) -> Sequence[NDArray[np.int64]]:
+        machines = config.num_clients
+        given = min(self.least, len(order) // machines)
+        shares = generator.lognormal(sigma=self.spread, size=machines)
+        ends = np.cumsum(shares) / shares.sum() * (len(order) - given * machines)
+        starts = np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, machines)
+        return list(np.split(order, starts))
+
+
 class OwnPartition(Partition):
     """The machines the data come with, each with its samples in a seeded order."""
 
@@ -184,5 +206,5 @@ class OwnPartition(Partition):
         return [generator.permutation(np.flatnonzero(machine_of == i)) for i in range(config.num_clients)]
 
 
-PARTITIONS = Registry("partition", Partition, (Iid(), Dirichlet(), HalfByLabel(), OwnPartition()))
+PARTITIONS = Registry("partition", Partition, (Iid(), Dirichlet(), Unequal(), HalfByLabel(), OwnPartition()))
 """The built-in partitions by name; a user's own is a subclass, named ``package.module:Class``."""

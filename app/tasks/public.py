@@ -7,19 +7,17 @@ constants, and statistics of the public samples.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from abc import abstractmethod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy import derived_seed
 from ..config import RunConfig
 from .base import Dataset, Task
+from .files import data_file, table_rows
 from .mnist import read_mnist
 
 Samples = tuple[NDArray[np.floating], NDArray[Any]]
@@ -101,7 +99,7 @@ class Cifar10Ridge(PublicTask):
     regularizer_strength = 0.1
 
     def samples(self, config: RunConfig, root: str) -> tuple[Samples, Samples]:
-        with np.load(_file(root, "cifar10/cifar10-subset.npz")) as file:
+        with np.load(data_file(root, "cifar10/cifar10-subset.npz")) as file:
             images, labels = file["images"].reshape(len(file["labels"]), -1) / 255.0, file["labels"].astype(np.float64)
         private = np.concatenate([np.flatnonzero(labels == c)[:100] for c in range(10)])
         public = np.concatenate([np.flatnonzero(labels == c)[200:450] for c in range(4)])
@@ -126,7 +124,7 @@ class Crime(PublicTask):
     regularizer_strength = 0.1
 
     def samples(self, config: RunConfig, root: str) -> tuple[Samples, Samples]:
-        rows = _rows(_file(root, "uci/communities.csv.gz"))
+        rows = table_rows(data_file(root, "uci/communities.csv.gz"))
         complete = [
             [float(row[0]) / 56, float(row[4]) / 10, *map(float, row[5:])] for row in rows if "?" not in row[5:]
         ]
@@ -152,7 +150,7 @@ class Compas(PublicTask):
 
     def samples(self, config: RunConfig, root: str) -> tuple[Samples, Samples]:
         people: dict[str, list[list[float]]] = {"Caucasian": [], "African-American": []}
-        for sex, age, age_group, race, *rest in _rows(_file(root, "compas/compas-two-years.csv.gz")):
+        for sex, age, age_group, race, *rest in table_rows(data_file(root, "compas/compas-two-years.csv.gz")):
             felonies, misdemeanours, others, priors, days, degree, recidivist, _, score, again = rest
             if race not in people or not days or abs(float(days)) > 30 or recidivist == "-1" or score == "N/A":
                 continue
@@ -176,7 +174,7 @@ class CreditCard(PublicTask):
     regularizer_strength = 0.1
 
     def samples(self, config: RunConfig, root: str) -> tuple[Samples, Samples]:
-        rows = _rows(_file(root, "uci/UCI_Credit_Card.csv.gz"))
+        rows = table_rows(data_file(root, "uci/UCI_Credit_Card.csv.gz"))
 
         def first(education: str, default: str, count: int) -> list[list[float]]:
             chosen = [row for row in rows if (row[3], row[-1]) == (education, default)][:count]
@@ -203,21 +201,6 @@ def _standardised(private: NDArray[np.float64], public: NDArray[np.float64]) -> 
         return features * (_TYPICAL_NORM / features.shape[1] ** 0.5), values[:, -1].astype(np.int64)
 
     return samples(private), samples(public)
-
-
-def _file(root: str, name: str) -> Path:
-    path = Path(root).expanduser() / name if root else Path(name)
-    if not root or not path.is_file():
-        raise ConfigurationError(
-            f"Expected {name} under the data root {root!r}, got no such file: set data-root or MURMURFL_DATA to the "
-            "folder that has it."
-        )
-    return path
-
-
-def _rows(path: Path) -> list[list[str]]:
-    with gzip.open(path, "rt") as file:
-        return list(csv.reader(file))[1:]
 
 
 PUBLIC_TASKS = (Mnist69(), Cifar10Ridge(), Crime(), Compas(), CreditCard())

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app.models import make_model
+from murmurfl.app.models.base import area_under_curve
 
 
 @pytest.mark.parametrize("name", ["softmax", "mlp"])
@@ -31,3 +32,24 @@ def test_initial_parameters_are_functions_of_the_seed():
     first, again, other = (model.initial_parameters(seed) for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_the_right_order():
+    generator = np.random.Generator(np.random.Philox(key=7))
+    scores, labels = generator.integers(5, size=60) / 4, generator.integers(2, size=60)
+    pairs = [(a > b) + 0.5 * (a == b) for a in scores[labels == 1] for b in scores[labels == 0]]
+    assert area_under_curve(scores, labels) == pytest.approx(np.mean(pairs))
+    assert np.isnan(area_under_curve(scores, np.ones(60)))
+    assert np.isnan(area_under_curve(np.where(labels == 1, np.inf, scores), labels))
+
+
+@pytest.mark.parametrize(("name", "classes"), [("softmax", 2), ("logistic", 2), ("softmax", 3), ("ridge", 1)])
+def test_only_two_classes_have_an_area_under_the_curve(name, classes):
+    model = make_model(name, 4, classes, 5.0)
+    generator = np.random.Generator(np.random.Philox(key=8))
+    weight = generator.normal(size=4)
+    parameters = [np.zeros(shape) for shape in model.shapes]
+    parameters[0][..., :] = weight if classes < 2 or name == "logistic" else np.outer(np.arange(classes), weight)
+    features = generator.normal(size=(50, 4))
+    auc = model.auc(parameters, (features, (features @ weight > 0).astype(np.int64)))
+    assert auc == pytest.approx(1.0) if classes == 2 else np.isnan(auc)

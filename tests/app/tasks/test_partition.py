@@ -9,7 +9,7 @@ from murmurfl.app.tasks.loading import load_dataset, load_shards
 from murmurfl.privacy import ConfigurationError, derived_seed
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "unequal"])
 def test_partitions_give_every_sample_to_exactly_one_machine(partition):
     config = RunConfig(partition=partition, batch_size=1)
     task = load_dataset(config)
@@ -61,3 +61,14 @@ def test_half_of_the_digits_are_spread_and_half_go_by_label():
     assert sum(len(shard) for shard in shards) == len(task.train_labels)
     with pytest.raises(ConfigurationError, match="one a class"):
         load_shards(RunConfig(strategy="online", partition="half-by-label", num_clients=5, clients_per_round=5), task)
+
+
+def test_unequal_machines_differ_a_lot_and_each_has_some_samples():
+    config = RunConfig(partition="unequal", num_clients=40, clients_per_round=40)
+    task = load_dataset(config)
+    sizes = sorted(len(shard) for shard in load_shards(config, task))
+    assert sizes[0] >= 10
+    assert sizes[-1] > 5 * sizes[len(sizes) // 2]
+    assert sum(sizes) == len(task.train_labels)
+    crowded = RunConfig(partition="unequal", num_clients=700, clients_per_round=700, batch_size=1)
+    assert min(len(shard) for shard in load_shards(crowded, task)) >= 2  # fewer than ten each are there

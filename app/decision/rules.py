@@ -1,0 +1,110 @@
+"""For each strategy: with what settings it would be run in a situation, or why it cannot be.
+
+A rule gives settings to try. Of those the one that scores best is the strategy's option (:mod:`.deciding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..keys import Value
+from .situation import Situation
+
+Settings = Mapping[str, Value]
+
+_ROUNDS = (4, 8, 12, 16, 24, 32, 48, 75, 100)
+"""How many rounds one pass may be cut into: few make a round's noise small, many follow the loss."""
+_PASSES = (8, 20)
+"""Of ISRL-DP with whole machines as batches; more would only add noise."""
+_LOCAL_STEPS = (1, 5, 20)
+_ONLINE_MECHANISMS = ("sqrt_toeplitz", "cancelling", "independent")
+_TOO_FEW = 1.5
+"""What one round leaves undone, in units of noise-to-signal: on MNIST one full-batch round costs 15 points, and a
+noise-to-signal of 0.1 costs one. T rounds leave T^1.5 times less."""
+_OF_A_BATCH = 5.0
+"""Rounds of batches that are worth one round of all samples."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a strategy is tried.
+
+    Parameters
+    ----------
+    strategy : str
+    settings : callable
+        The settings to try in a situation, or in words why there are none.
+    whole : bool
+        Whether each round goes through all samples of a machine.
+    stream : bool
+        Whether it takes samples as they come.
+    standing : bool
+        Whether it makes sense where samples stay.
+    """
+
+    strategy: str
+    settings: Callable[[Situation], list[Settings] | str]
+    whole: bool = False
+    stream: bool = True
+    standing: bool = True
+
+    def shortfall(self, rounds: int) -> float:
+        """What so few rounds leave undone, in units of noise-to-signal: a rule of thumb from MNIST."""
+        return _TOO_FEW / (rounds if self.whole else rounds / _OF_A_BATCH) ** 1.5
+
+
+def _one_pass(situation: Situation) -> list[Settings] | str:
+    """One pass over all samples, cut into rounds."""
+    share = situation.asked / situation.machines
+    most = situation.most_rounds
+    wanted = [rounds for rounds in _ROUNDS if most is None or rounds < most] + ([] if most is None else [most])
+    made: dict[int, Settings] = {}
+    for rounds in wanted:
+        batch = int(situation.fewest // max(rounds * share, 1.0))
+        if batch >= 1:
+            made[batch] = {"batch-size": batch, "num-rounds": rounds}
+    return list(made.values()) or (
+        f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
+    )
+
+
+def _full_batch(situation: Situation) -> list[Settings] | str:
+    return [{}]
+
+
+def _whole_machines(situation: Situation) -> list[Settings] | str:
+    """ISRL-DP with all samples of a machine as its batch, many times."""
+    uses, rounds = situation.most_uses, situation.most_rounds
+    most = min(one for one in (uses, rounds, max(_PASSES)) if one is not None)
+    if most < min(_PASSES):
+        return f"at most {most} rounds with every sample are possible, and it takes {min(_PASSES)}"
+    if situation.asked < situation.machines:
+        return "it asks every machine in every round"
+    chosen = [passes for passes in _PASSES if passes <= most]
+    return [{"batch-size": situation.fewest, "passes": passes} for passes in chosen]
+
+
+def _online(situation: Situation) -> list[Settings] | str:
+    made: list[Settings] = []
+    for steps in _LOCAL_STEPS:
+        rounds = situation.fewest * situation.machines // (situation.asked * steps)
+        if situation.most_rounds is not None:
+            rounds = min(rounds, situation.most_rounds)
+        if rounds >= 1 and steps <= situation.fewest:
+            made += [
+                {"batch-size": steps, "num-rounds": rounds, "mechanism": mechanism} for mechanism in _ONLINE_MECHANISMS
+            ]
+    return made or "there are too few samples for its local steps"
+
+
+RULES = (
+    Rule("full-batch", _full_batch, whole=True, stream=False),
+    Rule("mu2", _one_pass),
+    Rule("trusted-mu2", _one_pass),
+    Rule("online", _online, standing=False),
+    Rule("isrl-dp-accelerated", _whole_machines, whole=True, stream=False),
+    Rule("noisy-sgd", _one_pass),
+    Rule("trusted-sgd", _one_pass),
+)
+"""Strategies in the order in which they are preferred where they score alike."""
