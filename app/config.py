@@ -36,13 +36,11 @@ from .centring import CENTRINGS, check_centring
 from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .mechanisms import mechanism_options_of
 from .registry import registry
+from .run_names import check_run_name
 from .trust import SECURE, check_cohorts, check_lost_replies, cohort_floor, honest_machines, keys_of_trust
 
 PRESETS = ("practical", "paper")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
-
-_LONGEST_RUN_NAME = 200
-"""Bytes; file systems take 255, and files that are being written have longer names for a moment."""
 
 _PRESETS = "the preset's"
 
@@ -129,6 +127,12 @@ class RunConfig:
         "leaves half of clients-per-round.",
         at_least=-1,
         read_by="trust",
+    )
+    secret_order: bool = key(
+        False,
+        "Whether each sample draws the release it is in, and only its machine knows which; a release then takes as "
+        "long as a pass, and its epsilon is shown beside the one that holds whoever knows.",
+        read_by="strategy",
     )
     sample_uses: str = key(
         "any",
@@ -429,24 +433,3 @@ def readers_of(one: Key) -> list[str]:
 @lru_cache(maxsize=16)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
-
-
-def check_run_name(name: str) -> None:
-    """Refuse a run's name that is not simply the name of a folder.
-
-    Parameters
-    ----------
-    name : str
-
-    Raises
-    ------
-    ConfigurationError
-        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
-        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
-    """
-    simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
-    if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
-        raise ConfigurationError(
-            f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
-            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
-        )

@@ -363,6 +363,7 @@ class PrivacyPolicy:
             sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
             participations=self.participations,
             masked=self.trust == "secure-aggregation",
+            secret=self.order == "secret",
         )
 
     def plan(self, num_parameters: int) -> NoisePlan:

@@ -32,6 +32,7 @@ from ...privacy import (
     protocol,
     rounded_up,
 )
+from ...privacy.amplification import amplification_of
 from ..config import RunConfig
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
@@ -103,6 +104,9 @@ class NodeConfig:
     budget_mu, delta : float
         Of everything this machine ever releases from these data, over all runs (mus add in squares), and where epsilon
         is shown: those the ledger was made with. 0 leaves them to the ledger; anything else must agree with it.
+    secret_order : bool
+        Whether each sample draws its release by itself (:mod:`murmurfl.privacy.secret_order`); then no other run may
+        ever use these samples.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
     learning_rate : float
@@ -149,6 +153,7 @@ class NodeConfig:
     partition_id: int = -1
     max_participations: int = 0
     passes: int = 1
+    secret_order: bool = False
     budget_mu: float = 0.0
     delta: float = 0.0
     mechanism: str = ""
@@ -193,6 +198,8 @@ class NodeConfig:
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+        able = not self.secret_order or "secret-order" in self.method.keys
+        self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self._check_trust()
 
     def _check_trust(self) -> None:
@@ -277,6 +284,7 @@ class NodeConfig:
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
             **of_model,
+            **({"order": "secret"} if self.secret_order else {}),
             **self._sums(ledger),
         )
 
@@ -377,7 +385,8 @@ def describe(client: PrivateClient) -> str:
             f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local)
+    amplified = amplification_of(policy, plan)
+    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, amplified=amplified)
     sums = (
         f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
         f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
