@@ -22,7 +22,7 @@ from ..privacy import ConfigurationError, protocol
 from .base import ReleaseStrategy
 from .layout import Vector
 from .options import RoundOptions
-from .replies import DirectMachines, RoundReport, RoundRequest
+from .replies import DirectMachines, Reply, RoundReport, RoundRequest
 
 _CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
 
@@ -129,18 +129,21 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
         """None: features are what they are."""
         return ()
 
+    def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
+        return self.step(state, release_sum / max(report.samples, 1), report.server_round)
+
     def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
-        """The sum, which was divided by the samples of those whose releases are in it."""
+        """What :meth:`next_state` makes of the sum: the mean over the samples that are in it."""
         return MeanState(release_sum)
+
+    def check_reply(self, reply: Reply) -> bool:
+        return reply.samples > 0  # nothing can be divided by what it does not say
 
     def model(self, state: MeanState) -> Vector:
         return state.mean
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "num_features": self.num_features}
-
-    def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
-        return super()._step(report, release_sum / max(report.samples, 1))
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         request = super()._plan_round(server_round, reachable)
