@@ -238,7 +238,7 @@ def _of_the_mean(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     """That machines with more samples use no more of them than the one with the fewest, where that is so."""
     config, sizes = experiment.config, experiment.sizes
-    if deployed or not config.secure or config.max_participations:
+    if deployed or not config.secure or config.max_participations or "batch-size" not in experiment.method.keys:
         return ()
     cap = experiment.policy().max_participations
     # One batch more or less is how samples are split, and nobody's loss.

@@ -76,6 +76,8 @@ class Method(ABC):
     """Whether all machines take part in every round, in epochs that they share."""
     may_lose: ClassVar[bool] = True
     """Whether a round may lack a machine's release."""
+    sums_samples: ClassVar[bool] = False
+    """Whether each release is a sum over all of a machine's samples: there are no batches then, and no passes."""
     samples_return: ClassVar[bool] = True
     """Whether a sample may take part more than once in a session."""
     uses_public: ClassVar[bool] = False

@@ -68,6 +68,7 @@ class FullBatchMethod(Method):
     release_rule = "paper"
     sums_suffice = True
     with_trusted_server = "trusted-full-batch"
+    sums_samples = True
     samples_return = False
     on_real_nodes = True
     client_type = FullBatchClient
@@ -114,6 +115,7 @@ class FullBatchMethod(Method):
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:
+        """The policy of a machine that releases sums over all samples, of which there is one kind."""
         return super().machine_policy(**{**fields, "order": "all"})
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
