@@ -170,7 +170,8 @@ def machines_document(result: RunResult) -> dict[str, Any]:
     streams: list[dict[str, Any]] = []
     known: dict[tuple[Any, ...], list[str]] = {}
     experiment = result.experiment
-    for plan, policy in ((policy.plan(experiment.model.num_parameters), policy) for policy in _policies(experiment)):
+    size = experiment.method.release_size(experiment.model)
+    for plan, policy in ((policy.plan(size), policy) for policy in _policies(experiment)):
         if not math.isfinite(plan.mu):
             continue
         cap = policy.max_participations

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
@@ -77,6 +78,8 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
 
 __all__ = [
     "ACCOUNTINGS",
+    "CENTRING_CONSTANT",
+    "CENTRING_SHARE",
     "CLIP_UNITS",
     "FAST_NOISE",
     "MECHANISMS",
@@ -146,11 +149,14 @@ __all__ = [
     "add_mask",
     "any_data",
     "caption",
+    "centred",
+    "centring_policy",
     "check_mechanism",
     "checked_header",
     "clip_per_sample",
     "compose_gdp",
     "derived_seed",
+    "divided_mu",
     "epoch_mu",
     "epoch_words",
     "gdp_delta",

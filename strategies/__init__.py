@@ -18,8 +18,10 @@ from .full_batch import (
 )
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
+from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .reduced_tree_momentum import (
     IncompleteRoundError,
@@ -83,11 +85,15 @@ __all__ = [
     "IsrlDp",
     "IsrlDpState",
     "MachineDirectory",
+    "MeanOfFeatures",
+    "MeanState",
     "Mu2",
     "Mu2State",
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "OneShot",
+    "OneShotState",
     "OnlineFedSGD",
     "OnlineState",
     "OpeningError",
@@ -124,6 +130,7 @@ __all__ = [
     "proximal",
     "query_point",
     "reduced_tree_momentum_step",
+    "ridge_scores",
     "sample_machines",
     "save_checkpoint",
     "tree_momentum_start",

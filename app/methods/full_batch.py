@@ -20,7 +20,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
-from .presets import squared_norm, wanted_mu
+from .presets import usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
 _TABLE = (
@@ -68,6 +68,7 @@ class FullBatchMethod(Method):
     release_rule = "paper"
     sums_suffice = True
     with_trusted_server = "trusted-full-batch"
+    sums_samples = True
     samples_return = False
     on_real_nodes = True
     client_type = FullBatchClient
@@ -79,7 +80,7 @@ class FullBatchMethod(Method):
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         _, rate, momentum, clip_norm = _row(self.noise_mu(config, sizes))
-        squares = squared_norm(config, model)
+        squares = usual_squared_norm(config, model)
         return Descent(
             clip_norm=clip_norm * math.sqrt(squares),
             learning_rate=rate / squares,
@@ -114,6 +115,7 @@ class FullBatchMethod(Method):
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:
+        """The policy of a machine that releases sums over all samples, of which there is one kind."""
         return super().machine_policy(**{**fields, "order": "all"})
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:

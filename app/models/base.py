@@ -141,6 +141,8 @@ class ModelKind(ABC):
         Whether the papers give clip and step for it, so that ``preset = paper`` is possible.
     convex : bool
         Whether its loss is known to be convex.
+    scores : bool
+        Whether its predictions follow linear scores of the features, one a class.
     online : OnlineConstants
         Clip and step of the preset for online federated learning.
     """
@@ -150,6 +152,7 @@ class ModelKind(ABC):
     keys: frozenset[str] = frozenset()
     paper_constants: bool = False
     convex: bool = False
+    scores: bool = False
     online: OnlineConstants = OnlineConstants()
 
     def check(self, config: RunConfig) -> None:

@@ -121,6 +121,7 @@ class Softmax(ModelKind):
     sentence = "softmax regression, the papers' model"
     paper_constants = True
     convex = True
+    scores = True
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         return SoftmaxRegression(num_features, num_classes)

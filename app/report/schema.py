@@ -53,6 +53,10 @@ def _privacy() -> Schema:
             "mu_local": _or_null("number", _LOCAL),
             "epsilon_local": _or_null("number", "Of `mu_local`, at `delta`; null likewise."),
             "min_honest": _or_null("integer", _HONEST, minimum=1),
+            "epsilon_amplified": _or_null(
+                "number", "At `delta`, what a secret order makes of epsilon, or an estimate of it; else null."
+            ),
+            "amplified_proved": _or_null("boolean", "Whether that is a guarantee; false: an estimate. Null likewise."),
             "delta": _value("number", "Where epsilon is shown."),
             "unit": _value("string", "What is protected as a whole.", enum=list(UNITS)),
             "relation": _value("string", "How neighbouring data sets differ.", enum=list(RELATIONS)),
