@@ -41,9 +41,7 @@ class GridTable(TableKind):
         auc = document.get(_AUC)
         return kept if auc is None else {**kept, _AUC: {"rounds": [document["rounds"]], "values": [auc]}}
 
-    def entry(
-        self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The score and the rounds; of ``auto``, the settings of what it took: captions are about those."""
         measure = _AUC if best.config.task in _TABULAR else "accuracy"
         values = [run["curves"][_AUC]["values"][-1] if measure == _AUC else run["accuracy"] for run in best.runs]
