@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
-from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
+from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
     FAST_NOISE,
@@ -144,6 +144,7 @@ __all__ = [
     "derived_seed",
     "epoch_mu",
     "epoch_words",
+    "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",

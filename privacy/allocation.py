@@ -190,9 +190,7 @@ def _replacement(shift: float, slots: int, epsilon: float) -> float:
     return min(float(split.min()), 1.0)
 
 
-def _deltas(
-    shift: float, slots: int, epsilons: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Upper bounds of both deltas of zeroing a sample out, at each epsilon, with what float64 is charged for."""
     total = likelihood_sum(shift, slots)
     with np.errstate(over="ignore", invalid="ignore"):
