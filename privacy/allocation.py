@@ -44,7 +44,7 @@ LARGEST_SHIFT = 25.0
 EPSILON_ROUNDING = 1e-9
 """Added to every epsilon, for float64 and for orders that are drawn with 53 bits."""
 
-_SPLITS = 65
+_SPLITS = 129
 _BISECTIONS = 60
 
 
