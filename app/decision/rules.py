@@ -69,7 +69,7 @@ def _one_pass(situation: Situation) -> list[Settings] | str:
     )
 
 
-def _full_batch(situation: Situation) -> list[Settings] | str:
+def _full_batch(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - rounds come from its preset
     return [{}]
 
 
@@ -101,6 +101,7 @@ def _online(situation: Situation) -> list[Settings] | str:
 RULES = (
     Rule("full-batch", _full_batch, whole=True, stream=False),
     Rule("mu2", _one_pass),
+    Rule("trusted-full-batch", _full_batch, whole=True, stream=False),
     Rule("trusted-mu2", _one_pass),
     Rule("online", _online, standing=False),
     Rule("isrl-dp-accelerated", _whole_machines, whole=True, stream=False),

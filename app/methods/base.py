@@ -76,6 +76,8 @@ class Method(ABC):
     """Whether all machines take part in every round, in epochs that they share."""
     may_lose: ClassVar[bool] = True
     """Whether a round may lack a machine's release."""
+    sums_samples: ClassVar[bool] = False
+    """Whether each release is a sum over all of a machine's samples: there are no batches then, and no passes."""
     samples_return: ClassVar[bool] = True
     """Whether a sample may take part more than once in a session."""
     uses_public: ClassVar[bool] = False
@@ -84,6 +86,8 @@ class Method(ABC):
     """Whether machines take steps of their own, with a step size of theirs."""
     has_regret: ClassVar[bool] = False
     """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
+    centres: ClassVar[bool] = True
+    """Whether machines may see their samples from a mean that they release first."""
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
@@ -156,6 +160,16 @@ class Method(ABC):
         accounting would cover what a clip or a step said about samples.
         """
         return sgd_preset(config, num_rounds, model)
+
+    def settled(
+        self,
+        config: RunConfig,
+        num_rounds: int,
+        model: Model,
+        sizes: Sequence[int],
+    ) -> Hyperparameters:
+        """:meth:`preset` for machines of so many samples; public, too."""
+        return self.preset(config, num_rounds, model)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """How many rounds go once through all samples; ``sizes`` are the machines'."""
@@ -256,10 +270,18 @@ class Method(ABC):
             **fields,
         )
 
+    def release_size(self, model: Model) -> int:
+        """How many values a release has: those of the model, where machines send nothing else."""
+        return model.num_parameters
+
+    def policy_of_model(self, model: Model) -> Mapping[str, Any]:
+        """Fields of a machine's policy that its model settles."""
+        return {}
+
     def plans(self, problem: Problem) -> list[NoisePlan]:
         """The different noise plans of a simulation's machines."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
-        return [plan_or_largest_mu(policy, problem.model.num_parameters) for policy in policies]
+        return [plan_or_largest_mu(policy, self.release_size(problem.model)) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:
         """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
@@ -352,7 +374,7 @@ class Method(ABC):
         if not (brief or stated):  # real machines have their own order, or none
             amplified = self.amplification(problem)
         if policy.trust == SECURE and mu_local is None:
-            mu_local = policy.plan(problem.model.num_parameters).mu_local
+            mu_local = policy.plan(self.release_size(problem.model)).mu_local
         if min_honest is not None:
             policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
         return policy_guarantee(

@@ -78,7 +78,7 @@ class NodeConfig:
     clip_norm : float
         S.
     batch_size : int
-        b, samples a release.
+        b, samples a release; 1 with ``full-batch``, whose releases are sums over all samples.
     mu : float
         The privacy of all releases of one run together, mu-GDP.
     strategy : str
@@ -98,7 +98,7 @@ class NodeConfig:
     partition_id : int
         Which part is this machine's.
     max_participations : int
-        K, releases of one run; 0 for as many as there are samples for, ``passes`` times each.
+        K, releases of one run; 0 for as many as there are samples for, ``passes`` times each. ``full-batch`` needs it.
     passes : int
         How often a sample may take part; the noise covers it. 1 with ``trusted-mu2``: its server counts a sample once.
     budget_mu, delta : float
@@ -185,7 +185,14 @@ class NodeConfig:
             self._check(name, getattr(self, name) >= 0, "a number >= 0")
         # How far apart a sample's turns are is the machine's to say; a trusted server could not know what to charge.
         once = (method.samples_return and not method.trusted) or self.passes == 1
-        self._check("passes", once, f"1 with strategy = {self.strategy!r}: its server counts every sample once")
+        reason = "every release has all samples" if method.sums_samples else "its server counts every sample once"
+        self._check("passes", once, f"1 with strategy = {self.strategy!r}: {reason}")
+        if method.sums_samples:
+            self._check(
+                "batch_size", self.batch_size == 1, f"1 with strategy = {self.strategy!r}, which has no batches"
+            )
+            rounds = f"the number of rounds with strategy = {self.strategy!r}, which uses all samples in each of them"
+            self._check("max_participations", self.max_participations >= 1, rounds)
         steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
         right = (self.learning_rate > 0) == method.local_steps
         self._check("learning_rate", right, f"{steps} with strategy = {self.strategy!r}")
@@ -260,8 +267,8 @@ class NodeConfig:
         named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
         return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
-    def policy(self, num_samples: int, ledger: SQLiteLedger) -> PrivacyPolicy:
-        """The machine's policy for so many samples and what its ledger allows.
+    def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
+        """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
 
         Notes
         -----
@@ -283,6 +290,7 @@ class NodeConfig:
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
+            **of_model,
             **({"order": "secret"} if self.secret_order else {}),
             **self._sums(ledger),
         )
@@ -358,7 +366,8 @@ class NodeConfig:
         samples, num_features, num_classes = self.load_samples()
         model = self._model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
-        parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
+        policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
+        parts = (model, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         masking = self.masking()
         if masking is not None:
@@ -391,7 +400,8 @@ def describe(client: PrivateClient) -> str:
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
     )
-    return f"{name}: up to {releases} releases of {policy.batch_size} samples a run, {guarantee.sentence}{sums}"
+    each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
+    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
 
 
 @lru_cache(maxsize=1)

@@ -149,6 +149,12 @@ def _about() -> dict[str, Schema]:
             "What carried the messages; null for a program of one's own.",
             enum=["cohort", "inprocess", "ray", "real-nodes", None],
         ),
+        "chosen_by": _or_null(
+            "string",
+            "`auto` where the strategy was chosen for the run's sizes; null where it was set.",
+            enum=["auto", None],
+        ),
+        "chosen_because": _or_null("string", "Why it was chosen, in a sentence; null likewise."),
         "versions": _value(
             "object", "Of murmurfl, Python and the packages that were used.", additionalProperties={"type": "string"}
         ),
