@@ -35,6 +35,7 @@ from ..mechanisms import known_mechanism
 from ..models.base import Model
 from ..registry import registry
 from ..trust import SECURE, refused_trust
+from .bounding import bounding
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
@@ -121,6 +122,7 @@ class Method(ABC):
             )
         if not self.may_lose and config.run_dry:
             raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+        bounding(config, self.keys)
         if config.secret_order and config.passes > 1:
             raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
         if not self.samples_return and config.passes > 1:
@@ -230,6 +232,7 @@ class Method(ABC):
             release_rule=config.release_rule,
             trust=config.trust_model,
             order="secret" if config.secret_order else "in-turn",
+            **bounding(config, self.keys),
             **shared,
         )
 
