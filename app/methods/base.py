@@ -34,6 +34,7 @@ from ..keys import refusal
 from ..mechanisms import known_mechanism
 from ..models.base import Model
 from ..trust import SECURE
+from .bounding import bounding
 from .checks import refuse_unserved
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
@@ -199,6 +200,7 @@ class Method(ABC):
             release_rule=config.release_rule,
             trust=config.trust_model,
             order="secret" if config.secret_order else "in-turn",
+            **bounding(config, self.keys),
             **shared,
         )
 

@@ -9,6 +9,7 @@ from ..config import RunConfig
 from ..keys import refusal
 from ..registry import registry
 from ..trust import refused_trust
+from .bounding import bounding
 
 if TYPE_CHECKING:
     from .base import Method
@@ -46,6 +47,7 @@ def refuse_unserved(method: Method, config: RunConfig) -> None:
         raise refusal("lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies)
     if not method.may_lose and config.run_dry:
         raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+    bounding(config, method.keys)
     if config.secret_order and config.passes > 1:
         raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
     if not method.samples_return and config.passes > 1:
