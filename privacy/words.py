@@ -33,6 +33,7 @@ def noise_words(
     sensitivity: str = "",
     participations: int = 1,
     masked: bool = False,
+    secret: bool = False,
 ) -> str:
     """Noise of machines that put it on their own releases.
 
@@ -50,6 +51,8 @@ def noise_words(
         In how many releases a sample may be.
     masked : bool
         Whether only sums of these releases are seen.
+    secret : bool
+        Whether each sample is in a release that only its machine knows.
 
     Examples
     --------
@@ -60,6 +63,7 @@ def noise_words(
     words = f"{mechanism}{f' ({named})' if named else ''} noise {where}"
     words += ", under masks" if masked else ""
     words += f", {sensitivity} sensitivity" if sensitivity else ""
+    words += ", samples in a secret order" if secret else ""
     return words + (f", every sample in up to {participations} releases" if participations > 1 else "")
 
 

@@ -54,6 +54,7 @@ def run(
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.flower_run import run_flower_app
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
+    from ..experiment import prepare
     from ..guarantees import expected_guarantee
     from ..record import RESULT_NAME
     from ..trackers import check_trackers
@@ -61,6 +62,8 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
 
     check_trackers(config)
     guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
+    if choice := prepare(config).choice:
+        say(choice)
     say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
@@ -85,6 +88,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
+    from ..experiment import prepare
     from ..guarantees import expected_guarantee
     from ..progress import RoundLine
     from ..record import write_record
@@ -95,6 +99,8 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     start = run_cohort if engine == "cohort" else run_in_process
     guarantee = expected_guarantee(config)
+    if choice := prepare(config).choice:
+        say(choice)
     with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
 
         def show(progress: Progress) -> None:

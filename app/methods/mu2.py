@@ -19,7 +19,7 @@ class Mu2Method(Method):
 
     name = "mu2"
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
-    keys = Method.keys | {"diameter", "schedule", "release-rule"}
+    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"}
     presets = ("practical", "paper")
     sums_suffice = True
     with_trusted_server = "trusted-mu2"

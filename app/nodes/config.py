@@ -32,6 +32,7 @@ from ...privacy import (
     protocol,
     rounded_up,
 )
+from ...privacy.amplification import amplification_of
 from ..config import RunConfig
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
@@ -77,7 +78,7 @@ class NodeConfig:
     clip_norm : float
         S.
     batch_size : int
-        b, samples a release.
+        b, samples a release; 1 with ``full-batch``, whose releases are sums over all samples.
     mu : float
         The privacy of all releases of one run together, mu-GDP.
     strategy : str
@@ -98,12 +99,15 @@ class NodeConfig:
     partition_id : int
         Which part is this machine's.
     max_participations : int
-        K, releases of one run; 0 for as many as there are samples for, ``passes`` times each.
+        K, releases of one run; 0 for as many as there are samples for, ``passes`` times each. ``full-batch`` needs it.
     passes : int
         How often a sample may take part; the noise covers it. 1 with ``trusted-mu2``: its server counts a sample once.
     budget_mu, delta : float
         Of everything this machine ever releases from these data, over all runs (mus add in squares), and where epsilon
         is shown: those the ledger was made with. 0 leaves them to the ledger; anything else must agree with it.
+    secret_order : bool
+        Whether each sample draws its release by itself (:mod:`murmurfl.privacy.secret_order`); then no other run may
+        ever use these samples.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
     learning_rate : float
@@ -150,6 +154,7 @@ class NodeConfig:
     partition_id: int = -1
     max_participations: int = 0
     passes: int = 1
+    secret_order: bool = False
     budget_mu: float = 0.0
     delta: float = 0.0
     mechanism: str = ""
@@ -181,7 +186,14 @@ class NodeConfig:
             self._check(name, getattr(self, name) >= 0, "a number >= 0")
         # How far apart a sample's turns are is the machine's to say; a trusted server could not know what to charge.
         once = (method.samples_return and not method.trusted) or self.passes == 1
-        self._check("passes", once, f"1 with strategy = {self.strategy!r}: its server counts every sample once")
+        reason = "every release has all samples" if method.sums_samples else "its server counts every sample once"
+        self._check("passes", once, f"1 with strategy = {self.strategy!r}: {reason}")
+        if method.sums_samples:
+            self._check(
+                "batch_size", self.batch_size == 1, f"1 with strategy = {self.strategy!r}, which has no batches"
+            )
+            rounds = f"the number of rounds with strategy = {self.strategy!r}, which uses all samples in each of them"
+            self._check("max_participations", self.max_participations >= 1, rounds)
         steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
         right = (self.learning_rate > 0) == method.local_steps
         self._check("learning_rate", right, f"{steps} with strategy = {self.strategy!r}")
@@ -194,6 +206,8 @@ class NodeConfig:
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+        able = not self.secret_order or "secret-order" in self.method.keys
+        self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self._check_trust()
 
     def _check_trust(self) -> None:
@@ -258,8 +272,8 @@ class NodeConfig:
         named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
         return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
-    def policy(self, num_samples: int, ledger: SQLiteLedger) -> PrivacyPolicy:
-        """The machine's policy for so many samples and what its ledger allows.
+    def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
+        """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
 
         Notes
         -----
@@ -281,6 +295,8 @@ class NodeConfig:
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
+            **of_model,
+            **({"order": "secret"} if self.secret_order else {}),
             **self._sums(ledger),
         )
 
@@ -355,7 +371,8 @@ class NodeConfig:
         samples, num_features, num_classes = self.load_samples()
         model = self._model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
-        parts = (model, samples, self.policy(len(samples), ledger), ledger, ledger.keys())
+        policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
+        parts = (model, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         masking = self.masking()
         if masking is not None:
@@ -380,14 +397,16 @@ def describe(client: PrivateClient) -> str:
             f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local)
+    amplified = amplification_of(policy, plan)
+    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, amplified=amplified)
     sums = (
         f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
         f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
     )
-    return f"{name}: up to {releases} releases of {policy.batch_size} samples a run, {guarantee.sentence}{sums}"
+    each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
+    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
 
 
 @lru_cache(maxsize=1)

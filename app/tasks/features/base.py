@@ -27,6 +27,8 @@ class Features(ABC):
         The most that a row's L2 norm can be, whatever the image; None for features in [0, 1].
     nonnegative : bool
         Whether no value is below zero, whatever the image.
+    centring : str
+        What an empty run-config key ``centring`` stands for: ``private`` where their mean is best taken out.
     """
 
     name: str = ""
@@ -34,6 +36,7 @@ class Features(ABC):
     keys: frozenset[str] = frozenset()
     norm_bound: float | None = None
     nonnegative: bool = False
+    centring: str = "none"
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - pixels refuse nothing
         """Refuse a run configuration whose task these features cannot be made for."""
