@@ -29,7 +29,8 @@ def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
     method = registry("strategy")[config.strategy]
     own = registry("features")[config.features].centring
-    return config.centring == PRIVATE or (not config.centring and own == PRIVATE and method.centres)
+    by_itself = own == PRIVATE and method.centres and not config.secret_order
+    return config.centring == PRIVATE or (not config.centring and by_itself)
 
 
 def check_centring(config: RunConfig) -> None:
@@ -40,6 +41,10 @@ def check_centring(config: RunConfig) -> None:
     ConfigurationError
     """
     method = registry("strategy")[config.strategy]
+    if config.centring == PRIVATE and config.secret_order:
+        raise refusal(
+            "centring", "'none' or empty with secret-order = true: samples in one are in no other release", PRIVATE
+        )
     if config.centring == PRIVATE and not method.centres:
         able = ", ".join(name for name, one in registry("strategy").items() if one.centres)
         raise refusal(
