@@ -1,4 +1,4 @@
-"""Which release a sample is in: drawn once, from the key, for one session; what is sent says nothing of it but the sum."""
+"""Which release a sample is in: drawn once, from the key, for one session; nothing but the sums shows anything of it."""
 
 import numpy as np
 import pytest
