@@ -29,8 +29,8 @@ def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
     method = registry("strategy")[config.strategy]
     own = registry("features")[config.features].centring
-    by_itself = own == PRIVATE and method.centres and not config.secret_order
-    return config.centring == PRIVATE or (not config.centring and by_itself)
+    able = method.centres and not config.secret_order
+    return config.centring == PRIVATE or (not config.centring and own == PRIVATE and able)
 
 
 def check_centring(config: RunConfig) -> None:
@@ -53,6 +53,8 @@ def check_centring(config: RunConfig) -> None:
             f"beside them (strategies with centring: {able})",
             config.centring,
         )
+    if config.centring == PRIVATE and config.secret_order:
+        raise refusal("centring", "'none' or empty with secret-order = true: the mean shows every sample", PRIVATE)
     if config.centring_share != CENTRING_SHARE and not is_centred(config):
         raise refusal("centring_share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
 
@@ -100,9 +102,6 @@ def make_centring(
     **Formal guarantees.** Those of :func:`~murmurfl.privacy.centring_policy`.
     """
     kept: dict[str, Any] = {name: getattr(policy, name) for name in _KEPT}
-    if policy.trust == "trusted-server":
-        # Machines add the noise of the mean themselves: nothing is to trust the server with that one machine can keep.
-        kept["trust"] = "untrusted-server"
     length, nonnegative = bound
     mean = centring_policy(
         length,

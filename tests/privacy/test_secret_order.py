@@ -1,4 +1,4 @@
-"""Which release a sample is in: drawn once, from the key, for one session; nothing but the sums shows anything of it."""
+"""Which release a sample is in: drawn once, from the key, for one session; only sums show anything of it."""
 
 import numpy as np
 import pytest
