@@ -7,7 +7,7 @@ widen any of it. Unknown keys, missing ones and impossible values are refused wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ class NodeConfig(CentredNode):
     num_classes : int
         Of ``samples``; public, so it is not taken from the labels.
     task, features, data_root : str
-        A built-in data set, as in the run configuration; empty with ``samples``.
+        A built-in data set, as in the run configuration; empty with ``samples``. Features of the operator's own, a
+        function or a file, are what this file names and nothing that a server sends.
     partition, partition_seed, num_partitions : str, int, int
         How a built-in data set is split.
     partition_id : int
@@ -263,7 +264,11 @@ class NodeConfig(CentredNode):
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
         files = ["ledger", "samples", "data_root", "roster", "signing_key"]
-        return read_operators_file(path, cls.from_mapping, files)
+        config = read_operators_file(path, cls.from_mapping, files)
+        if not registry("features").is_file(config.features):
+            return config
+        folder = path.expanduser().resolve().parent
+        return replace(config, features=str(folder / Path(config.features).expanduser()))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:

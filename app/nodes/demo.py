@@ -65,6 +65,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
             "Expected a mechanism without options and exact noise on real nodes, got "
             f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}."
         )
+    # A preset may have another mechanism than its method, of which a node's configuration knows nothing.
+    own = policy.mechanism == experiment.method.default_mechanism
     settings: dict[str, Scalar] = {
         "strategy": config.strategy,
         "model": config.model,
@@ -81,7 +83,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "mu": config.mu,
         "budget-mu": policy.budget_mu or config.mu,
         "delta": policy.delta,
-        "mechanism": config.mechanism,
+        "mechanism": config.mechanism or ("" if own else policy.mechanism),
     }
     if experiment.is_centred:
         settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
