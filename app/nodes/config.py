@@ -28,15 +28,14 @@ from ...privacy import (
     Masking,
     PrivacyPolicy,
     SQLiteLedger,
-    policy_guarantee,
     protocol,
-    rounded_up,
 )
-from ...privacy.amplification import amplification_of
+from ...privacy.row_bound import CLIPPINGS
 from ..config import RunConfig
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
+from ..methods.bounding import bounding
 from ..methods.presets import feature_bound
 from ..models import make_model
 from ..models.base import Model
@@ -50,7 +49,6 @@ __all__ = [
     "NODE_CONFIG_VARIABLE",
     "NodeConfig",
     "configured_client",
-    "describe",
     "node_strategies",
     "operators_file",
 ]
@@ -107,6 +105,8 @@ class NodeConfig:
     secret_order : bool
         Whether each sample draws its release by itself (:mod:`murmurfl.privacy.secret_order`); then no other run may
         ever use these samples.
+    clipping, clip_stability : str, float
+        How gradients are bounded, and gamma: as in the run configuration.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
     learning_rate : float
@@ -154,6 +154,8 @@ class NodeConfig:
     max_participations: int = 0
     passes: int = 1
     secret_order: bool = False
+    clipping: str = ""
+    clip_stability: float = 0.01
     budget_mu: float = 0.0
     delta: float = 0.0
     mechanism: str = ""
@@ -205,6 +207,12 @@ class NodeConfig:
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+        self._check("clip_stability", self.clip_stability > 0, "a number > 0")
+        if self.clipping:
+            keys = self.method.keys
+            self._check(
+                "clipping", self.clipping in CLIPPINGS and "clipping" in keys, "clip, or automatic for gradients"
+            )
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self._check_trust()
@@ -290,6 +298,7 @@ class NodeConfig:
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
+            **bounding(self, self.method.keys),
             **of_model,
             **({"order": "secret"} if self.secret_order else {}),
             **self._sums(ledger),
@@ -379,29 +388,6 @@ class NodeConfig:
     def _model(self, num_features: int, num_classes: int) -> Model:
         bound = feature_bound(RunConfig(feature_bound=self.feature_bound))
         return make_model(self.model, num_features, num_classes, bound)
-
-
-def describe(client: PrivateClient) -> str:
-    """A machine and what it guarantees, in one sentence for its operator's log."""
-    policy, plan = client.machine.policy, client.machine.plan
-    name, releases = f"Machine {client.name}", policy.max_participations
-    budget = rounded_up(policy.budget_mu or policy.mu)
-    if policy.trust == "trusted-server":
-        return (
-            f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients. "
-            f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
-            f"mu = {budget}."
-        )
-    amplified = amplification_of(policy, plan)
-    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, amplified=amplified)
-    sums = (
-        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
-        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
-        if client.masking is not None
-        else f" Budget of all runs: mu = {budget}."
-    )
-    each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
-    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
 
 
 @lru_cache(maxsize=1)
