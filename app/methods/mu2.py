@@ -22,6 +22,7 @@ class Mu2Method(Method):
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
     keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"} | BOUNDING
     presets = ("practical", "paper")
+    default_mechanism = "decay"
     sums_suffice = True
     with_trusted_server = "trusted-mu2"
     on_real_nodes = True
@@ -40,6 +41,11 @@ class Mu2Method(Method):
         eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
         eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
         return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)
+
+    def mechanism(self, config: RunConfig) -> str:
+        # The papers' noise, where their constants or one of its schedules are asked for by name.
+        papers = config.preset == "paper" or config.schedule
+        return "cancelling" if papers and not config.mechanism else super().mechanism(config)
 
     def noise_mu(self, config: RunConfig) -> float:
         """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""
@@ -64,6 +70,7 @@ class TrustedMu2Method(Mu2Method):
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
     keys = Method.keys | {"diameter", "release-rule"} | BOUNDING
     trusted = True
+    default_mechanism = "cancelling"
     sums_suffice = False
     with_trusted_server = ""
     mechanisms = ()
