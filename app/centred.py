@@ -7,20 +7,21 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..clients import Centring
-from ..privacy import ConfigurationError, NoisePlan, PrivacyPolicy, centred, divided_mu
+from ..privacy import ConfigurationError, NoisePlan, PrivacyPolicy, SimulatedKeys, centred, divided_mu
 from ..privacy.roster import Roster
-from ..strategies import MeanOfFeatures, SecureAggregation
+from ..strategies import MeanOfFeatures, SecureAggregation, TrustedMeanOfFeatures
 from .centring import features_bound, is_centred, make_centring
 from .config import RunConfig
 from .methods import Problem
 from .methods.largest_mu import plan_or_largest_mu
 from .methods.presets import feature_bound
+from .trust import SECURE, helper_names
 
 _FOR_EVER = 2**31
 """Rounds in which helpers are waited for, where that is never given up."""
@@ -41,10 +42,23 @@ class CentredProblem(Problem):
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
         """The policy of everything but the mean that an engine gives a simulated machine."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def roster(self) -> Roster:
-        """The machines and helpers of a simulation under secure aggregation."""
+        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
+
+        Raises
+        ------
+        ConfigurationError
+            Under another trust model.
+
+        Notes
+        -----
+        **Formal guarantees.** None: whoever knows the seed knows every key. Real machines have rosters of their own.
+        """
+        if not self.config.secure:
+            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
+        machines = tuple(str(machine) for machine in range(self.config.num_clients))
+        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
 
     @cached_property
     def is_centred(self) -> bool:
@@ -82,7 +96,12 @@ class CentredProblem(Problem):
         -----
         **Formal guarantees.** Those of :func:`~murmurfl.privacy.centring_policy`.
         """
-        return 0.0 if self.mean_plan is None else self.mean_plan.mu
+        if self.mean_plan is None or self.centring is None:
+            return 0.0
+        server = self.mean_strategy()
+        if isinstance(server, TrustedMeanOfFeatures):
+            return server.guaranteed_mu(self.centring.num_features)
+        return self.mean_plan.mu
 
     def mean_strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures:
         """The server's half of the mean of the features, which comes before the training.
@@ -94,16 +113,21 @@ class CentredProblem(Problem):
         """
         if self.centring is None or self.mean_plan is None:
             raise ConfigurationError("Expected centring = 'private' for a mean of features, got a run without.")
-        return MeanOfFeatures(
-            num_features=self.centring.num_features,
-            num_clients=self.config.num_clients,
-            seed=self.config.seed,
-            session=None if deployed else hashlib.sha256(f"mean, seed {self.config.seed}".encode()).hexdigest()[:32],
-            largest_value=self.mean_plan.largest_value,
-            node_deadline_s=self.config.node_deadline_s,
-            checkpoint=checkpoint,
+        config, policy = self.config, self.centring.policy
+        common: dict[str, Any] = {
+            "num_features": self.centring.num_features,
+            "num_clients": config.num_clients,
+            "seed": config.seed,
+            "session": None if deployed else hashlib.sha256(f"mean, seed {config.seed}".encode()).hexdigest()[:32],
+            "largest_value": self.mean_plan.largest_value,
+            "node_deadline_s": config.node_deadline_s,
+            "checkpoint": checkpoint,
             **self.summation(deployed=deployed),
-        )
+        }
+        if policy.trust != "trusted-server":
+            return MeanOfFeatures(**common)
+        keys = None if deployed else SimulatedKeys(config.seed, "server, mean")
+        return TrustedMeanOfFeatures(policy=policy, noise_keys=keys, **common)
 
     def seen_from(self, centre: NDArray[np.float32]) -> Self:
         """The same, with what is evaluated on as machines see it; their own samples stay as they are.

@@ -27,9 +27,15 @@ _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_
 
 def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
-    method = registry("strategy")[config.strategy]
-    own = registry("features")[config.features].centring
-    return config.centring == PRIVATE or (not config.centring and own == PRIVATE and method.centres)
+    if config.centring:
+        return config.centring == PRIVATE
+    return without_being_asked(config.strategy, config.features, secret_order=config.secret_order)
+
+
+def without_being_asked(strategy: str, features: str, *, secret_order: bool) -> bool:
+    """Whether features have centring by themselves, with a method that can have it."""
+    wanted = registry("features")[features].centring == PRIVATE
+    return wanted and registry("strategy")[strategy].centres and not secret_order
 
 
 def check_centring(config: RunConfig) -> None:
@@ -48,6 +54,8 @@ def check_centring(config: RunConfig) -> None:
             f"beside them (strategies with centring: {able})",
             config.centring,
         )
+    if config.centring == PRIVATE and config.secret_order:
+        raise refusal("centring", "'none' or empty with secret-order = true: the mean shows every sample", PRIVATE)
     if config.centring_share != CENTRING_SHARE and not is_centred(config):
         raise refusal("centring_share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
 
@@ -95,9 +103,6 @@ def make_centring(
     **Formal guarantees.** Those of :func:`~murmurfl.privacy.centring_policy`.
     """
     kept: dict[str, Any] = {name: getattr(policy, name) for name in _KEPT}
-    if policy.trust == "trusted-server":
-        # Machines add the noise of the mean themselves: nothing is to trust the server with that one machine can keep.
-        kept["trust"] = "untrusted-server"
     length, nonnegative = bound
     mean = centring_policy(
         length,

@@ -22,11 +22,8 @@ EXPECTED = "Real machines: what the run configuration expects of them; their own
 
 ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
 
-MEAN_FIRST = "It includes the mean of the features, which machines release first with noise of their own."
-MEAN_SHARE = (
-    "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which machines release first with noise "
-    "of their own."
-)
+MEAN_FIRST = "It includes the mean of the features, which is released first."
+MEAN_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
 
 _ROUNDING = 1e-9
 """Mus are compared with this much room for the rounding of sums of squares."""
@@ -232,7 +229,7 @@ def _of_the_mean(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
         return ()
     if deployed:
         return (MEAN_FIRST,)
-    return (MEAN_SHARE.format(mu=rounded_up(plan.mu), share=100 * config.centring_share),)
+    return (MEAN_SHARE.format(mu=rounded_up(experiment.mean_mu), share=100 * config.centring_share),)
 
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:

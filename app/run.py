@@ -159,7 +159,7 @@ def run_experiment(
 def _mean_of_features(
     grid: Grid | DirectMachines, experiment: Experiment, checkpoint: Path | None, *, deployed: bool
 ) -> FeatureMean | None:
-    """The centre that machines see their samples from, made by them first or taken from its checkpoint; None without."""
+    """The centre that machines see samples from, made by them first or taken from its checkpoint; None without."""
     if experiment.centring is None:
         return None
     # A file of its own: a server that is killed after this round has spent its share of mu^2 only once.

@@ -18,6 +18,8 @@ from ..privacy.centring import CENTRING_CONSTANT, centred
 from .gradients import Samples
 from .requests import ReleaseOf, malformed
 
+_IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
+
 _TAKES_NO_CENTRE = "this machine is not configured for centring: it releases no mean and takes no centre"
 _NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
 
@@ -59,11 +61,6 @@ class Centring:
                 "Expected for a mean of features a policy with order 'all', max_participations 1, clipping 'clip', "
                 "mechanism 'independent' and release_rule 'paper', got another: make it with centring_policy."
             )
-        if policy.trust == "trusted-server":
-            raise ConfigurationError(
-                "Expected machines to add the noise of a mean of features themselves, got trust 'trusted-server': "
-                "its release comes before a server that is trusted has noise for it."
-            )
         if isinstance(self.num_features, bool) or not isinstance(self.num_features, int) or self.num_features < 1:
             raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {self.num_features!r}.")
         if not (math.isfinite(self.constant) and self.constant > 0):
@@ -81,22 +78,21 @@ class Centring:
                 "Expected order 'again' beside centring, got 'in-turn': the mean takes every sample, and none would be "
                 "left that no session has used."
             )
-        for name in ("budget_mu", "delta", "noise_quality"):
+        if policy.order == "secret":
+            raise ConfigurationError(
+                "Expected another order than 'secret' beside centring, got it: what a secret order is worth is counted "
+                "for samples that show nowhere else, and the mean is of all of them."
+            )
+        for name in _IN_COMMON:
             ours, theirs = getattr(self.policy, name), getattr(policy, name)
             if ours != theirs:
                 raise ConfigurationError(
                     f"Expected one {name} for the mean of features and for everything else on this machine, got "
                     f"{ours!r} and {theirs!r}."
                 )
-        for name in ("trust", "min_honest", "min_cohort", "budget_local_mu"):
-            if policy.trust != "trusted-server" and getattr(self.policy, name) != getattr(policy, name):
-                raise ConfigurationError(
-                    f"Expected one {name} for the mean of features and for everything else on this machine, got "
-                    f"{getattr(self.policy, name)!r} and {getattr(policy, name)!r}."
-                )
-        if (self.policy.mechanism == NO_NOISE) != (policy.mechanism == NO_NOISE) and policy.trust != "trusted-server":
+        if self.policy.adds_noise != policy.adds_noise:
             raise ConfigurationError(
-                f"Expected noise on the mean of features and on everything else, or on neither, got "
+                "Expected noise on the mean of features and on everything else, or on neither, got mechanism "
                 f"{self.policy.mechanism!r} and {policy.mechanism!r}."
             )
 

@@ -6,7 +6,7 @@ from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_polic
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
-from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
+from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
     FAST_NOISE,
@@ -159,6 +159,7 @@ __all__ = [
     "divided_mu",
     "epoch_mu",
     "epoch_words",
+    "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",

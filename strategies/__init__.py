@@ -49,6 +49,7 @@ from .shuffled import (
 )
 from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
 from .trusted_full_batch import TrustedFullBatch
+from .trusted_mean_of_features import TrustedMeanOfFeatures
 from .trusted_mu2 import TrustedMu2
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ __all__ = [
     "TreeMomentum",
     "TreeMomentumState",
     "TrustedFullBatch",
+    "TrustedMeanOfFeatures",
     "TrustedMu2",
     "WrongSumError",
     "average_step",

@@ -22,7 +22,7 @@ from ..privacy import ConfigurationError, protocol
 from .base import ReleaseStrategy
 from .layout import Vector
 from .options import RoundOptions
-from .replies import DirectMachines, RoundReport, RoundRequest
+from .replies import DirectMachines, Reply, RoundReport, RoundRequest
 
 _CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
 
@@ -63,7 +63,8 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
 
     def __init__(self, *, num_features: int, num_clients: int, **options: Unpack[RoundOptions]) -> None:
         # How often a machine answers is known: once.
-        super().__init__(num_clients=num_clients, clients_per_round=num_clients, **{**options, "run_dry": True})
+        settled: RoundOptions = {**options, "run_dry": True}
+        super().__init__(num_clients=num_clients, clients_per_round=num_clients, **settled)
         if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
             raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {num_features!r}.")
         if self.entries:
@@ -129,9 +130,15 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
         """None: features are what they are."""
         return ()
 
+    def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
+        return self.step(state, release_sum / max(report.samples, 1), report.server_round)
+
     def step(self, state: MeanState, release_sum: Vector, server_round: int) -> MeanState:
-        """The sum, which was divided by the samples of those whose releases are in it."""
+        """What :meth:`next_state` makes of the sum: the mean over the samples that are in it."""
         return MeanState(release_sum)
+
+    def check_reply(self, reply: Reply) -> bool:
+        return reply.samples > 0  # nothing can be divided by what it does not say
 
     def model(self, state: MeanState) -> Vector:
         return state.mean
@@ -139,17 +146,22 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "num_features": self.num_features}
 
-    def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
-        return super()._step(report, release_sum / max(report.samples, 1))
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to save: a round that gave nothing is asked for again, in the same session."""
+        return not self.history or self.history[-1].aggregated > 0
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         request = super()._plan_round(server_round, reachable)
-        self._save()  # before anybody is asked: in another session machines would count the mean a second time
+        self._before_asking()
         return request
 
+    def _before_asking(self) -> None:
+        """Save the session's name: in another one machines would count the mean a second time."""
+        self._save()
+
     def _save(self) -> None:
-        # Of a round that gave nothing there is nothing to keep: it is asked for again, in the same session.
-        if not self.history or self.history[-1].aggregated:
+        if self.worth_keeping:
             super()._save()
 
     def _resume(self, result: Result) -> int:
