@@ -112,7 +112,7 @@ def usual_squared_norm(config: RunConfig, model: Model) -> float:
 
 def constant_feature(config: RunConfig) -> bool:
     """Whether the features have a constant of their own, so that a linear model needs no bias."""
-    return bool(getattr(registry("features")[config.features], "constant", False))
+    return bool(getattr(registry("features")[config.features], "constant", False)) or the_task(config).constant
 
 
 def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:
