@@ -16,6 +16,7 @@ from typing import Any
 
 from ..privacy import (
     ACCOUNTINGS,
+    CENTRING_SHARE,
     CLIP_UNITS,
     MECHANISMS,
     NO_NOISE,
@@ -23,23 +24,24 @@ from ..privacy import (
     ORDERS,
     RELEASE_RULES,
     SCHEDULES,
+    SHARES,
     TRUST_MODELS,
     ConfigurationError,
     Trust,
     gdp_mu,
 )
 from ..privacy.roster import MOST_HELPERS
-from ..strategies import REGULARIZERS, SAMPLINGS, VARIANTS
+from ..privacy.row_bound import CLIPPINGS
+from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
+from .centring import CENTRINGS, check_centring
 from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .mechanisms import mechanism_options_of
 from .registry import registry
+from .run_names import check_run_name
 from .trust import SECURE, check_cohorts, check_lost_replies, cohort_floor, honest_machines, keys_of_trust
 
 PRESETS = ("practical", "paper")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
-
-_LONGEST_RUN_NAME = 200
-"""Bytes; file systems take 255, and files that are being written have longer names for a moment."""
 
 _PRESETS = "the preset's"
 
@@ -71,6 +73,12 @@ class RunConfig:
     preset: str = key("practical", "Where clip, step, ball and schedule come from.", choices=PRESETS)
     task: str = key("digits", "The data set.", names=True)
     features: str = key("pixels", "A fixed map of a task's images, which costs no privacy.", names=True)
+    centring: str = key(
+        "",
+        "Whether machines release the mean of their features first, and see samples from it; empty: as features say.",
+        choices=CENTRINGS,
+    )
+    centring_share: float = key(CENTRING_SHARE, "Of mu^2, for the mean of the features.", above=0, below=1)
     model: str = key("softmax", "What is trained.", names=True)
     partition: str = key("iid", "How samples are split among the machines.", names=True)
     dirichlet_alpha: float = key(
@@ -84,7 +92,7 @@ class RunConfig:
         0,
         "T; more than the machines' samples and caps last for are refused.",
         at_least=0,
-        zero="one pass over the data",
+        zero="one pass over the data; with full batches the preset's",
     )
     batch_size: int = key(
         8,
@@ -121,6 +129,12 @@ class RunConfig:
         at_least=-1,
         read_by="trust",
     )
+    secret_order: bool = key(
+        False,
+        "Whether each sample draws the release it is in, and only its machine knows which; a release then takes as "
+        "long as a pass, and its epsilon is shown beside the one that holds whoever knows.",
+        read_by="strategy",
+    )
     sample_uses: str = key(
         "any",
         "In how many releases a sample may be: `any` number, `few`, which is 4, or `once`.",
@@ -143,7 +157,40 @@ class RunConfig:
     diameter: float = key(
         0.0, "D, diameter of the ball the model stays in.", at_least=0, zero=_PRESETS, read_by="strategy"
     )
+    class_weight: float = key(
+        1.0, "a, the weight of classes in a release of second moments.", above=0, at_most=1.4142, read_by="strategy"
+    )
+    ridge: float = key(
+        0.0,
+        "lambda of one shot, relative to the largest eigenvalue that noise alone has.",
+        at_least=0,
+        zero=_PRESETS,
+        read_by="strategy",
+    )
     global_learning_rate: float = key(1.0, "eta_g: the server's step is eta eta_g tau.", above=0, read_by="strategy")
+    momentum: float = key(
+        0.0, "beta, Nesterov's momentum of full batches.", at_least=0, below=1, zero=_PRESETS, read_by="strategy"
+    )
+    average: str = key(
+        "",
+        "Which model full batches publish: the last iterate, or an average of all, weighted by their round; empty for "
+        "the preset's.",
+        choices=("", *AVERAGES),
+        read_by="strategy",
+    )
+    l2: float = key(
+        0.0,
+        "lambda of lambda ||w||^2 / 2, which the server adds to the loss.",
+        at_least=0,
+        zero=_PRESETS,
+        read_by="strategy",
+    )
+    shares: str = key(
+        "",
+        "Which part of mu^2 each round of full batches gets; empty for the same.",
+        choices=("", *SHARES),
+        read_by="strategy",
+    )
     alpha: float = key(0.1, "Weight of a new gradient in a momentum.", above=0, at_most=1, read_by="strategy")
     mechanism: str = key(
         "",
@@ -171,6 +218,16 @@ class RunConfig:
         "What is clipped; empty for the method's own.",
         choices=("", *CLIP_UNITS),
         read_by="strategy",
+    )
+    clipping: str = key(
+        "",
+        "How gradients are bounded: cut to S where they are longer, or with `automatic` all brought to nearly S, "
+        "S g / (||g|| + gamma); empty for `clip`.",
+        choices=("", *CLIPPINGS),
+        read_by="strategy",
+    )
+    clip_stability: float = key(
+        0.01, "gamma of automatic clipping, in the gradients' own units.", above=0, read_by="strategy"
     )
     feature_bound: float = key(
         0.0, "R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"
@@ -268,6 +325,7 @@ class RunConfig:
             check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
         for thing in chosen.values():
             thing.check(self)
+        check_centring(self)
 
     def _settle_mu(self) -> None:
         if not self.epsilon:
@@ -386,24 +444,3 @@ def readers_of(one: Key) -> list[str]:
 @lru_cache(maxsize=16)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
-
-
-def check_run_name(name: str) -> None:
-    """Refuse a run's name that is not simply the name of a folder.
-
-    Parameters
-    ----------
-    name : str
-
-    Raises
-    ------
-    ConfigurationError
-        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
-        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
-    """
-    simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
-    if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
-        raise ConfigurationError(
-            f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
-            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
-        )

@@ -12,30 +12,30 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
+from numpy.typing import NDArray
 
 from ..clients import PrivateClient
 from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ..privacy.masking import Masking
-from ..privacy.roster import MachineKey, Roster
-from ..strategies import ReleaseStrategy, SecureAggregation
+from ..privacy.roster import MachineKey
+from ..strategies import ReleaseStrategy
+from .centred import CentredProblem, trained_config
+from .centring import beside_mean, is_centred
 from .config import RunConfig
 from .decision import Situation, decide
-from .methods import METHODS, Method, Problem
+from .methods import METHODS, Method
 from .methods.auto import AUTO
-from .methods.presets import feature_bound
+from .methods.presets import constant_feature, feature_bound
 from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
-from .trust import SECURE, helper_names
-
-_FOR_EVER = 2**31
-"""Rounds in which helpers are waited for, where that is never given up."""
 
 
 @dataclass(frozen=True)
-class Experiment(Problem):
+class Experiment(CentredProblem):
     """A problem and its method: everything that both sides need before the first round.
 
     Parameters
@@ -50,6 +50,13 @@ class Experiment(Problem):
 
     chosen_by: str = ""
     chosen_because: str = ""
+
+    @property
+    def choice(self) -> str:
+        """What was chosen and why, in a line for people; empty where nothing was."""
+        if not self.chosen_by:
+            return ""
+        return f"{self.chosen_by} chose {self.config.strategy}: {self.chosen_because}"
 
     @cached_property
     def method(self) -> Method:
@@ -66,7 +73,8 @@ class Experiment(Problem):
         size = max(self.sizes) if machine is None else self.sizes[machine]
         # Machines with as many samples have the same policy; a simulation builds a machine for every message.
         if size not in self._policies:
-            self._policies[size] = self.method.policy(self, size)
+            policy = self.method.policy(self.trained, size)
+            self._policies[size] = beside_mean(policy, self.config.mu) if self.is_centred else policy
         return self._policies[size]
 
     @cached_property
@@ -102,25 +110,7 @@ class Experiment(Problem):
 
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
-        return self.method.plans(self)
-
-    @cached_property
-    def roster(self) -> Roster:
-        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
-
-        Raises
-        ------
-        ConfigurationError
-            Under another trust model.
-
-        Notes
-        -----
-        **Formal guarantees.** None: whoever knows the seed knows every key. Real machines have rosters of their own.
-        """
-        if not self.config.secure:
-            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
-        machines = tuple(str(machine) for machine in range(self.config.num_clients))
-        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
+        return self.method.plans(self.trained)
 
     def masking(self, machine: int) -> Masking:
         """A simulated machine's masks.
@@ -155,12 +145,16 @@ class Experiment(Problem):
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
         parts = (self.model, self.shards[machine], self.policy(machine), ledger, keys)
-        options = dict(self.method.client_options(self, machine))
+        options = dict(self.method.client_options(self.trained, machine))
+        if self.centring is not None:
+            options["centring"] = self.centring
         if masked and self.config.secure:
             options["masking"] = self.masking(machine)
         return self.method.client(*parts, name=name, rows=rows, **options)
 
-    def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
+    def strategy(
+        self, *, deployed: bool = False, centre: NDArray[np.float32] | None = None, **options: Any
+    ) -> ReleaseStrategy[Any]:
         """The server's half.
 
         Parameters
@@ -168,6 +162,8 @@ class Experiment(Problem):
         deployed : bool
             For real machines. Then the session has a fresh random name, because their ledgers know every session they
             ever took part in, and a trusted server's noise key comes from the operating system.
+        centre : ndarray, optional
+            What machines see their samples from (:meth:`mean_strategy`).
         **options
             The strategy's own.
         """
@@ -183,23 +179,11 @@ class Experiment(Problem):
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
             "run_dry": config.run_dry or not deployed,
-            **self._summation(deployed),
+            **({} if centre is None else {"centre": centre}),
+            **self.summation(deployed=deployed),
             **options,
         }
-        return self.method.strategy(self, common, deployed=deployed)
-
-    def _summation(self, deployed: bool) -> dict[str, SecureAggregation]:
-        """What a strategy is told of secure aggregation, if anything."""
-        config = self.config
-        if not config.secure:
-            return {}
-        told = SecureAggregation(
-            min_cohort=config.cohort_floor,
-            helpers=config.helpers,
-            patience=config.give_up_after or _FOR_EVER,
-            roster="" if deployed else self.roster.digest,
-        )
-        return {"secure_aggregation": told}
+        return self.method.strategy(self.trained, common, deployed=deployed)
 
     def initial_arrays(self) -> ArrayRecord:
         """The public model training starts from, with the names of its parts."""
@@ -227,10 +211,11 @@ class Experiment(Problem):
             return 0.0  # nobody is asked
         if not self.config.private:
             return math.inf
+        mean = self.mean_mu
         if self.method.trusted:
             server: Any = self.strategy()
-            return server.guaranteed_mu(self.model.num_parameters)
-        return max(plan.mu for plan in self.plans())
+            return math.hypot(mean, server.guaranteed_mu(self.model.num_parameters))
+        return math.hypot(mean, max(plan.mu for plan in self.plans()))
 
     def local_mu(self) -> float | None:
         """Mu_local of everything a machine may release, under secure aggregation; None under another trust model.
@@ -244,7 +229,8 @@ class Experiment(Problem):
             return None
         if not self.asked_rounds:
             return 0.0
-        return max(plan.mu_local for plan in self.plans()) if self.config.private else math.inf
+        mean = 0.0 if self.mean_plan is None else self.mean_plan.mu_local
+        return math.hypot(mean, max(plan.mu_local for plan in self.plans())) if self.config.private else math.inf
 
 
 @lru_cache(maxsize=2)
@@ -295,9 +281,12 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
         If the configuration is impossible for these data; one line.
     """
     method = METHODS[config.strategy]
-    model = make_model(config.model, data.num_features, data.num_classes, feature_bound(config))
+    centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
+    bound, constant = feature_bound(config), constant_feature(config) or centred
+    model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
     per_round = config.clients_per_round * config.batch_size
-    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, [len(shard) for shard in shards])
+    sizes = [len(shard) for shard in shards]
+    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, sizes)
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {sum(map(len, shards))} samples for clients-per-round x "
@@ -307,5 +296,5 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
         raise ConfigurationError(
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
-    values = method.preset(config, num_rounds, model).overridden(config)
+    values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
     return Experiment(config, data, list(shards), model, num_rounds, values)

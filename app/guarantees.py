@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, overload
 
-from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, stated_words
+from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
 from .config import RunConfig
 from .experiment import Experiment, prepare
 
@@ -21,6 +21,9 @@ _NOMINAL = 10
 EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
 
 ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
+
+MEAN_FIRST = "It includes the mean of the features, which is released first."
+MEAN_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
 
 _ROUNDING = 1e-9
 """Mus are compared with this much room for the rounding of sums of squares."""
@@ -178,7 +181,11 @@ def run_guarantee(
     """
     stated = (str(one.get("mechanism", "")) for one in (statements or {}).values())
     words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
-    notes = (_basis(experiment, deployed, statements), *_of_one_policy(experiment, deployed))
+    notes = (
+        *_of_the_mean(experiment, deployed),
+        _basis(experiment, deployed, statements),
+        *_of_one_policy(experiment, deployed),
+    )
     return experiment.method.guarantee(
         experiment,
         figures.mu,
@@ -215,10 +222,20 @@ def _basis(experiment: Experiment, deployed: bool, statements: Statements | None
     return f"Real machines: the figure is what {answered} say of themselves, which a server cannot check."
 
 
+def _of_the_mean(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
+    """What of mu is for the mean of the features, where machines release it first."""
+    plan, config = experiment.mean_plan, experiment.config
+    if plan is None or not config.private or not experiment.asked_rounds:
+        return ()
+    if deployed:
+        return (MEAN_FIRST,)
+    return (MEAN_SHARE.format(mu=rounded_up(experiment.mean_mu), share=100 * config.centring_share),)
+
+
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     """That machines with more samples use no more of them than the one with the fewest, where that is so."""
     config, sizes = experiment.config, experiment.sizes
-    if deployed or not config.secure or config.max_participations:
+    if deployed or not config.secure or config.max_participations or "batch-size" not in experiment.method.keys:
         return ()
     cap = experiment.policy().max_participations
     # One batch more or less is how samples are split, and nobody's loss.

@@ -62,6 +62,8 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "engine": result.engine or None,
+        "chosen_by": result.experiment.chosen_by or None,
+        "chosen_because": result.experiment.chosen_because or None,
         "versions": versions(),
         "accuracy": result.accuracy,
         "auc": result.auc,
@@ -168,7 +170,8 @@ def machines_document(result: RunResult) -> dict[str, Any]:
     streams: list[dict[str, Any]] = []
     known: dict[tuple[Any, ...], list[str]] = {}
     experiment = result.experiment
-    for plan, policy in ((policy.plan(experiment.model.num_parameters), policy) for policy in _policies(experiment)):
+    size = experiment.method.release_size(experiment.model)
+    for plan, policy in ((policy.plan(size), policy) for policy in _policies(experiment)):
         if not math.isfinite(plan.mu):
             continue
         cap = policy.max_participations

@@ -50,6 +50,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class FeatureMean:
+    """What a run with centring saw samples from.
+
+    Parameters
+    ----------
+    centre : ndarray of shape (k,), float32
+        The mean of the features, as machines released it.
+    constant : float
+        What was appended to features seen from there (:func:`murmurfl.privacy.centred`).
+    report : RoundReport
+        Of the round in which machines released it.
+    """
+
+    centre: NDArray[Any]
+    constant: float
+    report: RoundReport
+
+
+@dataclass(frozen=True)
 class RunResult:
     """What came out of a run.
 
@@ -83,6 +102,8 @@ class RunResult:
         Under secure aggregation, what holds whatever server, helpers and other machines do; None under another trust.
     min_honest, min_cohort : int or None
         Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
+    mean : FeatureMean or None
+        With centring, what the model's inputs were seen from: whoever uses the model needs it.
 
     Notes
     -----
@@ -108,6 +129,7 @@ class RunResult:
     mu_local: float | None = None
     min_honest: int | None = None
     min_cohort: int | None = None
+    mean: FeatureMean | None = None
 
     @property
     def guarantee(self) -> Guarantee:

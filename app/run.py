@@ -18,11 +18,12 @@ from ..strategies import DirectMachines, ReleaseStrategy, RoundReport
 from .config import RunConfig
 from .experiment import Experiment, prepare
 from .guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
+from .methods.auto import AUTO, refuse_unsettled
 from .methods.presets import feature_bound
 from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
-from .result import Progress, RunResult
+from .result import FeatureMean, Progress, RunResult
 from .trust import nothing_gained
 
 REAL_NODES = "real-nodes"
@@ -48,6 +49,8 @@ def check_deployed(config: RunConfig) -> None:
     **Formal guarantees.** None rests on it: real machines add the noise of their own policies whatever a run
     configuration says, and refuse to be without. It keeps a run without noise from being called private.
     """
+    if config.strategy == AUTO:
+        raise refuse_unsettled()
     if not config.private:
         raise ConfigurationError(
             f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
@@ -92,24 +95,28 @@ def run_experiment(
     if deployed:
         check_deployed(config)
     experiment = prepare(config)
+    config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
         experiment.check_rounds()
         _say_shortage(experiment)
         _say_closed(experiment)
     if config.secure and config.private and (why := nothing_gained(config.min_honest)):
         log(WARNING, why)
-    watch = _Watch(experiment, deployed, on_progress)
+    if config.lost_replies and not isinstance(grid, DirectMachines):
+        grid = LossyGrid(grid, config.lost_replies, config.seed)
+    started = time.perf_counter()
+    mean = _mean_of_features(grid, experiment, checkpoint, deployed=deployed)
+    seen = experiment if mean is None else experiment.seen_from(mean.centre)
+    watch = _Watch(seen, deployed, on_progress)
     strategy = experiment.strategy(
         deployed=deployed,
+        centre=None if mean is None else mean.centre,
         checkpoint=checkpoint,
         evaluate_every=1 if watch.regret is not None else config.evaluate_every,
         on_round=watch.on_round,
     )
     watch.strategy = strategy
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
-    if config.lost_replies and not isinstance(grid, DirectMachines):
-        grid = LossyGrid(grid, config.lost_replies, config.seed)
-    started = time.perf_counter()
     result = strategy.start(
         grid,
         experiment.initial_arrays(),
@@ -145,7 +152,22 @@ def run_experiment(
         mu_local=figures.mu_local,
         min_honest=figures.min_honest,
         min_cohort=figures.min_cohort,
+        mean=mean,
     )
+
+
+def _mean_of_features(
+    grid: Grid | DirectMachines, experiment: Experiment, checkpoint: Path | None, *, deployed: bool
+) -> FeatureMean | None:
+    """The centre that machines see samples from, made by them first or taken from its checkpoint; None without."""
+    if experiment.centring is None:
+        return None
+    # A file of its own: a server that is killed after this round has spent its share of mu^2 only once.
+    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-mean{checkpoint.suffix}")
+    strategy = experiment.mean_strategy(deployed=deployed, checkpoint=own)
+    strategy.machines.several_on_a_node = not deployed
+    centre = strategy.collect(grid, timeout=experiment.config.round_timeout_s)
+    return FeatureMean(centre, experiment.centring.constant, strategy.history[-1])
 
 
 class _Watch:

@@ -13,6 +13,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from ..privacy import ConfigurationError, MurmurflError
 from .config import RunConfig
+from .experiment import prepare
 from .guarantees import expected_guarantee
 from .progress import RoundLine
 from .record import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
@@ -86,6 +87,8 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
     if deployed:
         check_deployed(config)
     guarantee = expected_guarantee(config, deployed=deployed)
+    if choice := prepare(config).choice:
+        log(INFO, "%s", choice)
     log(INFO, "%s", guarantee)
     checkpoint = folder / CHECKPOINT_NAME if deployed and config.checkpoint else None
     with tracking(config, folder, guarantee) as trackers:

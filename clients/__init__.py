@@ -4,16 +4,20 @@ from typing import TYPE_CHECKING
 
 from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
 from ..privacy.late import late_names
-from .base import PrivateClient, Request
+from .base import PrivateClient
+from .centring import Centring
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
+from .full_batch import FullBatchClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
+from .one_shot import LabelledFeatures, OneShotClient
 from .online import OnlineClient, local_updates
+from .requests import Request
 from .shuffled import ShuffledClient
 
 if TYPE_CHECKING:
@@ -39,15 +43,19 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
+    "Centring",
     "Cohort",
     "ContextLedger",
     "ContextOpeningRecord",
     "ConvexSmoothGradients",
     "CorrelatedNoiseMod",
     "DelayedMomentumClient",
+    "FullBatchClient",
     "IsrlDpClient",
+    "LabelledFeatures",
     "Mu2Client",
     "NoisySGDClient",
+    "OneShotClient",
     "OnlineClient",
     "PerSampleGradients",
     "PrivateClient",

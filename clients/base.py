@@ -32,33 +32,12 @@ from ..privacy.contributions import StackedContributions
 from ..privacy.masking import Masking
 from ..privacy.mechanisms import State
 from ..privacy.training import observing
+from .centring import Centred, Centring, read_release_of
 from .gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
 from .masked import check_can_send, check_masking, outgoing_reply
-from .requests import check_version, integer_entry, malformed, session_entry
+from .requests import Request, check_version, integer_entry, malformed, read_points, session_entry
 from .simulation import training_entries
 from .statement import statement_entries
-
-
-@dataclass(frozen=True)
-class Request:
-    """A training request that has passed every check.
-
-    Parameters
-    ----------
-    server_round : int
-        t, from 1.
-    session : str
-        The training this request belongs to.
-    ack : int
-        The last of this machine's releases that the server has aggregated.
-    query_points : tuple of lists of ndarray
-        The points to compute gradients at, each a list of the model's arrays.
-    """
-
-    server_round: int
-    session: str
-    ack: int
-    query_points: tuple[list[NDArray[Any]], ...]
 
 
 @dataclass(frozen=True)
@@ -84,6 +63,7 @@ class ClientOptions(TypedDict, total=False):
     name: Required[str]
     rows: RowCache | None
     masking: Masking | None
+    centring: Centring | None
 
 
 class PrivateClient(NumPyClient):
@@ -107,6 +87,8 @@ class PrivateClient(NumPyClient):
         For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
     masking : Masking, optional
         The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+    centring : Centring, optional
+        That the machine releases the mean of its features first, and computes everything else around a centre.
 
     Raises
     ------
@@ -129,6 +111,8 @@ class PrivateClient(NumPyClient):
     summable: ClassVar[bool] = False
     """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
     standing alone. A subclass is another kind of machine, and says so for itself."""
+    centres: ClassVar[bool] = True
+    """Whether this kind of machine can see its samples from a centre."""
 
     def __init__(
         self,
@@ -141,6 +125,7 @@ class PrivateClient(NumPyClient):
         name: str,
         rows: RowCache | None = None,
         masking: Masking | None = None,
+        centring: Centring | None = None,
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
@@ -165,9 +150,16 @@ class PrivateClient(NumPyClient):
         size = sum(self._sizes)
         # Under another roster a helper may not know what was opened in the session.
         bound = {} if masking is None else {"roster": masking.roster.digest}
-        self.machine = self.machine_type(
-            policy, size, len(samples), ledger, keys, rows, data=row_bytes(samples), **bound
-        )
+        known = {"data": row_bytes(samples), **bound}
+        self.machine = self.machine_type(policy, size, len(samples), ledger, keys, rows, **known)
+        self.centred: Centred | None = None
+        if centring is not None:
+            if not self.centres:
+                raise ConfigurationError(
+                    f"Expected no centring for {type(self).__name__}, got one: its samples are not seen from a centre."
+                )
+            mean = PrivateMachine(centring.policy, centring.num_features, len(samples), ledger, keys, **known)
+            self.centred = Centred(centring, samples, mean, beside=policy)
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
@@ -281,24 +273,39 @@ class PrivateClient(NumPyClient):
         figures = None
         if self.machine.simulated:  # figures depend on the data: a real machine does not even collect them
             with observing() as observer:
-                release = self.release(request)
+                release = self.released(request)
             figures = observer.figures()
         else:
-            release = self.release(request)
+            release = self.released(request)
         # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
+        machine, shapes = self.machine, self._shapes
+        if request.of == "mean" and self.centred is not None:
+            machine, shapes = self.centred.machine, self.centred.shapes
         sent, entries = outgoing_reply(
-            release, self._shapes, masking=self.masking, session=request.session, policy=policy
+            release, shapes, masking=self.masking, session=request.session, policy=machine.policy
         )
         metrics = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
             protocol.ACK: release.ack,
-            protocol.SENSITIVITY: self.machine.plan.sensitivity,
+            protocol.SENSITIVITY: machine.plan.sensitivity,
             protocol.MACHINE: self.name,
             **entries,
             **training_entries(self.name, figures),
         }
         return sent, release.samples, metrics
+
+    def released(self, request: Request) -> Release:
+        """What a request asks for that has passed every check: :meth:`release`, or the mean of the features."""
+        if request.of == "gradients" or self.centred is None:
+            return self.release(request)
+        return self.centred.release(request.session, request.ack)
+
+    def batch(self, request: Request, samples: slice) -> Any:
+        """Samples as a request is answered from them: as they are, or seen from its centre."""
+        if self.centred is None or request.centre is None:
+            return self.samples[samples]
+        return self.centred.batch(samples, request.centre)
 
     def release(self, request: Request) -> Release:
         """The machine's next release, for a request that has passed every check.
@@ -320,7 +327,7 @@ class PrivateClient(NumPyClient):
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
         """What goes into a release; called where a failure to load or to compute it does not show."""
-        batch = self.samples[samples]
+        batch = self.batch(request, samples)
         # A hostile query point may make this overflow. The result is clipped or zeroed: nothing to warn about.
         with np.errstate(all="ignore"):
             if self.machine.simulated and self.machine.policy.sums_samples and self._follows_weights:
@@ -354,7 +361,12 @@ class PrivateClient(NumPyClient):
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent in a session and what it guarantees, as plain values."""
-        return statement_entries(self.machine, session)
+        return statement_entries(self.machine, session, None if self.centred is None else self.centred.machine)
+
+    @property
+    def centring(self) -> Centring | None:
+        """That the machine releases the mean of its features first, if it does."""
+        return None if self.centred is None else self.centred.centring
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
         check_version(config)
@@ -363,14 +375,6 @@ class PrivateClient(NumPyClient):
         server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
         ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         session = session_entry(config)
-        width = len(self._shapes)
-        if len(parameters) != width * self.query_points:
-            raise malformed(f"expected {self.query_points} query points of {width} arrays")
-        points = []
-        for start in range(0, len(parameters), width):
-            point = list(parameters[start : start + width])
-            for values, shape in zip(point, self._shapes, strict=True):
-                if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
-                    raise malformed("expected finite floating-point arrays of the model's shapes")
-            points.append(point)
-        return Request(server_round, session, ack, tuple(points))
+        of, centre = read_release_of(config, self.centring)
+        count = self.query_points if of == "gradients" else 0
+        return Request(server_round, session, ack, read_points(parameters, self._shapes, count), of, centre)

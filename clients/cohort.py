@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +20,7 @@ from ..privacy import ConfigurationError, RefusedError, Release
 from ..privacy.cohort import release_together
 from ..privacy.contributions import StackedContributions
 from .base import PrivateClient, Request
+from .centring import read_release_of
 from .gradients import PerSampleGradients, Samples
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 # How many values of contributions may be in memory at a time. More of them, of many samples or a large model, are
 # computed in blocks.
 _BLOCK_VALUES = 1 << 22
+_NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
 
 
 class StackableGradients(PerSampleGradients, Protocol):
@@ -91,6 +95,7 @@ class Cohort:
         session: str,
         acks: Mapping[str, int],
         points: Sequence[Sequence[NDArray[Any]]],
+        entries: Mapping[str, Any] = _NO_ENTRIES,
     ) -> Iterator[tuple[str, Release | RefusedError]]:
         """What every machine of ``acks`` answers to the request of a round, in order.
 
@@ -103,60 +108,69 @@ class Cohort:
             The machines asked and the acknowledgement for each.
         points : sequence of sequences of ndarray
             Query points, each a list of the model's arrays.
+        entries : mapping
+            What else the request says to all of them.
 
         Yields
         ------
         tuple of str and (Release or RefusedError)
         """
-        clients = [(name, self.client(name)) for name in acks]
-        together: list[tuple[str, PrivateClient]] = []
+        asked = _Asked(server_round, session, acks, points)
+        together: list[tuple[str, PrivateClient, Request]] = []
         room = _BLOCK_VALUES
-        for name, client in clients:
-            if client.machine.policy.sums_samples:
+        for name in acks:
+            client = self.client(name)
+            try:
+                request = asked.request(client, name, entries)
+            except RefusedError as refusal:
+                yield from self._block(together, asked)
+                together, room = [], _BLOCK_VALUES
+                yield name, refusal
+                continue
+            if client.machine.policy.sums_samples or request.of != "gradients":
                 # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
                 # then the same on every engine, to the last bit.
-                if together:
-                    yield from self._block(together, server_round, session, acks, points)
-                    together, room = [], _BLOCK_VALUES
-                yield from _one_by_one([(name, client)], server_round, session, acks, points)
+                yield from self._block(together, asked)
+                together, room = [], _BLOCK_VALUES
+                yield from _one_by_one([(name, client, request)])
                 continue
             size = client.machine.policy.batch_size * client.machine.num_parameters
-            alike = not together or _alike(client, together[0][1])
-            if together and (room < size or not alike):
-                yield from self._block(together, server_round, session, acks, points)
+            if together and (room < size or not _alike(client, together[0][1])):
+                yield from self._block(together, asked)
                 together, room = [], _BLOCK_VALUES
-            together.append((name, client))
+            together.append((name, client, request))
             room -= size
-        if together:
-            yield from self._block(together, server_round, session, acks, points)
+        yield from self._block(together, asked)
 
     def _block(
-        self,
-        block: list[tuple[str, PrivateClient]],
-        server_round: int,
-        session: str,
-        acks: Mapping[str, int],
-        points: Sequence[Sequence[NDArray[Any]]],
+        self, block: list[tuple[str, PrivateClient, Request]], asked: _Asked
     ) -> Iterator[tuple[str, Release | RefusedError]]:
-        clients = [client for _, client in block]
-        together = type(clients[0]).together(clients, server_round, session, points)
+        if not block:
+            return
+        clients = [client for _, client, _ in block]
+        together = type(clients[0]).together(clients, asked.server_round, asked.session, asked.points)
         if together is None:
             self._say_alone(clients[0])
-            yield from _one_by_one(block, server_round, session, acks, points)
+            yield from _one_by_one(block)
             return
+        centring, centre = clients[0].centring, block[0][2].centre
 
         def contributions(positions: list[int], slices: list[slice]) -> StackedContributions:
-            parts = [(clients[i].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
-            return together.contributions(positions, stacked_samples(parts))
+            samples = stacked_samples(
+                [(clients[i].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
+            )
+            if centring is not None and centre is not None:
+                samples = centring.batch(samples, centre)
+            return together.contributions(positions, samples)
 
         outcomes = release_together(
             [client.machine for client in clients],
-            session,
-            [acks[name] for name, _ in block],
+            asked.session,
+            [request.ack for _, _, request in block],
             contributions,
             note=together.note,
         )
-        yield from zip((name for name, _ in block), outcomes, strict=True)
+        yield from zip((name for name, _, _ in block), outcomes, strict=True)
 
     def _say_alone(self, client: PrivateClient) -> None:
         if type(client) not in self._alone:
@@ -164,16 +178,27 @@ class Cohort:
             logger.warning("%s cannot be asked together: its machines are asked one by one.", type(client).__name__)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a round asks of all machines."""
+
+    server_round: int
+    session: str
+    acks: Mapping[str, int]
+    points: Sequence[Sequence[NDArray[Any]]]
+
+    def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
+        """The request of one machine; refused as it would refuse a message."""
+        of, centre = read_release_of(entries, client.centring)
+        return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
+
+
 def _one_by_one(
-    clients: Sequence[tuple[str, PrivateClient]],
-    server_round: int,
-    session: str,
-    acks: Mapping[str, int],
-    points: Sequence[Sequence[NDArray[Any]]],
+    block: Sequence[tuple[str, PrivateClient, Request]],
 ) -> Iterator[tuple[str, Release | RefusedError]]:
-    for name, client in clients:
+    for name, client, request in block:
         try:
-            yield name, client.release(Request(server_round, session, acks[name], tuple(map(list, points))))
+            yield name, client.released(request)
         except RefusedError as refusal:
             yield name, refusal
 
@@ -181,7 +206,13 @@ def _one_by_one(
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.machine.policy, other.machine.policy
     same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
+    same = same and _centred_alike(one, other)
     return same and type(one) is type(other) and one.gradients is other.gradients
+
+
+def _centred_alike(one: PrivateClient, other: PrivateClient) -> bool:
+    ours, theirs = one.centring, other.centring
+    return ours is theirs if ours is None or theirs is None else ours.terms == theirs.terms
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:

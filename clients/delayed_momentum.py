@@ -63,7 +63,7 @@ class DelayedMomentumClient(PrivateClient):
 
             def contribution(samples: slice) -> NDArray[np.floating]:
                 with np.errstate(all="ignore"):
-                    return combined_gradients(self.gradients, points, weights, self.samples[samples])
+                    return combined_gradients(self.gradients, points, weights, self.batch(request, samples))
 
             return contribution
 

@@ -40,6 +40,7 @@ class LocalStepsClient(PrivateClient):
     """
 
     query_points: ClassVar[int] = 1
+    centres: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
-from ..privacy import LedgeredMachine, protocol
+from ..privacy import LedgeredMachine, PrivacyStatement, protocol
 
 
-def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
-    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data."""
+def statement_entries(machine: LedgeredMachine, session: str, mean: LedgeredMachine | None = None) -> dict[str, Any]:
+    """What a machine has spent in a session and what it guarantees, as plain values; independent of its data.
+
+    Parameters
+    ----------
+    machine : LedgeredMachine
+    session : str
+    mean : LedgeredMachine, optional
+        What releases the mean of the features that the session's releases are made around, in a session of its own:
+        a training is both, and the figures are of both together.
+    """
     statement = machine.statement(session)
+    if mean is not None:
+        statement = _with_mean(statement, mean)
     sums = {
         protocol.MU_LOCAL: statement.mu_local,
         protocol.MIN_HONEST: statement.min_honest,
@@ -31,3 +44,16 @@ def statement_entries(machine: LedgeredMachine, session: str) -> dict[str, Any]:
         "sensitivity": machine.plan.sensitivity,
         **{name: value for name, value in sums.items() if value is not None},
     }
+
+
+def _with_mean(statement: PrivacyStatement, mean: LedgeredMachine) -> PrivacyStatement:
+    """A session's statement, with what one release of the mean adds to it."""
+    # A release takes every sample, so that none are used before the first.
+    spent = mean.plan.mu if statement.samples_used else 0.0
+    local = None if statement.mu_local is None else math.hypot(statement.mu_local, mean.plan.mu_local)
+    return replace(
+        statement,
+        mu_spent=math.hypot(statement.mu_spent, spent),
+        mu_guaranteed=math.hypot(statement.mu_guaranteed, mean.plan.mu),
+        mu_local=local,
+    )

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
-from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
+from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
     FAST_NOISE,
@@ -25,7 +26,15 @@ from .late import late_names
 from .ledger import Account, Ledger, LedgerPage, StreamRecord
 from .machine import LedgeredMachine
 from .masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
-from .mechanisms import MECHANISMS, SCHEDULES, Mechanism, check_mechanism, make_mechanism, register_mechanism
+from .mechanisms import (
+    MECHANISMS,
+    SCHEDULES,
+    SHARES,
+    Mechanism,
+    check_mechanism,
+    make_mechanism,
+    register_mechanism,
+)
 from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .noise_plan import NoisePlan
 from .noise_stream import RowCache
@@ -69,6 +78,8 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
 
 __all__ = [
     "ACCOUNTINGS",
+    "CENTRING_CONSTANT",
+    "CENTRING_SHARE",
     "CLIP_UNITS",
     "FAST_NOISE",
     "MECHANISMS",
@@ -80,6 +91,7 @@ __all__ = [
     "RELATIONS",
     "RELEASE_RULES",
     "SCHEDULES",
+    "SHARES",
     "SIMULATED",
     "TRUST_MODELS",
     "UNITS",
@@ -137,13 +149,17 @@ __all__ = [
     "add_mask",
     "any_data",
     "caption",
+    "centred",
+    "centring_policy",
     "check_mechanism",
     "checked_header",
     "clip_per_sample",
     "compose_gdp",
     "derived_seed",
+    "divided_mu",
     "epoch_mu",
     "epoch_words",
+    "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
     "gdp_mu",

@@ -44,7 +44,7 @@ LARGEST_SHIFT = 25.0
 EPSILON_ROUNDING = 1e-9
 """Added to every epsilon, for float64 and for orders that are drawn with 53 bits."""
 
-_SPLITS = 65
+_SPLITS = 129
 _BISECTIONS = 60
 
 
@@ -190,9 +190,7 @@ def _replacement(shift: float, slots: int, epsilon: float) -> float:
     return min(float(split.min()), 1.0)
 
 
-def _deltas(
-    shift: float, slots: int, epsilons: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Upper bounds of both deltas of zeroing a sample out, at each epsilon, with what float64 is charged for."""
     total = likelihood_sum(shift, slots)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -169,6 +169,39 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     return low
 
 
+def gdp_best_guess(mu: float) -> float:
+    """How often the best attacker guesses right which of two neighbouring inputs, equally likely, was used.
+
+    Parameters
+    ----------
+    mu : float
+        Gaussian-DP parameter, >= 0.
+
+    Returns
+    -------
+    float
+        Phi(mu / 2), from one half, which is chance, to 1.
+
+    Raises
+    ------
+    ConfigurationError
+        If mu is negative or not a number.
+
+    Notes
+    -----
+    **Formal guarantees.** Of a mu-GDP mechanism nobody guesses better, whatever else they know and compute, other
+    samples included: telling N(0, 1) from N(mu, 1), each with probability one half, succeeds with at most
+    (1 + TV) / 2 = Phi(mu / 2), where TV = 2 Phi(mu / 2) - 1 is their total variation distance. It is true of the
+    neighbouring relation that mu was computed for.
+
+    Examples
+    --------
+    >>> round(gdp_best_guess(1.0), 4)
+    0.6915
+    """
+    return float(ndtr(_check("mu", mu, 0.0) / 2))
+
+
 def compose_gdp(mus: Iterable[float]) -> float:
     """The mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
+from .amplification import Amplification
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
@@ -40,6 +41,10 @@ SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
+IN_HIDING = "While nobody learns which of {slots} releases a sample is in, epsilon = {epsilon} at the same delta."
+ESTIMATED = (
+    "If nobody learns which of {slots} releases a sample is in, an estimate of epsilon is {epsilon}, no guarantee."
+)
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
 """Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.normals`)."""
 
@@ -71,6 +76,8 @@ class Guarantee:
         and only there; infinite where nothing does.
     min_honest : int, optional
         How many machines of each sum must be honest for ``mu``, likewise, the one it protects among them.
+    amplified : Amplification, optional
+        What a secret order makes of epsilon, or an estimate of that. ``mu`` and ``epsilon`` are without it.
 
     Raises
     ------
@@ -104,6 +111,7 @@ class Guarantee:
     notes: tuple[str, ...] = ()
     mu_local: float | None = None
     min_honest: int | None = None
+    amplified: Amplification | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("trust", TRUST_MODELS), ("unit", UNITS), ("relation", RELATIONS)):
@@ -185,7 +193,16 @@ class Guarantee:
         if math.isinf(self.mu):
             figures = "Nothing is guaranteed, epsilon is infinite"
         local = f", and {self.whatever_happens}" if self.whatever_happens else ""
-        return " ".join([f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", *self.notes])
+        said = [f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", self.of_secret_order]
+        return " ".join([*filter(None, said), *self.notes])
+
+    @property
+    def of_secret_order(self) -> str:
+        """What a secret order makes of epsilon, in a sentence of its own; empty where there is none."""
+        if self.amplified is None:
+            return ""
+        said = IN_HIDING if self.amplified.proved else ESTIMATED
+        return said.format(slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
 
     def __str__(self) -> str:
         return self.sentence
@@ -202,6 +219,8 @@ class Guarantee:
             "mu_local": _finite(self.mu_local),
             "epsilon_local": _finite(self.epsilon_local),
             "min_honest": self.min_honest,
+            "epsilon_amplified": None if self.amplified is None else self.amplified.epsilon,
+            "amplified_proved": None if self.amplified is None else self.amplified.proved,
             "mechanism": self.mechanism,
             "covers": self.covers,
             "notes": list(self.notes),
@@ -231,6 +250,7 @@ def policy_guarantee(
     notes: Iterable[str] = (),
     words: str = "",
     stated: bool = False,
+    amplified: Amplification | None = None,
 ) -> Guarantee:
     """What a mu is true of under a machine's policy, in the policy's own words.
 
@@ -254,6 +274,8 @@ def policy_guarantee(
         In the place of the policy's: what real machines say of themselves (:func:`stated_words`).
     stated : bool
         Whether mu is what real machines say, or are expected to say: then it is theirs to explain why it is infinite.
+    amplified : Amplification, optional
+        What the policy's secret order is worth (:func:`~murmurfl.privacy.amplification.amplification_of`).
 
     Raises
     ------
@@ -275,7 +297,15 @@ def policy_guarantee(
         sums = {"trust": policy.trust, "mu_local": mu_local, "min_honest": policy.min_honest}
         mu = mu if mu_local is None else min(mu, mu_local)  # what holds whatever happens holds
     notes = (*_fast(policy), *(() if stated else beyond_range(policy, mu)), *notes)
-    return Guarantee(mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes, **sums)
+    words = words or policy.words
+    return Guarantee(
+        mu, policy.delta, words, unit=unit, covers=covers, notes=notes, amplified=_finite_mu(amplified, mu), **sums
+    )
+
+
+def _finite_mu(amplified: Amplification | None, mu: float) -> Amplification | None:
+    """What a secret order is worth where there is a guarantee at all."""
+    return amplified if math.isfinite(mu) else None
 
 
 def server_guarantee(

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from scipy.special import ndtr
 ROUNDING = 1e-7
 """What is charged for float64, relatively to a delta: a million operations' worth of units in the last place."""
 
-_FINENESS = 1.0 / 48.0
+_FINENESS = 1.0 / 40.0
 # How many standard deviations of x a grid reaches, and of the log of the sum.
 _REACH = 8.5
 _ROWS_TOGETHER = 128
@@ -66,11 +66,29 @@ class LikelihoodSum:
 
     def above(self, limits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Upper bounds of E max(S - c, 0), one for each limit c."""
-        return np.maximum(self.points - limits[:, None], 0.0) @ self.masses + self.lost
+        first = np.searchsorted(self.points, limits, side="right")
+        masses, parts = self._from_above
+        return np.maximum(parts[first] - limits * masses[first], 0.0) + self.lost
 
     def below(self, limits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Upper bounds of E max(c - S, 0), one for each limit c."""
-        return np.maximum(limits[:, None] - self.points, 0.0) @ self.masses
+        first = np.searchsorted(self.points, limits, side="right")
+        masses, parts = self._from_below
+        return np.maximum(limits * masses[first] - parts[first], 0.0)
+
+    @cached_property
+    def _from_above(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mass and mean times mass of the points from each on; the smallest are added up first."""
+        return _running(self.masses[::-1])[::-1], _running((self.masses * self.points)[::-1])[::-1]
+
+    @cached_property
+    def _from_below(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The same of the points before each."""
+        return _running(self.masses), _running(self.masses * self.points)
+
+
+def _running(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 @lru_cache(maxsize=32)
@@ -143,8 +161,13 @@ def _added(one: LikelihoodSum, other: LikelihoodSum, points: NDArray[np.float64]
     masses, lost, last = np.zeros_like(points), one.lost + other.lost, points[-1]
     for start in range(0, len(one.points), _ROWS_TOGETHER):
         rows = slice(start, start + _ROWS_TOGETHER)
-        sums = np.add.outer(one.points[rows], other.points).ravel()
-        weights = np.multiply.outer(one.masses[rows], other.masses).ravel()
+        columns = slice(start if one is other else 0, None)  # of two alike a pair is twice its other order
+        sums = np.add.outer(one.points[rows], other.points[columns]).ravel()
+        weights = np.multiply.outer(one.masses[rows], other.masses[columns])
+        if one is other:
+            weights *= 2.0 - np.eye(*weights.shape)
+            weights *= np.tri(*weights.shape[::-1]).T
+        weights = weights.ravel()
         lost += float(weights @ np.maximum(sums - last, 0.0))
         np.minimum(sums, last, out=sums)
         cells = np.minimum(np.searchsorted(points, sums, side="right"), len(points) - 1) - 1

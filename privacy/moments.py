@@ -114,9 +114,7 @@ class Moments:
         by_class *= self.class_weight * clip_norm
         return np.concatenate([products, by_class.ravel()])
 
-    def read(
-        self, total: NDArray[np.float64], clip_norm: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def read(self, total: NDArray[np.float64], clip_norm: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """X^T X and X^T (Y - 1 / C), from a sum of rows, with whatever noise is in it.
 
         Parameters

@@ -255,6 +255,12 @@ class PrivacyPolicy:
                 f"{self.release_rule!r} with {self.mechanism!r}: a helper opens a correlated release only if it is "
                 "built on the last one that was opened."
             )
+        shares = dict(self.mechanism_options).get("shares", "uniform")
+        if shares != "uniform":
+            raise ConfigurationError(
+                f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have made "
+                "different numbers of releases, and each counts on the others' noise being as large as its own."
+            )
         if self.budget_local_mu is not None:
             _check_positive("budget_local_mu", self.budget_local_mu)
 
@@ -304,7 +310,8 @@ class PrivacyPolicy:
             nonnegative=self.clip_unit == "nonnegative",
             stability=self.clip_stability if self.clipping == "automatic" else None,
             # The steps of a contractive update were clipped one by one, where they were made.
-            observed=self.clip_unit != "contractive",
+            # Automatic clipping shortens most rows, and is meant to: there is nothing to warn of.
+            observed=self.clip_unit != "contractive" and self.clipping == "clip",
             moments=Moments(self.classes, self.class_weight) if self.clip_unit == "moments" else None,
         )
 
@@ -363,6 +370,8 @@ class PrivacyPolicy:
             sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
             participations=self.participations,
             masked=self.trust == "secure-aggregation",
+            clipping="" if self.clipping == "clip" else self.clipping,
+            secret=self.order == "secret",
         )
 
     def plan(self, num_parameters: int) -> NoisePlan:

@@ -26,6 +26,12 @@ ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
 
+# What a training request is for, where it is not for the strategy's own releases, and the mean of the features that a
+# machine is to see its samples from (:mod:`.centring`): k float32 values, little endian.
+RELEASE_OF = "of"
+OF_MEAN = "mean"
+CENTRE = "centre"
+
 # What a machine's noise mod tells its own ClientApp, beside the request's entries.
 PART = "part"
 

@@ -38,9 +38,8 @@ BLOCK_ROWS = 1024
 SUMMING_ERROR = 2.0**-30
 """What float64 errors of a block's sum add to the sensitivity, relative to it. A sum of m numbers, in any order, is
 wrong by at most (m - 1) u sum |x_i| with u = 2^-53, and each of them by a few u more; over all coordinates, with rows
-of at most S, by less than (m + 4) m u S = 2^-33 S (m = 1024), twice for two sums. That is so of sums of products as
-well: a row of moments has products of features in it, each wrong by (m + 8) u times the sum of their magnitudes at
-most, and is no longer than 0.71 times the distance of two of them."""
+of at most S, by less than (m + 4) m u S = 2^-33 S (m = 1024), twice for two sums. Sums of
+products, as those of moments are, have as much in them (docs/proofs/sensitivities.md, 2b and 2c)."""
 MOST_ROWS = 2**20
 """Rows of one release: counts of their sum stay exact."""
 

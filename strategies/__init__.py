@@ -8,10 +8,20 @@ from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .full_batch import (
+    AVERAGES,
+    FullBatch,
+    FullBatchState,
+    full_batch_start,
+    full_batch_step,
+    query_point,
+)
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
+from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
+from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
 from .reduced_tree_momentum import (
     IncompleteRoundError,
@@ -38,6 +48,8 @@ from .shuffled import (
     proximal,
 )
 from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
+from .trusted_full_batch import TrustedFullBatch
+from .trusted_mean_of_features import TrustedMeanOfFeatures
 from .trusted_mu2 import TrustedMu2
 
 if TYPE_CHECKING:
@@ -53,6 +65,7 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
+    "AVERAGES",
     "MOMENTUM_MECHANISMS",
     "REGULARIZERS",
     "SAMPLINGS",
@@ -65,17 +78,23 @@ __all__ = [
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
+    "FullBatch",
+    "FullBatchState",
     "HelperUnavailableError",
     "HelpersDisagreeError",
     "IncompleteRoundError",
     "IsrlDp",
     "IsrlDpState",
     "MachineDirectory",
+    "MeanOfFeatures",
+    "MeanState",
     "Mu2",
     "Mu2State",
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "OneShot",
+    "OneShotState",
     "OnlineFedSGD",
     "OnlineState",
     "OpeningError",
@@ -94,10 +113,14 @@ __all__ = [
     "ShuffledState",
     "TreeMomentum",
     "TreeMomentumState",
+    "TrustedFullBatch",
+    "TrustedMeanOfFeatures",
     "TrustedMu2",
     "WrongSumError",
     "average_step",
     "delayed_momentum_step",
+    "full_batch_start",
+    "full_batch_step",
     "isrl_dp_step",
     "load_checkpoint",
     "mu2_start",
@@ -107,7 +130,9 @@ __all__ = [
     "online_step",
     "private_rounds",
     "proximal",
+    "query_point",
     "reduced_tree_momentum_step",
+    "ridge_scores",
     "sample_machines",
     "save_checkpoint",
     "tree_momentum_start",

@@ -68,6 +68,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
     secure_aggregation : SecureAggregation, optional
         That machines release under masks, and that helpers open sums of them only. A round whose sum is not opened is
         closed: its report says why, nothing is acknowledged, and machines carry over what they released.
+    centre : ndarray of shape (k,), optional
+        What machines see their samples from, sent with every request (:class:`~murmurfl.strategies.MeanOfFeatures`);
+        for machines that are configured for centring.
 
     Notes
     -----
@@ -119,9 +122,9 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
-        masked, replies = self._secure is not None, list(replies)
+        layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
         self._say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
-        outcomes = [read_outcome(reply, self._layout, asked, self.largest_value, masked=masked) for reply in replies]
+        outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
@@ -267,7 +270,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
                 grid,
                 self.machines.node_map(),
                 session=self.session,
-                num_parameters=vector_size(self._layout),
+                num_parameters=vector_size(self.release_layout),
                 message_type=self.message_type_of_queries,
                 timeout=timeout,
             )
@@ -362,6 +365,7 @@ def _request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> 
     return ConfigRecord(
         {
             **config,
+            **request.entries,
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.SERVER_ROUND: request.server_round,
             protocol.SESSION: request.session,

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Required, TypedDict
 
+import numpy as np
 from flwr.app import MetricRecord
+from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
 from .machines import SAMPLINGS, Sampling
@@ -34,6 +36,7 @@ class RoundOptions(TypedDict, total=False):
     run_dry: bool
     on_round: OnRound | None
     secure_aggregation: SecureAggregation | None
+    centre: NDArray[np.floating] | None
 
 
 class ReleaseOptions(RoundOptions, total=False):
@@ -88,3 +91,18 @@ def check_secure_aggregation(option: SecureAggregation | None, clients_per_round
             f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got {option.min_cohort}: no "
             "round could ever be opened."
         )
+
+
+def centre_bytes(centre: NDArray[np.floating]) -> bytes:
+    """A centre as requests have it: float32 values, little endian.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not one row of values that are finite in float32.
+    """
+    with np.errstate(over="ignore"):
+        values = np.asarray(centre).astype("<f4")
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise ConfigurationError(f"Expected a centre of finite values, one a feature, got shape {np.shape(centre)}.")
+    return values.tobytes()

@@ -104,6 +104,8 @@ class RoundRequest:
         The last release aggregated of every machine, asked or not; it grows while the round's replies are taken.
     points : tuple of ndarray of shape (d,)
         The query points.
+    entries : mapping
+        What the request says to every machine beside that, plain values.
     """
 
     server_round: int
@@ -111,6 +113,7 @@ class RoundRequest:
     acks: Mapping[str, int]
     aggregated: Mapping[str, int]
     points: tuple[Vector, ...]
+    entries: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
 from ..privacy.training import TrainingFigures
@@ -29,7 +30,7 @@ from .clipping_watch import ALL_MACHINES, ClippingWatch
 from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory, Sampling, sample_machines
 from .opening import Helpers
-from .options import OnRound, check_rounds_options, check_secure_aggregation
+from .options import OnRound, centre_bytes, check_rounds_options, check_secure_aggregation
 from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest, Summation
 from .secure_aggregation import SecureAggregation
 from .secure_rounds import SecureRounds
@@ -73,6 +74,7 @@ class Rounds(ABC, Generic[StateT]):
         run_dry: bool = False,
         on_round: OnRound | None = None,
         secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
     ) -> None:
         check_rounds_options(num_clients, clients_per_round, sampling, session, evaluate_every)
         refusing = "" if self.sums_suffice and self.acknowledges else type(self).__name__
@@ -103,6 +105,8 @@ class Rounds(ABC, Generic[StateT]):
         if secure_aggregation is not None:
             helpers = Helpers(secure_aggregation, self.machines, self.message_type_of_queries)
             self._secure = SecureRounds(secure_aggregation, helpers, clients_per_round, self.largest_value)
+        self.entries: dict[str, Any] = {} if centre is None else {protocol.CENTRE: centre_bytes(centre)}
+        """What every request says beside the protocol's own entries; plain values."""
         self._grid: Grid | None = None  # None for machines that are asked without messages
         self._timeout = _TIMEOUT_S
         self._fresh_seed = seed is None
@@ -129,9 +133,18 @@ class Rounds(ABC, Generic[StateT]):
     def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
         """The next state from the sum of a round's releases: pure."""
 
+    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
+        """The state after a round: :meth:`step`; for subclasses whose step also depends on what the sum is made of."""
+        return self.step(state, release_sum, report.server_round)
+
     @abstractmethod
     def model(self, state: StateT) -> Vector:
         """The model to publish."""
+
+    @property
+    def release_layout(self) -> Layout:
+        """The arrays of a release: the model's, where machines send nothing else."""
+        return self._layout
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint must agree on; plain values."""
@@ -144,6 +157,11 @@ class Rounds(ABC, Generic[StateT]):
             "sampling": self.sampling,
             "session": None if self._fresh_session else self.session,
             **({} if secure is None else {"secure_aggregation": secure.settled}),
+            **(
+                {"entries": hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()}
+                if self.entries
+                else {}
+            ),
         }
 
     def check_reply(self, reply: Reply) -> bool:
@@ -167,7 +185,8 @@ class Rounds(ABC, Generic[StateT]):
         self._sampled = len(names)
         self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
         aggregated = self.acks if self.acknowledges else {}
-        return RoundRequest(server_round, self.session, self._asked, aggregated, self.query_points(self.state))
+        points = self.query_points(self.state)
+        return RoundRequest(server_round, self.session, self._asked, aggregated, points, self.entries)
 
     def _ack(self, name: str) -> int:
         """What a machine is told was aggregated of it."""
@@ -180,7 +199,7 @@ class Rounds(ABC, Generic[StateT]):
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
-        size = vector_size(self._layout)
+        size = vector_size(self.release_layout)
         if self._secure is None:
             release_sum = ReleaseSum(size)
             report = self._believe(server_round, outcomes, release_sum)
@@ -222,7 +241,7 @@ class Rounds(ABC, Generic[StateT]):
         """The step of a round that is over."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
-        self.state = self.step(self.state, release_sum, report.server_round)
+        self.state = self.next_state(self.state, release_sum, report)
         self.history.append(report)
         return report
 

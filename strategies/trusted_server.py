@@ -31,6 +31,7 @@ from ..privacy import (
 )
 from ..privacy.grid import power_of_two_at_most
 from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
+from ..privacy.row_bound import BLOCK_ROWS
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError
 from .layout import vector_size
@@ -76,10 +77,12 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     stated = reply.metrics.get(protocol.SENSITIVITY)
     if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
         return False
-    # No longer than what machines send that clip at S and round their mean to the grid. NaN fails this test too.
+    # No longer than what machines send that clip at S and round their mean to the grid, or a sum over so many samples,
+    # block by block. NaN fails this test too.
     with np.errstate(over="ignore"):
         length = np.linalg.norm(reply.values)
-    if not length <= releases * (policy.clip_norm + plan.grid.charge(len(reply.values))):
+    rows, rounded = (reply.samples, -(-reply.samples // BLOCK_ROWS)) if policy.sums_samples else (1, 1)
+    if not length <= releases * (rows * policy.clip_norm + rounded * plan.grid.charge(len(reply.values))):
         return False
     counts = reply.values / plan.grid.spacing
     return bool((counts == np.rint(counts)).all())

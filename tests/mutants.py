@@ -32,6 +32,7 @@ ADMISSION = "tests/privacy/test_admission.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 MASKING = "tests/privacy/test_masking.py"
+MOMENTS = "tests/privacy/test_moments.py"
 OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
@@ -113,6 +114,41 @@ MUTANTS = (
         "delta *= 1.0 + SUMMING_ERROR",
         "pass",
         (ROW_BOUND,),
+    ),
+    Mutant(
+        "marks of a class are believed as they come",
+        "privacy/moments.py",
+        "return (chosen & clear[:, None]).astype(np.float64)",
+        "return np.nan_to_num(np.asarray(marks, dtype=np.float64))",
+        (MOMENTS,),
+    ),
+    Mutant(
+        "features of moments are not cut",
+        "privacy/row_bound.py",
+        "return self.moments.sum(self.rows(features), marks, self.clip_norm, weights)",
+        "return self.moments.sum(np.nan_to_num(features), marks, self.clip_norm, weights)",
+        (MOMENTS,),
+    ),
+    Mutant(
+        "moments are charged for one of their two parts' moves at a time",
+        "privacy/moments.py",
+        "math.sqrt(2.0 + 2.0 * squared + squared**2 / 2.0)",
+        "math.sqrt(2.0 + 2.0 * squared)",
+        (MOMENTS,),
+    ),
+    Mutant(
+        "products off the diagonal count once",
+        "privacy/moments.py",
+        "return np.where(rows == columns, 1.0, math.sqrt(2.0))",
+        "return np.where(rows == columns, 1.0, 2.0)",
+        (MOMENTS,),
+    ),
+    Mutant(
+        "moments of samples may be in several releases",
+        "privacy/policy.py",
+        "        Moments(self.classes, self.class_weight)\n        if self.order",
+        "        Moments(self.classes, self.class_weight)\n        if False and self.order",
+        (MOMENTS,),
     ),
     Mutant(
         "exact noise from 44-bit uniforms",

@@ -149,7 +149,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
         result,
         policy.mechanism,
         policy.max_participations,
-        experiment.model.num_parameters,
+        experiment.method.release_size(experiment.model),
         math.sqrt(max(squares) / summed) / plan.noise_std,
         run_guarantee(experiment, figures if config.secure else Figures(result.claimed_mu)),
         summed,
@@ -165,7 +165,7 @@ class _Measurement:
         config = experiment.config
         self._seed, self._runs, self._scene = config.seed, runs, Scene(experiment)
         self._policy = policy = self._scene.policy
-        self.plan = policy.plan(experiment.model.num_parameters)
+        self.plan = policy.plan(experiment.method.release_size(experiment.model))
         last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
         first = sorted({1, min(2, last), last})
         self.shifts = {f"first sample of release {k}": self._scene.shift(k) for k in first}

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..config import RunConfig
+from ..default_run import is_default_run, started_with
 from .failing import fail, failing_clearly
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
@@ -27,13 +28,19 @@ def run(
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
     verbose: Verbose = False,
 ) -> None:
-    """Run one private federated training and leave its result in a folder."""
+    """Run one private federated training and leave its result in a folder.
+
+    Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
+    or partition starts from the keys' plain defaults.
+    """
     from ..record import CHECKPOINT_NAME, RESULT_NAME
     from ..summary import summary_lines
+    from .closing import closing_lines
     from .folders import folder_for
 
     with failing_clearly():
-        settings = settings_of(config_file, assignments)
+        given = settings_of(config_file, assignments)
+        settings = started_with(given)
         config = RunConfig.from_mapping(settings)
         if engine not in ENGINES:
             fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
@@ -47,13 +54,14 @@ def run(
                 _run_here(RunConfig.from_mapping(settings), engine, folder)
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
-        for line in summary_lines(document, folder):
+        for line in [*summary_lines(document, folder), *closing_lines(document, measure=is_default_run(given))]:
             say(line)
 
 
 def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.flower_run import run_flower_app
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
+    from ..experiment import prepare
     from ..guarantees import expected_guarantee
     from ..record import RESULT_NAME
     from ..trackers import check_trackers
@@ -61,6 +69,8 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
 
     check_trackers(config)
     guarantee = expected_guarantee(config)  # an impossible configuration is refused here, before anything starts
+    if choice := prepare(config).choice:
+        say(choice)
     say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
@@ -85,6 +95,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
+    from ..experiment import prepare
     from ..guarantees import expected_guarantee
     from ..progress import RoundLine
     from ..record import write_record
@@ -95,6 +106,8 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     start = run_cohort if engine == "cohort" else run_in_process
     guarantee = expected_guarantee(config)
+    if choice := prepare(config).choice:
+        say(choice)
     with tracking(config, folder, guarantee) as trackers, RunDisplay(guarantee) as display:
 
         def show(progress: Progress) -> None:

@@ -118,8 +118,8 @@ def decide(situation: Situation, worked_out: WorkedOut) -> Decision:
     if not options:
         said = "; ".join(f"{one.strategy}: {one.why}" for one in impossible)
         raise ConfigurationError(
-            f"Expected a situation that some strategy can serve, got none. {said} Ask fewer machines a round, use fewer "
-            "rounds, let samples be used more often, or raise mu."
+            f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer machines a round, use "
+            "fewer rounds, let samples be used more often, or raise mu."
         )
     ranked = sorted(options, key=lambda option: option.score)
     return Decision(situation, ranked[0], ranked[1:], impossible)

@@ -22,8 +22,6 @@ _ONLINE_MECHANISMS = ("sqrt_toeplitz", "cancelling", "independent")
 _TOO_FEW = 1.5
 """What one round leaves undone, in units of noise-to-signal: on MNIST one full-batch round costs 15 points, and a
 noise-to-signal of 0.1 costs one. T rounds leave T^1.5 times less."""
-_OF_A_BATCH = 5.0
-"""Rounds of batches that are worth one round of all samples."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,8 @@ class Rule:
         The settings to try in a situation, or in words why there are none.
     whole : bool
         Whether each round goes through all samples of a machine.
+    worth : float
+        How many full-batch rounds one of its rounds is worth.
     stream : bool
         Whether it takes samples as they come.
     standing : bool
@@ -46,12 +46,13 @@ class Rule:
     strategy: str
     settings: Callable[[Situation], list[Settings] | str]
     whole: bool = False
+    worth: float = 0.2
     stream: bool = True
     standing: bool = True
 
     def shortfall(self, rounds: int) -> float:
         """What so few rounds leave undone, in units of noise-to-signal: a rule of thumb from MNIST."""
-        return _TOO_FEW / (rounds if self.whole else rounds / _OF_A_BATCH) ** 1.5
+        return _TOO_FEW / (rounds * self.worth) ** 1.5
 
 
 def _one_pass(situation: Situation) -> list[Settings] | str:
@@ -69,7 +70,7 @@ def _one_pass(situation: Situation) -> list[Settings] | str:
     )
 
 
-def _full_batch(situation: Situation) -> list[Settings] | str:
+def _full_batch(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - rounds come from its preset
     return [{}]
 
 
@@ -99,11 +100,12 @@ def _online(situation: Situation) -> list[Settings] | str:
 
 
 RULES = (
-    Rule("full-batch", _full_batch, whole=True, stream=False),
+    Rule("full-batch", _full_batch, whole=True, worth=1.0, stream=False),
     Rule("mu2", _one_pass),
+    Rule("trusted-full-batch", _full_batch, whole=True, worth=1.0, stream=False),
     Rule("trusted-mu2", _one_pass),
     Rule("online", _online, standing=False),
-    Rule("isrl-dp-accelerated", _whole_machines, whole=True, stream=False),
+    Rule("isrl-dp-accelerated", _whole_machines, whole=True, worth=0.5, stream=False),
     Rule("noisy-sgd", _one_pass),
     Rule("trusted-sgd", _one_pass),
 )

@@ -71,18 +71,23 @@ class CohortMachines:
 
     def _outcomes(self, request: RoundRequest, points: list[Any]) -> Iterator[Outcome]:
         config = self._experiment.config
-        for name, outcome in self.cohort.releases(request.server_round, request.session, request.acks, points):
+        # A mean of features is another release of another session: the only one, and never acknowledged.
+        acknowledged = protocol.RELEASE_OF not in request.entries
+        asked = (request.server_round, request.session, request.acks, points, request.entries)
+        for name, outcome in self.cohort.releases(*asked):
             lost = reply_is_lost(config.lost_replies, config.seed, request.server_round, name)
             if isinstance(outcome, RefusedError):
                 if not lost:
                     yield Refusal(outcome.code)
             elif not lost:
-                machine = self.cohort.client(name).machine
-                sensitivity = machine.plan.sensitivity
-                self._sent[name] = outcome.release
-                metrics = {protocol.SENSITIVITY: sensitivity, protocol.NUM_EXAMPLES: outcome.samples}
+                client = self.cohort.client(name)
+                plan = client.machine.plan if acknowledged or client.centred is None else client.centred.machine.plan
+                metrics = {protocol.SENSITIVITY: plan.sensitivity, protocol.NUM_EXAMPLES: outcome.samples}
+                if acknowledged:
+                    self._sent[name] = outcome.release
                 yield Reply(name, outcome.release, outcome.ack, outcome, metrics)
-                self._acknowledge(request, [name])
+                if acknowledged:
+                    self._acknowledge(request, [name])
 
     def _acknowledge(self, request: RoundRequest, names: Iterable[str]) -> None:
         """Tell machines which of their releases were aggregated, so that they can forget them.

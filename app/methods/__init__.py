@@ -3,8 +3,10 @@
 from ..registry import Registry
 from .auto import AutoMethod
 from .base import Method
+from .full_batch import FullBatchMethod, TrustedFullBatchMethod
 from .momentum import CorrelatedMomentumMethod, ReducedTreeMomentumMethod, TreeMomentumMethod, TrustedSgdMethod
 from .mu2 import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
+from .one_shot import OneShotMethod
 from .online import OnlineMethod
 from .problem import Hyperparameters, Problem
 from .sgd import AcceleratedIsrlDpMethod, IsrlDpMethod, NoisySgdMethod
@@ -17,6 +19,8 @@ METHODS: Registry[Method] = Registry(
         Mu2Method(),
         TrustedMu2Method(),
         DelayedMomentumMethod(),
+        FullBatchMethod(),
+        TrustedFullBatchMethod(),
         NoisySgdMethod(),
         IsrlDpMethod(),
         AcceleratedIsrlDpMethod(),
@@ -24,6 +28,7 @@ METHODS: Registry[Method] = Registry(
         ReducedTreeMomentumMethod(),
         CorrelatedMomentumMethod(),
         TrustedSgdMethod(),
+        OneShotMethod(),
         OnlineMethod(),
         ShuffledMethod(),
         AutoMethod(),

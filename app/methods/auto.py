@@ -38,7 +38,7 @@ class AutoMethod(Method):
             ("max_participations", config.max_participations, 0),
         ):
             if value != usual:
-                expected = f"{usual} with strategy = {AUTO!r}, which settles it; sample-uses says how often a sample may be used"
+                expected = f"{usual} with strategy = {AUTO!r}, which settles it by sample-uses and num-rounds"
                 raise refusal(name, expected, value)
 
 

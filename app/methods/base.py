@@ -27,13 +27,15 @@ from ...privacy import (
     policy_guarantee,
     server_guarantee,
 )
+from ...privacy.amplification import Amplification, amplification_of, weakest
 from ...strategies import ReleaseStrategy
 from ..config import RunConfig
 from ..keys import refusal
 from ..mechanisms import known_mechanism
 from ..models.base import Model
-from ..registry import registry
-from ..trust import SECURE, refused_trust
+from ..trust import SECURE
+from .bounding import bounding
+from .checks import refuse_unserved
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
@@ -75,6 +77,8 @@ class Method(ABC):
     """Whether all machines take part in every round, in epochs that they share."""
     may_lose: ClassVar[bool] = True
     """Whether a round may lack a machine's release."""
+    sums_samples: ClassVar[bool] = False
+    """Whether each release is a sum over all of a machine's samples: there are no batches then, and no passes."""
     samples_return: ClassVar[bool] = True
     """Whether a sample may take part more than once in a session."""
     uses_public: ClassVar[bool] = False
@@ -83,6 +87,8 @@ class Method(ABC):
     """Whether machines take steps of their own, with a step size of theirs."""
     has_regret: ClassVar[bool] = False
     """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
+    centres: ClassVar[bool] = True
+    """Whether machines may see their samples from a mean that they release first."""
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
@@ -94,36 +100,7 @@ class Method(ABC):
         ------
         ConfigurationError
         """
-        if config.trust_model not in self.trusts:
-            others = [name for name, method in registry("strategy").items() if config.trust in method.trusts]
-            raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
-        one_of = "one of {} with this strategy"
-        if config.preset not in self.presets:
-            raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
-        if self.mechanisms is not None:
-            allowed = ("", NO_NOISE, *self.mechanisms)
-            if config.mechanism not in allowed:
-                raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
-        units = ("", *self.clip_units)
-        if config.clip_unit not in units:
-            raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
-        if self.everybody and config.clients_per_round != config.num_clients:
-            expected = f"num-clients = {config.num_clients} with this strategy"
-            raise refusal("clients_per_round", expected, config.clients_per_round)
-        if not self.may_lose and config.lost_replies:
-            raise refusal(
-                "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
-            )
-        if not self.may_lose and config.run_dry:
-            raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
-        if not self.samples_return and config.passes > 1:
-            raise refusal("passes", "1 with this strategy", config.passes)
-        cancelling = self.mechanism(config) in ("cancelling", NO_NOISE)
-        if config.schedule and not cancelling:
-            raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
-        if registry("task")[config.task].public and not self.uses_public:
-            able = [repr(name) for name, method in registry("strategy").items() if method.uses_public]
-            raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
+        refuse_unserved(self, config)
 
     @property
     def own_trust(self) -> Trust:
@@ -153,6 +130,16 @@ class Method(ABC):
         accounting would cover what a clip or a step said about samples.
         """
         return sgd_preset(config, num_rounds, model)
+
+    def settled(
+        self,
+        config: RunConfig,
+        num_rounds: int,
+        model: Model,
+        sizes: Sequence[int],
+    ) -> Hyperparameters:
+        """:meth:`preset` for machines of so many samples; public, too."""
+        return self.preset(config, num_rounds, model)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """How many rounds go once through all samples; ``sizes`` are the machines'."""
@@ -194,10 +181,12 @@ class Method(ABC):
         shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         mechanism = self.mechanism(config)
         schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
+        # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
+        cap = separation if config.secret_order else min(problem.num_rounds, config.passes * separation)
         return self.machine_policy(
             clip_norm=problem.values.clip_norm,
             batch_size=config.batch_size,
-            max_participations=config.max_participations or min(problem.num_rounds, config.passes * separation),
+            max_participations=config.max_participations or cap,
             mu=config.mu,
             delta=config.delta,
             mechanism=mechanism,
@@ -210,6 +199,8 @@ class Method(ABC):
             noise_quality=config.noise_quality,
             release_rule=config.release_rule,
             trust=config.trust_model,
+            order="secret" if config.secret_order else "in-turn",
+            **bounding(config, self.keys),
             **shared,
         )
 
@@ -250,10 +241,18 @@ class Method(ABC):
             **fields,
         )
 
+    def release_size(self, model: Model) -> int:
+        """How many values a release has: those of the model, where machines send nothing else."""
+        return model.num_parameters
+
+    def policy_of_model(self, model: Model) -> Mapping[str, Any]:
+        """Fields of a machine's policy that its model settles."""
+        return {}
+
     def plans(self, problem: Problem) -> list[NoisePlan]:
         """The different noise plans of a simulation's machines."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
-        return [plan_or_largest_mu(policy, problem.model.num_parameters) for policy in policies]
+        return [plan_or_largest_mu(policy, self.release_size(problem.model)) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:
         """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
@@ -342,12 +341,28 @@ class Method(ABC):
         if self.trusted:
             rounds = None if brief else problem.num_rounds
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
-        words = self.brief_words(policy) if brief else words
+        words, amplified = self.brief_words(policy) if brief else words, None
+        if not (brief or stated):  # real machines have their own order, or none
+            amplified = self.amplification(problem)
         if policy.trust == SECURE and mu_local is None:
-            mu_local = policy.plan(problem.model.num_parameters).mu_local
+            mu_local = policy.plan(self.release_size(problem.model)).mu_local
         if min_honest is not None:
             policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
-        return policy_guarantee(policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated)
+        return policy_guarantee(
+            policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated, amplified=amplified
+        )
+
+    def amplification(self, problem: Problem) -> Amplification | None:
+        """What the secret order of a simulation's machines is worth, of the one for which it is worth least.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :func:`~murmurfl.privacy.amplification.amplification_of`.
+        """
+        policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
+        if not all(policy.order == "secret" and policy.adds_noise for policy in policies):
+            return None
+        return weakest(amplification_of(policy, policy.plan(problem.model.num_parameters)) for policy in policies)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """A policy's words for the caption of many runs."""

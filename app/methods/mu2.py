@@ -10,6 +10,7 @@ from ...strategies import DelayedMomentum, Mu2, TrustedMu2
 from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
+from .bounding import BOUNDING
 from .presets import PaperConstants, largest_step, tuned, wanted_mu
 from .problem import Hyperparameters
 
@@ -19,7 +20,7 @@ class Mu2Method(Method):
 
     name = "mu2"
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
-    keys = Method.keys | {"diameter", "schedule", "release-rule"}
+    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"} | BOUNDING
     presets = ("practical", "paper")
     default_mechanism = "decay"
     sums_suffice = True
@@ -67,7 +68,7 @@ class TrustedMu2Method(Mu2Method):
 
     name = "trusted-mu2"
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
-    keys = Method.keys | {"diameter", "release-rule"}
+    keys = Method.keys | {"diameter", "release-rule"} | BOUNDING
     trusted = True
     default_mechanism = "cancelling"
     sums_suffice = False
@@ -93,7 +94,7 @@ class DelayedMomentumMethod(Mu2Method):
 
     name = "delayed-momentum"
     sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
-    keys = Method.keys | {"diameter", "schedule"}
+    keys = Method.keys | {"diameter", "schedule"} | BOUNDING
     release_rule = "acknowledged"
     sums_suffice = False
     with_trusted_server = ""

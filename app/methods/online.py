@@ -23,6 +23,7 @@ class OnlineMethod(Method):
     clip_units = ("update", "contractive")
     local_steps = True
     has_regret = True
+    centres = False
     sums_suffice = True
     on_real_nodes = True
     client_type = OnlineClient

@@ -9,8 +9,9 @@ private data would itself cost privacy.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..centring import is_centred
 from ..config import RunConfig
 from ..models.base import Model
 from ..registry import registry
@@ -63,8 +64,20 @@ def wanted_mu(config: RunConfig) -> float:
 
 
 def tuned(config: RunConfig) -> Tuned:
-    """The constants chosen for a task and its features."""
-    return the_task(config).tuned.get(config.features, UNTUNED)
+    """The constants chosen for a task and its features; seen from their mean, features have length 1."""
+    chosen = the_task(config).tuned.get(config.features, UNTUNED)
+    bound = registry("features")[config.features].norm_bound
+    if not is_centred(config) or bound is None:
+        return chosen
+    # A model of features R times as long is the same model with parameters divided by R.
+    rates = {name: getattr(chosen, name) * bound**2 for name in ("mu2_rate", "sgd_rate")}
+    clips = {name: getattr(chosen, name) / bound for name in ("mu2_clip_norm", "sgd_clip_norm")}
+    return replace(chosen, **rates, **clips, diameter=chosen.diameter * bound)
+
+
+def largest_squared_norm(config: RunConfig, num_features: int) -> float:
+    """The most that ||x||^2 can be for the features of a sample, by how they are made."""
+    return the_task(config).squared_norm_bound(config.features, num_features, feature_bound(config))
 
 
 def smoothness(config: RunConfig, model: Model) -> float:
@@ -73,8 +86,27 @@ def smoothness(config: RunConfig, model: Model) -> float:
     See :meth:`~murmurfl.app.models.base.ModelKind.smoothness`.
     """
     bound, kind = feature_bound(config), registry("model")[config.model]
-    squares = the_task(config).squared_norm_bound(config.features, model.num_features, bound)
+    squares = 1.0 if is_centred(config) else largest_squared_norm(config, model.num_features)
     return kind.smoothness(model.num_features, squares, bound)
+
+
+_USUAL_SHARE = 1 / 6
+"""What features in [0, 1] have of the largest squared norm there could be, about: pixels are mostly background."""
+
+
+def usual_squared_norm(config: RunConfig, model: Model) -> float:
+    """What a sample's squared norm usually is, its bias counted, by how its features are made: a rule for steps."""
+    if is_centred(config):
+        return 1.0
+    squares = largest_squared_norm(config, model.num_features)
+    if squares == model.num_features:
+        squares *= _USUAL_SHARE
+    return squares + float("bias" in model.names)
+
+
+def constant_feature(config: RunConfig) -> bool:
+    """Whether the features have a constant of their own, so that a linear model needs no bias."""
+    return bool(getattr(registry("features")[config.features], "constant", False))
 
 
 def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:

@@ -48,6 +48,7 @@ class ShuffledMethod(Method):
     mechanisms = ()
     default_mechanism = "independent"
     uses_public = True
+    centres = False
     client_type = ShuffledClient
     strategy_type = ShuffledAvg
 

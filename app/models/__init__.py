@@ -18,12 +18,24 @@ MODELS = Registry("model", ModelKind, (Softmax(), *NETWORKS, *LINEAR), adapt=own
 
 
 @lru_cache(maxsize=8)
-def make_model(name: str, num_features: int, num_classes: int, feature_bound: float = 0.0) -> Model:
+def make_model(
+    name: str, num_features: int, num_classes: int, feature_bound: float = 0.0, *, constant: bool = False
+) -> Model:
     """The model of a run configuration, cached: every message of a simulation asks for it.
+
+    Parameters
+    ----------
+    name : str
+    num_features, num_classes : int
+    feature_bound : float
+        R of the linear models.
+    constant : bool
+        Whether there is a constant among the features, so that no bias is needed.
 
     Raises
     ------
     ConfigurationError
         If the name is unknown or the model does not fit the data.
     """
-    return MODELS[name].make(num_features, num_classes, feature_bound)
+    kind = MODELS[name]
+    return (kind.make_biasless if constant else kind.make)(num_features, num_classes, feature_bound)

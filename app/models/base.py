@@ -141,6 +141,8 @@ class ModelKind(ABC):
         Whether the papers give clip and step for it, so that ``preset = paper`` is possible.
     convex : bool
         Whether its loss is known to be convex.
+    scores : bool
+        Whether its predictions follow linear scores of the features, one a class.
     online : OnlineConstants
         Clip and step of the preset for online federated learning.
     """
@@ -150,6 +152,7 @@ class ModelKind(ABC):
     keys: frozenset[str] = frozenset()
     paper_constants: bool = False
     convex: bool = False
+    scores: bool = False
     online: OnlineConstants = OnlineConstants()
 
     def check(self, config: RunConfig) -> None:
@@ -185,6 +188,10 @@ class ModelKind(ABC):
         ConfigurationError
             If it does not fit the data, or a package that it needs is missing.
         """
+
+    def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
+        """The model for features with a constant among them, which do without a bias; by default :meth:`make`'s."""
+        return self.make(num_features, num_classes, feature_bound)
 
     def declared_smoothness(self, num_features: int, feature_bound: float) -> float | None:
         """L, where the model itself bounds it whatever the data are; None where it does not."""

@@ -242,6 +242,7 @@ class Logistic(ModelKind):
     """
 
     keys = frozenset({"feature-bound"})
+    scores = True
 
     def __init__(
         self, name: str, sentence: str, model: type[LogisticRegression], *, convex: bool, online: OnlineConstants

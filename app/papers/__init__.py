@@ -9,6 +9,7 @@ from .cell import Cell
 from .jiang_2026 import LASSO, MEAN, RIDGE
 from .kind import TableKind
 from .paper import Paper
+from .plan_grid import PlanGrid, PlanGridMnist
 from .reshef_levy_2024 import ReshefLevy2024
 from .reshef_levy_2025 import ReshefLevy2025
 from .secure_aggregation import SecureAggregation
@@ -22,6 +23,8 @@ PAPERS: Registry[Paper] = Registry(
         ReshefLevy2025(),
         ReshefLevy2024(),
         SecureAggregation(),
+        PlanGrid(),
+        PlanGridMnist(),
         Zhang2025Logistic(),
         Zhang2025Cnn(),
         TranCutkosky2022(),

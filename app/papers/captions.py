@@ -11,7 +11,9 @@ import numpy as np
 
 from ...privacy import SIMULATED, Guarantee, caption
 from ..config import RunConfig
+from ..experiment import prepare
 from ..methods import METHODS, Problem
+from ..methods.auto import AUTO
 from ..models.softmax import SoftmaxRegression
 from ..tasks.base import Dataset, Shard
 from .unread import without_unread
@@ -31,9 +33,11 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
     mu_local : float
         What holds whatever happens, under secure aggregation, as the run had it.
     """
+    if config.strategy == AUTO:  # the words are those of what was chosen
+        config = prepare(config).config
     method = METHODS[config.strategy]
     rounds, model = config.passes * _NOMINAL, SoftmaxRegression(1, 2)
-    values = method.preset(config, rounds, model).overridden(config)
+    values = method.settled(config, rounds, model, [config.batch_size * _NOMINAL]).overridden(config)
     nothing = np.zeros((config.batch_size * _NOMINAL, 1), np.float32), np.zeros(config.batch_size * _NOMINAL, np.int64)
     data = Dataset(*nothing, *nothing, num_classes=2)
     shards = [Shard(data, np.arange(len(data.train_labels)))]

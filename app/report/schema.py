@@ -53,6 +53,10 @@ def _privacy() -> Schema:
             "mu_local": _or_null("number", _LOCAL),
             "epsilon_local": _or_null("number", "Of `mu_local`, at `delta`; null likewise."),
             "min_honest": _or_null("integer", _HONEST, minimum=1),
+            "epsilon_amplified": _or_null(
+                "number", "At `delta`, what a secret order makes of epsilon, or an estimate of it; else null."
+            ),
+            "amplified_proved": _or_null("boolean", "Whether that is a guarantee; false: an estimate. Null likewise."),
             "delta": _value("number", "Where epsilon is shown."),
             "unit": _value("string", "What is protected as a whole.", enum=list(UNITS)),
             "relation": _value("string", "How neighbouring data sets differ.", enum=list(RELATIONS)),
@@ -145,6 +149,12 @@ def _about() -> dict[str, Schema]:
             "What carried the messages; null for a program of one's own.",
             enum=["cohort", "inprocess", "ray", "real-nodes", None],
         ),
+        "chosen_by": _or_null(
+            "string",
+            "`auto` where the strategy was chosen for the run's sizes; null where it was set.",
+            enum=["auto", None],
+        ),
+        "chosen_because": _or_null("string", "Why it was chosen, in a sentence; null likewise."),
         "versions": _value(
             "object", "Of murmurfl, Python and the packages that were used.", additionalProperties={"type": "string"}
         ),

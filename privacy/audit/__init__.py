@@ -10,6 +10,7 @@ clipping, noise and release rule.
 from .bounds import epsilon_bound, error_bound, mu_bound
 from .many_runs import Answers, AuditResult, Streams, audit_client, likelihood_weights, prefix_sums
 from .one_run import OneRunResult, audit_one_run, canary_scores, one_run_epsilon, one_run_p_value
+from .secret_order import audit_secret_order
 
 __all__ = [
     "Answers",
@@ -18,6 +19,7 @@ __all__ = [
     "Streams",
     "audit_client",
     "audit_one_run",
+    "audit_secret_order",
     "canary_scores",
     "epsilon_bound",
     "error_bound",

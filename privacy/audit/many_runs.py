@@ -45,14 +45,14 @@ Streams = Callable[[str | None, range], Answers]
 all these machines may have keys in common."""
 
 # How many runs are held in memory at a time.
-_TOGETHER = 250
+TOGETHER = 250
 # How many runs are needed for each weight of a fitted statistic.
 _RUNS_PER_WEIGHT = 10
 _RIDGE = 1e-12
 # A statistic whose means are this many standard deviations apart has no noise in it, only the rounding to the grid.
 _UNNOISED = 1e4
 # False alarms and misses, for mu and for epsilon.
-_BOUNDS = 4
+BOUNDS = 4
 # Thresholds are chosen by bounds of this significance, so that one with few errors by luck is not chosen.
 _CHOOSING = 1e-6
 
@@ -106,7 +106,7 @@ class AuditResult:
     @property
     def largest_measurable_mu(self) -> float:
         """What would have been measured without any error: above it these runs tell nothing of noise."""
-        least = error_bound(0, self.runs - self.runs // 2, (1.0 - self.confidence) / _BOUNDS)
+        least = error_bound(0, self.runs - self.runs // 2, (1.0 - self.confidence) / BOUNDS)
         return float(mu_bound(least, least))
 
 
@@ -170,7 +170,7 @@ def audit_client(
     directions = _row_space(np.concatenate(list(shifts.values())))
 
     def transcripts(canary: str | None) -> NDArray[np.float64]:
-        blocks = [range(start, min(start + _TOGETHER, runs)) for start in range(0, runs, _TOGETHER)]
+        blocks = [range(start, min(start + TOGETHER, runs)) for start in range(0, runs, TOGETHER)]
         parts = [
             prefix_sums(streams(canary, block), len(block), releases, directions, lost, policy.release_rule)
             for block in blocks
@@ -180,11 +180,11 @@ def audit_client(
     canary, statistic, scores = _best_scores(plan.mechanism, shifts, directions, transcripts, runs)
     # Canary and statistic were chosen by the first half of the runs; only the second half is counted.
     chosen, counted = ([score[part] for score in scores] for part in (slice(runs // 2), slice(runs // 2, None)))
-    estimated, significance = _separation(*counted), (1.0 - confidence) / _BOUNDS
+    estimated, significance = separation(*counted), (1.0 - confidence) / BOUNDS
     mu, epsilon = math.inf, math.inf
     if estimated < _UNNOISED:
-        mu = _measured(mu_bound, chosen, counted, significance)
-        epsilon = _measured(partial(epsilon_bound, delta=policy.delta), chosen, counted, significance)
+        mu = measured(mu_bound, chosen, counted, significance)
+        epsilon = measured(partial(epsilon_bound, delta=policy.delta), chosen, counted, significance)
     claimed = plan.spent_mu(releases) if claimed_mu is None else claimed_mu
     return AuditResult(
         claimed_mu=claimed,
@@ -231,7 +231,7 @@ def _best_scores(
             for statistic, weight in weights.items():
                 yield canary, statistic, [np.tensordot(sums, weight, 2) for sums in pair]
 
-    return max(scored(), key=lambda found: _separation(*(score[choose] for score in found[2])))
+    return max(scored(), key=lambda found: separation(*(score[choose] for score in found[2])))
 
 
 def prefix_sums(
@@ -325,14 +325,14 @@ def _statistics(
     return weights
 
 
-def _separation(without: NDArray[np.float64], present: NDArray[np.float64]) -> float:
+def separation(without: NDArray[np.float64], present: NDArray[np.float64]) -> float:
     """How far apart the two are, in standard deviations; the canary's is the larger."""
     spread = math.sqrt((without.var() + present.var()) / 2)
     move = float(present.mean() - without.mean())
     return move / spread if spread > 0 else math.copysign(math.inf, move)
 
 
-def _measured(
+def measured(
     bound: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
     chosen: Sequence[NDArray[np.float64]],
     counted: Sequence[NDArray[np.float64]],

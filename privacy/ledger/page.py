@@ -115,7 +115,9 @@ class SQLitePage(LedgerPage):
             for name, (ours, theirs) in pairs.items():
                 before = self.stream(name) or StreamRecord(CLOSED)
                 releases = max(ours.releases, theirs.releases)
-                self._write_stream(name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
+                self._write_stream(
+                    name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order)
+                )
             # The mark comes first, because max keeps the first of two equals: the mark knows what left last.
             furthest = max((mark, self.state), key=lambda state: (state.samples_used, bool(state.data)))
             counter = max(self.state.counter, mark.counter) + 1

@@ -9,7 +9,7 @@ from .base import Draw, Increment, Mechanism, Memory, State
 from .blt import BltNoise, optimise_blt
 from .cancelling import SCHEDULES, CancellingNoise, Schedule
 from .check import check_mechanism
-from .independent import IndependentNoise
+from .independent import SHARES, IndependentNoise
 from .optimal import WORKLOADS, OptimalNoise, Workload, optimal_encoder
 from .recent import BisrNoise, DecayNoise, best_decay
 from .sensitivity import PATTERNS, Pattern, Sensitivity
@@ -100,6 +100,7 @@ __all__ = [
     "MECHANISMS",
     "PATTERNS",
     "SCHEDULES",
+    "SHARES",
     "WORKLOADS",
     "BandedNoise",
     "BisrNoise",

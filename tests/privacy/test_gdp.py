@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from hypothesis import given
 from hypothesis import strategies as st
-from murmurfl.privacy import ConfigurationError, compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
+from murmurfl.privacy import ConfigurationError, compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 
 # ALGORITHMS, section 1, at delta = 1e-5.
 PUBLISHED = {0.25: 0.926, 0.5: 1.993, 1: 4.377, 2: 9.997, 4: 24.38, 8: 65.32, 12: 122.3, 16: 195.4}
@@ -71,8 +72,21 @@ def test_ends_of_the_curve():
         lambda: gdp_delta(1, -0.1),
         lambda: gdp_mu(math.inf, 1e-5),
         lambda: compose_gdp([1, -1]),
+        lambda: gdp_best_guess(-1),
     ],
 )
 def test_impossible_parameters_are_refused(call):
     with pytest.raises(ConfigurationError, match="Expected"):
         call()
+
+
+def test_the_best_guess_is_what_delta_at_epsilon_zero_allows_and_no_better():
+    """(1 + delta(0)) / 2 for equal odds; an attacker with the likelihood ratio attains it (seed 1, four errors)."""
+    assert gdp_best_guess(0) == 0.5
+    assert gdp_best_guess(math.inf) == 1
+    for mu in PUBLISHED:
+        assert gdp_best_guess(mu) == pytest.approx((1 + gdp_delta(mu, 0)) / 2)
+    normals = np.random.Generator(np.random.Philox(key=1)).normal(size=200_000)
+    replaced = np.arange(len(normals)) % 2 == 1
+    right = ((normals + replaced > 0.5) == replaced).mean()
+    assert right == pytest.approx(gdp_best_guess(1.0), abs=4 * 0.5 / len(normals) ** 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from ....privacy import ConfigurationError
 from ...config import RunConfig
 from ...registry import registry
+
+FloatT = TypeVar("FloatT", bound=np.floating)
 
 
 class Features(ABC):
@@ -24,6 +27,8 @@ class Features(ABC):
         The most that a row's L2 norm can be, whatever the image; None for features in [0, 1].
     nonnegative : bool
         Whether no value is below zero, whatever the image.
+    centring : str
+        What an empty run-config key ``centring`` stands for: ``private`` where their mean is best taken out.
     """
 
     name: str = ""
@@ -31,6 +36,7 @@ class Features(ABC):
     keys: frozenset[str] = frozenset()
     norm_bound: float | None = None
     nonnegative: bool = False
+    centring: str = "none"
 
     def check(self, config: RunConfig) -> None:  # noqa: B027 - pixels refuse nothing
         """Refuse a run configuration whose task these features cannot be made for."""
@@ -85,7 +91,7 @@ def in_unit_range(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
     return np.asarray(images / np.float32(white), dtype=np.float32)
 
 
-def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit_rows(rows: NDArray[FloatT]) -> NDArray[FloatT]:
     """Rows of L2 norm 1, each scaled by its own norm; a row of zeros stays one."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(norms > 0, norms, 1).astype(rows.dtype)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), dtype=rows.dtype)

@@ -100,6 +100,7 @@ class SoftGradients(OfImages):
     )
     norm_bound = 1.0
     nonnegative = True
+    centring = "private"
     least_side = 4
 
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:

@@ -1,0 +1,89 @@
+"""The table of a grid: for each kind of data and mu, every strategy in the order of how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...privacy import rounded_up
+from ..config import RunConfig
+from ..experiment import prepare
+from ..methods.auto import AUTO
+from ..report.table import Column, Table
+from .kind import TableKind, Trial
+from .over_seeds import statistics
+
+_AUC = "auc"
+_TABULAR = ("credit-default", "recidivism")
+"""Tasks whose classes are so unequal that accuracy says little."""
+
+
+class GridTable(TableKind):
+    """A line for each algorithm of each cell, the best first."""
+
+    name = "grid"
+    sentence = "how good every strategy is on the same data at the same mu, and how far behind the best"
+    digits = 5
+
+    columns = (
+        Column("data", "what was learnt, and on how many machines", label=True),
+        Column("mu", "what every run of the line guarantees, in the terms above", form=rounded_up),
+        Column("epsilon", "the same at delta", form=rounded_up),
+        Column("algorithm", "what was run; for auto, what it took", label=True),
+        Column("score", "test accuracy in percent, or AUC x 100; mean over seeds", form=".1f", spread="± std"),
+        Column("behind", "how many points the best of the data and the mu has more", form=".1f"),
+        Column("rounds", "T"),
+    )
+
+    def curves(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The AUC at the end, where there are two classes, and the number of rounds."""
+        kept = {"rounds-made": {"rounds": [document["rounds"]], "values": [float(document["rounds"])]}}
+        auc = document.get(_AUC)
+        return kept if auc is None else {**kept, _AUC: {"rounds": [document["rounds"]], "values": [auc]}}
+
+    def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The score and the rounds; of ``auto``, the settings of what it took: captions are about those."""
+        measure = _AUC if best.config.task in _TABULAR else "accuracy"
+        values = [run["curves"][_AUC]["values"][-1] if measure == _AUC else run["accuracy"] for run in best.runs]
+        told = {
+            "measure": measure,
+            "score": statistics([100 * value for value in values], self.digits),
+            "rounds": best.runs[0]["curves"]["rounds-made"]["values"][-1],
+        }
+        if best.config.strategy == AUTO:
+            told["settings"] = chosen_settings(best.config)
+            told["chosen_by"] = AUTO
+        return told
+
+    def table(self, document: Mapping[str, Any], title: str = "") -> Table:
+        """A line for each algorithm of each cell."""
+        return Table(title, self.columns, grid_rows(document), str(document.get("guarantee", "")))
+
+
+def chosen_settings(config: RunConfig) -> dict[str, Any]:
+    """What ``auto`` chose for a configuration, as settings in its place."""
+    asked = {**config.to_mapping(), "strategy": AUTO}
+    chosen = prepare(config).config.to_mapping()
+    return {name: value for name, value in chosen.items() if value != asked[name]}
+
+
+def grid_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One flat row for each algorithm, the best of each cell first."""
+    rows = []
+    for cell in document["cells"]:
+        found = sorted(cell["algorithms"].items(), key=lambda item: -item[1]["score"]["mean"])
+        most = max(entry["score"]["mean"] for label, entry in found if "chosen_by" not in entry)
+        rows += [
+            {
+                "data": cell["table"],
+                "mu": entry["mu"]["mean"],
+                "epsilon": entry["epsilon"]["mean"],
+                "algorithm": f"{label}: {entry['settings']['strategy']}" if "chosen_by" in entry else label,
+                "score": entry["score"]["mean"],
+                "± std": entry["score"]["std"] if len(entry["score"]["runs"]) > 1 else None,
+                "behind": most - entry["score"]["mean"],
+                "rounds": round(entry["rounds"]),
+            }
+            for label, entry in found
+        ]
+    return rows

@@ -1,0 +1,223 @@
+"""Private centring, the machine's half: it releases the mean of its features once, and sees its samples from a centre.
+
+What is released and what it costs stands in :mod:`murmurfl.privacy.centring`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachine, RefusedError, Release, protocol
+from ..privacy.centring import CENTRING_CONSTANT, centred
+from .gradients import Samples
+from .requests import ReleaseOf, malformed
+
+_IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
+
+_TAKES_NO_CENTRE = "this machine is not configured for centring: it releases no mean and takes no centre"
+_NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
+
+
+@dataclass(frozen=True)
+class Centring:
+    """That a machine releases the mean of its features, and sees its samples from a centre that it is sent.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Of the mean's release (:func:`~murmurfl.privacy.centring_policy`), on the same budget as the machine's other
+        policy.
+    num_features : int
+        k, values of one sample's features.
+    constant : float
+        What is appended to them: the model has k + 1 inputs, the last of which is a bias.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy is not one of a mean's release.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`, for the release. What a machine computes
+    around a centre depends on one sample and the centre alone, whoever made the centre.
+    """
+
+    policy: PrivacyPolicy
+    num_features: int
+    constant: float = CENTRING_CONSTANT
+
+    def __post_init__(self) -> None:
+        policy = self.policy
+        alone = policy.builds_on == "nothing" and policy.mechanism in ("independent", NO_NOISE)
+        if not (policy.order == "all" and policy.max_participations == 1 and policy.clipping == "clip" and alone):
+            raise ConfigurationError(
+                "Expected for a mean of features a policy with order 'all', max_participations 1, clipping 'clip', "
+                "mechanism 'independent' and release_rule 'paper', got another: make it with centring_policy."
+            )
+        if isinstance(self.num_features, bool) or not isinstance(self.num_features, int) or self.num_features < 1:
+            raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {self.num_features!r}.")
+        if not (math.isfinite(self.constant) and self.constant > 0):
+            raise ConfigurationError(f"Expected a constant > 0 and finite, got {self.constant!r}.")
+
+    def check_beside(self, policy: PrivacyPolicy) -> None:
+        """Refuse a policy of everything else with which the mean cannot share samples or a budget.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if policy.order == "in-turn" and policy.sample_participations == 1:
+            raise ConfigurationError(
+                "Expected order 'again' beside centring, got 'in-turn': the mean takes every sample, and none would be "
+                "left that no session has used."
+            )
+        if policy.order == "secret":
+            raise ConfigurationError(
+                "Expected another order than 'secret' beside centring, got it: what a secret order is worth is counted "
+                "for samples that show nowhere else, and the mean is of all of them."
+            )
+        for name in _IN_COMMON:
+            ours, theirs = getattr(self.policy, name), getattr(policy, name)
+            if ours != theirs:
+                raise ConfigurationError(
+                    f"Expected one {name} for the mean of features and for everything else on this machine, got "
+                    f"{ours!r} and {theirs!r}."
+                )
+        if self.policy.adds_noise != policy.adds_noise:
+            raise ConfigurationError(
+                "Expected noise on the mean of features and on everything else, or on neither, got mechanism "
+                f"{self.policy.mechanism!r} and {policy.mechanism!r}."
+            )
+
+    def features(self, batch: Any) -> NDArray[np.float64]:
+        """The features of a batch of samples, an array or a tuple that begins with it: one row each."""
+        values = np.asarray(batch[0] if isinstance(batch, tuple) else batch, dtype=np.float64)
+        return values.reshape(len(values), -1)
+
+    def batch(self, batch: Any, centre: NDArray[np.float32]) -> Any:
+        """A batch of samples, an array or a tuple that begins with their features, seen from a centre.
+
+        Notes
+        -----
+        **Formal guarantees.** Sample i of it depends on sample i of the batch and on the centre alone.
+        """
+        if isinstance(batch, tuple):
+            return (centred(batch[0], centre, self.constant), *batch[1:])
+        return centred(batch, centre, self.constant)
+
+    @property
+    def terms(self) -> tuple[int, float]:
+        """What machines have in common that are computed together."""
+        return self.num_features, self.constant
+
+
+class Centred:
+    """The part of a machine that is configured for centring: the mean of its features, and samples seen from a centre.
+
+    Parameters
+    ----------
+    centring : Centring
+    samples : Samples
+        The machine's data: arrays of features, or tuples that begin with one.
+    machine : PrivateMachine
+        Of the mean, on the machine's ledger and keys.
+    beside : PrivacyPolicy
+        Of everything else that the machine releases.
+
+    Raises
+    ------
+    ConfigurationError
+        If the two policies do not go together.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`: the ledger counts the mean's session and
+    all others together, so that both stay within one budget.
+    """
+
+    def __init__(self, centring: Centring, samples: Samples, machine: PrivateMachine, *, beside: PrivacyPolicy) -> None:
+        centring.check_beside(beside)
+        self.centring = centring
+        self.machine = machine
+        self.shapes = [(centring.num_features,)]
+        self._samples = samples
+        # A simulation whose releases are from all samples asks for the same ones again and again.
+        self._keeps = machine.simulated and beside.sums_samples
+        self._centre: NDArray[np.float32] | None = None
+        self._batches: dict[tuple[int, int], Any] = {}
+
+    def release(self, session: str, ack: int) -> Release:
+        """The sum of the machine's features, bounded and with noise; the only one of its session.
+
+        Raises
+        ------
+        RefusedError
+            If the cap or the budget forbids it.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :meth:`murmurfl.privacy.PrivateMachine.release` under
+        :func:`~murmurfl.privacy.centring_policy`.
+        """
+        return self.machine.release(session, ack, lambda chosen: self.centring.features(self._samples[chosen]))
+
+    def batch(self, samples: slice, centre: NDArray[np.float32]) -> Any:
+        """The samples of a slice, seen from a centre."""
+        if not self._keeps:
+            return self.centring.batch(self._samples[samples], centre)
+        if self._centre is None or not np.array_equal(self._centre, centre):
+            self._centre, self._batches = centre, {}
+        key = samples.start, samples.stop
+        if key not in self._batches:
+            self._batches[key] = self.centring.batch(self._samples[samples], centre)
+        return self._batches[key]
+
+
+def read_release_of(
+    config: Mapping[str, Any], centring: Centring | None
+) -> tuple[ReleaseOf, NDArray[np.float32] | None]:
+    """What a training request is for, and the centre it brings; refused where the machine is configured otherwise.
+
+    Parameters
+    ----------
+    config : mapping
+        The request's entries.
+    centring : Centring or None
+        The machine's.
+
+    Raises
+    ------
+    RefusedError
+        With a fixed text.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: an answer or a refusal that depends on the request and on what is public of
+    the machine.
+    """
+    of, content = config.get(protocol.RELEASE_OF), config.get(protocol.CENTRE)
+    if of not in (None, protocol.OF_MEAN):
+        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
+    if centring is None:
+        if of is not None or content is not None:
+            raise RefusedError(protocol.NOT_CONFIGURED, _TAKES_NO_CENTRE)
+        return "gradients", None
+    if of is not None:
+        if content is not None:
+            raise malformed("a request for the mean brings no centre")
+        return "mean", None
+    if content is None:
+        raise RefusedError(protocol.NOT_CONFIGURED, _NEEDS_CENTRE)
+    if not isinstance(content, bytes) or len(content) != 4 * centring.num_features:
+        raise malformed(f"expected {protocol.CENTRE} to be {centring.num_features} float32 values, little endian")
+    centre = np.frombuffer(content, dtype="<f4").astype(np.float32)
+    if not np.isfinite(centre).all():
+        raise malformed(f"expected {protocol.CENTRE} to be finite")
+    return "gradients", centre

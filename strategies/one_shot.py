@@ -1,0 +1,165 @@
+r"""One shot, the server's half: ridge regression on the classes from one noisy release of second moments.
+
+With A the noisy sum of x x^T and B that of x (onehot(y) - 1 / C)^T, of N samples,
+
+    W = (A_+ + N lambda I)^-1 B,    lambda N = ridge x sqrt(2 k m) sigma,
+
+where A_+ is A with its negative eigenvalues set to zero and sigma the noise of each of m releases. sqrt(2 k m) sigma is
+the largest eigenvalue that noise alone gives to A: below it nothing of A can be told from noise. It is public, so the
+choice of lambda costs nothing. W x are least squares' scores. As a classifier's logits C W x are published, which
+predict the same, and are as long as a linear discriminant's where classes are hard to tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError
+from ..privacy.moments import Moments
+from .base import ReleaseStrategy
+from .layout import Layout, Vector
+from .options import ReleaseOptions
+from .replies import RoundReport
+
+LEAST_RIDGE = 1e-6
+"""What is added to every eigenvalue where there is no noise, relative to the clip's square."""
+
+
+@dataclass(frozen=True)
+class OneShotState:
+    """The model so far, shape (d,): the initial one until the release came."""
+
+    model: Vector
+
+
+def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], added: float) -> NDArray[np.float64]:
+    """(A_+ + added I)^-1 B, shape (k, C): a pure function.
+
+    Parameters
+    ----------
+    gram : ndarray of shape (k, k)
+        A, symmetric.
+    targets : ndarray of shape (k, C)
+        B.
+    added : float
+        > 0.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    return (vectors / (np.maximum(values, 0.0) + added)) @ (vectors.T @ targets)
+
+
+class OneShot(ReleaseStrategy[OneShotState]):
+    """One release of second moments of each machine, and a linear model from their sum, for
+    :class:`~murmurfl.clients.OneShotClient`.
+
+    Parameters
+    ----------
+    clip_norm : float
+        S, the bound on features that machines have.
+    class_weight : float
+        A, the weight of classes in their releases.
+    noise_std : float
+        Sigma, of the noise on each value of one machine's release; 0 without noise.
+    ridge : float
+        Lambda in units of what noise adds; > 0.
+    constant : float
+        What machines append to features, where the model has a bias; 0 for none.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`. The model is a weight, of shape (C, k) or for two classes
+        (k,), and where machines append a constant a bias of shape (C,) behind it.
+
+    Notes
+    -----
+    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines', and everything computed
+    here is post-processing of what they released.
+    """
+
+    state_type: ClassVar[type[OneShotState]] = OneShotState
+
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        class_weight: float = 1.0,
+        noise_std: float = 0.0,
+        ridge: float = 0.5,
+        constant: float = 0.0,
+        **options: Unpack[ReleaseOptions],
+    ) -> None:
+        super().__init__(**options)
+        for name, value in (("clip_norm", clip_norm), ("ridge", ridge)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
+        for name, value in (("noise_std", noise_std), ("constant", constant)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigurationError(f"Expected {name} >= 0 and finite, got {value!r}.")
+        Moments(2, class_weight)
+        self.clip_norm = float(clip_norm)
+        self.class_weight = float(class_weight)
+        self.noise_std = float(noise_std)
+        self.ridge = float(ridge)
+        self.constant = float(constant)
+
+    def settings(self) -> dict[str, Any]:
+        names = ("clip_norm", "class_weight", "noise_std", "ridge", "constant")
+        return {**super().settings(), **{name: getattr(self, name) for name in names}}
+
+    @property
+    def release_layout(self) -> Layout:
+        return [("moments", (self._moments.num_values(self._width),), np.dtype(np.float64))]
+
+    def initial_state(self, start: Vector) -> OneShotState:
+        self._check_layout()
+        return OneShotState(start)
+
+    def query_points(self, state: OneShotState) -> tuple[Vector, ...]:
+        return ()
+
+    def step(self, state: OneShotState, release_sum: Vector, server_round: int) -> OneShotState:
+        raise NotImplementedError("What is made of a release depends on how many there are: see next_state.")
+
+    def next_state(self, state: OneShotState, release_sum: Vector, report: RoundReport) -> OneShotState:
+        if report.server_round > 1:
+            raise ConfigurationError(f"Expected one round of one shot, got round {report.server_round}.")
+        if not report.aggregated:
+            return state  # nothing came: the initial model
+        gram, targets = self._moments.read(release_sum, self.clip_norm)
+        noise = math.sqrt(2.0 * self._width * report.aggregated) * self.noise_std
+        added = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
+        return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, added)))
+
+    def model(self, state: OneShotState) -> Vector:
+        return state.model
+
+    def _arranged(self, scores: NDArray[np.float64]) -> Vector:
+        """Scores of shape (k, C) as the model's values."""
+        if self.constant:
+            return np.concatenate([scores[:-1].T.ravel(), self.constant * scores[-1]])
+        if len(self._layout[0][1]) == 1:
+            return scores[:, 1] - scores[:, 0]
+        return scores.T.ravel()
+
+    @property
+    def _moments(self) -> Moments:
+        shape = self._layout[0][1]
+        return Moments(shape[0] if len(shape) == 2 else 2, self.class_weight)
+
+    @property
+    def _width(self) -> int:
+        """Features of a sample, the constant among them."""
+        return self._layout[0][1][-1] + (self.constant > 0)
+
+    def _check_layout(self) -> None:
+        shapes = [shape for _, shape, _ in self._layout]
+        weight = shapes[0]
+        expected = [weight, (weight[0],)] if self.constant else [weight]
+        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.constant)):
+            raise ConfigurationError(
+                "Expected a model of a weight of shape (C, k), with a bias of shape (C,) if there is a constant, or of "
+                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}."
+            )

@@ -1,0 +1,120 @@
+"""Which strategy a situation calls for: the theorem's two cases, what is impossible, and figures that are the runs'."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.decision import Situation, decide, noise_to_signal
+from murmurfl.app.experiment import worked_out
+from murmurfl.app.methods import METHODS
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+
+MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_per_round=100, mu=1.0)
+
+
+def situation(config=MNIST, samples=600, features=588):
+    return Situation(config, (samples,) * config.num_clients, features, 10)
+
+
+def decided(samples=600, features=588, **changes):
+    return decide(situation(replace(MNIST, **changes), samples, features), worked_out)
+
+
+def test_where_samples_may_be_used_in_every_round_full_batches_are_chosen():
+    for mu in (0.1, 0.25, 1.0, 2.0):
+        made = decided(mu=mu)
+        assert made.chosen.strategy == "full-batch"
+        assert made.chosen.uses == made.chosen.rounds > 4
+        assert all(other.noise_to_signal > made.chosen.noise_to_signal for other in made.others if other.uses == 1)
+        assert "independent noise and few full batches win" in made.reason
+
+
+@pytest.mark.parametrize("changes", [{"sample_uses": "once"}, {"stream": True}])
+def test_where_samples_are_used_once_noise_cancels(changes):
+    made = decided(**changes)
+    assert made.chosen.strategy in ("mu2", "online")
+    assert made.chosen.uses == 1
+    assert any(one.strategy == "full-batch" for one in (*made.others, *made.impossible))
+
+
+def test_a_trusted_server_and_sums_are_decided_among_the_strategies_that_serve_them():
+    sums, trusted = decided(trust="secure-aggregation"), decided(trust="trusted-server")
+    assert (sums.chosen.strategy, trusted.chosen.strategy) == ("full-batch", "trusted-full-batch")
+    alone = decided()
+    assert sums.chosen.noise_to_signal < alone.chosen.noise_to_signal
+    for made in (sums, trusted):
+        for option in (made.chosen, *made.others):
+            assert option.problem.config.trust_model in METHODS[option.strategy].trusts
+
+
+def test_machines_that_may_be_asked_in_few_rounds_are_asked_in_no_more():
+    for rounds in (1, 3, 7):
+        made = decided(num_rounds=rounds)
+        assert all(option.rounds <= rounds for option in (made.chosen, *made.others))
+
+
+def test_the_same_sizes_give_the_same_choice_wherever_it_is_made():
+    assert decided().document() == decided().document()
+    assert decided().settings == decided(seed=2).settings
+
+
+def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
+    """2 S sqrt(T) / (n mu sqrt(M)) in one value, for T full batches and for one pass of mu^2 in T rounds."""
+    size, machines, dimension, rounds = 600, 100, 1000, 20
+    whole = PrivacyPolicy(
+        0.5, 1, rounds, 1.0, order="all", mechanism="independent", release_rule="paper", noise_quality="fast"
+    )
+    turn = PrivacyPolicy(8.0, size // rounds, rounds, 1.0, noise_quality="fast")
+    expected = 2 * math.sqrt(rounds) / (size * math.sqrt(machines)) * math.sqrt(dimension)
+    shared = {"num_parameters": dimension, "rounds": rounds, "asked": machines, "machines": machines}
+    for policy, alone, summed in ((whole, True, size), (turn, False, 1)):
+        found = noise_to_signal(
+            policy.plan(dimension), clip_norm=policy.clip_norm, stands_alone=alone, samples_summed=summed, **shared
+        )
+        assert found == pytest.approx(expected, rel=2e-3)
+
+
+def test_more_machines_samples_or_mu_never_make_noise_louder():
+    base = decided().chosen
+    same = {"num_rounds": base.rounds}
+    reference = decided(**same).chosen.noise_to_signal
+    for louder in (decided(samples=300, **same), decided(mu=0.5, **same), decided(num_clients=50, clients_per_round=50)):
+        assert louder.chosen.noise_to_signal > reference * 0.99
+
+
+def test_every_option_is_a_run_that_could_be_started():
+    made = decided()
+    for option in (made.chosen, *made.others):
+        config = made.situation.with_settings({"strategy": option.strategy, **option.settings})
+        assert RunConfig.from_mapping(config.to_mapping()) == config
+        assert config.strategy == option.strategy
+        assert METHODS[config.strategy].plans(option.problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples", "said"),
+    [
+        ({"stream": True, "num_rounds": 700}, 600, "Expected rounds <= 600 for a stream of 600 samples a machine"),
+        ({"mu": 1e-9}, 600, "Expected a situation that some strategy can serve"),
+        ({"passes": 2}, 600, "Expected passes to be 1 with strategy = 'auto'"),
+        ({"sample_uses": "onc"}, 600, "did you mean 'once'"),
+        ({"batch_size": 3}, 600, "Expected batch-size to be left at 8 with strategy = 'auto'"),
+    ],
+)
+def test_impossible_requests_say_what_to_change(changes, samples, said):
+    with pytest.raises(ConfigurationError, match=said.replace("(", r"\(")):
+        decided(samples=samples, **changes)
+
+
+def test_sizes_that_are_not_the_machines_are_refused():
+    with pytest.raises(ConfigurationError, match="Expected sizes of num-clients = 100 machines"):
+        Situation(MNIST, (600,) * 99, 588, 10)
+    with pytest.raises(ConfigurationError, match="each of 1 sample at least"):
+        Situation(MNIST, (600,) * 99 + (0,), 588, 10)
+
+
+def test_without_noise_mu_changes_nothing():
+    one, other = (decided(mechanism="none", mu=mu) for mu in (0.1, 50.0))
+    assert one.settings == other.settings
+    assert one.chosen.noise_to_signal == 0
