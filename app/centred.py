@@ -21,6 +21,7 @@ from .config import RunConfig
 from .methods import Problem
 from .methods.largest_mu import plan_or_largest_mu
 from .methods.presets import feature_bound
+from .trust import SECURE, helper_names
 
 _FOR_EVER = 2**31
 """Rounds in which helpers are waited for, where that is never given up."""
@@ -41,10 +42,23 @@ class CentredProblem(Problem):
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
         """The policy of everything but the mean that an engine gives a simulated machine."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def roster(self) -> Roster:
-        """The machines and helpers of a simulation under secure aggregation."""
+        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
+
+        Raises
+        ------
+        ConfigurationError
+            Under another trust model.
+
+        Notes
+        -----
+        **Formal guarantees.** None: whoever knows the seed knows every key. Real machines have rosters of their own.
+        """
+        if not self.config.secure:
+            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
+        machines = tuple(str(machine) for machine in range(self.config.num_clients))
+        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
 
     @cached_property
     def is_centred(self) -> bool:

@@ -27,10 +27,15 @@ _KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_
 
 def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
-    method = registry("strategy")[config.strategy]
-    own = registry("features")[config.features].centring
-    able = method.centres and not config.secret_order
-    return config.centring == PRIVATE or (not config.centring and own == PRIVATE and able)
+    if config.centring:
+        return config.centring == PRIVATE
+    return without_being_asked(config.strategy, config.features, secret_order=config.secret_order)
+
+
+def without_being_asked(strategy: str, features: str, *, secret_order: bool) -> bool:
+    """Whether features have centring by themselves, with a method that can have it."""
+    wanted = registry("features")[features].centring == PRIVATE
+    return wanted and registry("strategy")[strategy].centres and not secret_order
 
 
 def check_centring(config: RunConfig) -> None:

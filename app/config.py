@@ -31,6 +31,7 @@ from ..privacy import (
     gdp_mu,
 )
 from ..privacy.roster import MOST_HELPERS
+from ..privacy.row_bound import CLIPPINGS
 from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
 from .centring import CENTRINGS, check_centring
 from .keys import Key, key, keys_of, mu_and_epsilon, refusal, unknown_key
@@ -217,6 +218,16 @@ class RunConfig:
         "What is clipped; empty for the method's own.",
         choices=("", *CLIP_UNITS),
         read_by="strategy",
+    )
+    clipping: str = key(
+        "",
+        "How gradients are bounded: cut to S where they are longer, or with `automatic` all brought to nearly S, "
+        "S g / (||g|| + gamma); empty for `clip`.",
+        choices=("", *CLIPPINGS),
+        read_by="strategy",
+    )
+    clip_stability: float = key(
+        0.01, "gamma of automatic clipping, in the gradients' own units.", above=0, read_by="strategy"
     )
     feature_bound: float = key(
         0.0, "R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"

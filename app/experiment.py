@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..clients import PrivateClient
 from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ..privacy.masking import Masking
-from ..privacy.roster import MachineKey, Roster
+from ..privacy.roster import MachineKey
 from ..strategies import ReleaseStrategy
 from .centred import CentredProblem, trained_config
 from .centring import beside_mean, is_centred
@@ -32,7 +32,6 @@ from .models import make_model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
-from .trust import SECURE, helper_names
 
 
 @dataclass(frozen=True)
@@ -112,24 +111,6 @@ class Experiment(CentredProblem):
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
         return self.method.plans(self.trained)
-
-    @cached_property
-    def roster(self) -> Roster:
-        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
-
-        Raises
-        ------
-        ConfigurationError
-            Under another trust model.
-
-        Notes
-        -----
-        **Formal guarantees.** None: whoever knows the seed knows every key. Real machines have rosters of their own.
-        """
-        if not self.config.secure:
-            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
-        machines = tuple(str(machine) for machine in range(self.config.num_clients))
-        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
 
     def masking(self, machine: int) -> Masking:
         """A simulated machine's masks.

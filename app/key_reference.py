@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from .config import readers_of, run_keys
 from .keys import Key, Value
+from .registry import registry
 
 
 def key_schema(one: Key) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def key_schema(one: Key) -> dict[str, Any]:
     schema |= {name: bound for name, bound in bounds.items() if bound is not None}
     if one.known and one.kind == "str":
         own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
+        own += [{"pattern": rf"{re.escape(suffix)}$"}] if (suffix := _suffix(one)) else []
         schema |= {"anyOf": [{"enum": list(one.known)}, *own]} if own else {"enum": list(one.known)}
     return schema
 
@@ -39,7 +42,13 @@ def expected(one: Key) -> str:
         words = one.expected
         return f"{words} (empty: {one.zero})" if one.kind == "str" and one.zero else words
     own = ", or one of your own, package.module:Thing" if one.names or one.own else ""
-    return f"one of {', '.join(names)}{own}"
+    file = f" or path/to/file{suffix}" if (suffix := _suffix(one)) else ""
+    return f"one of {', '.join(names)}{own}{file}"
+
+
+def _suffix(one: Key) -> str:
+    """Of a file that the key may name."""
+    return registry(one.name).suffix if one.names else ""
 
 
 def readers(one: Key) -> str:

@@ -56,6 +56,10 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
     adapt : callable, optional
         Makes a thing of this kind from a user's object that is of another kind, such as a function, given the object
         and its name; it raises a ``ConfigurationError`` where it cannot. Default: such an object is refused.
+    suffix : str
+        With which the path of a file ends that a thing of this kind may be; empty for none.
+    of_file : callable, optional
+        Makes a thing of such a path.
     """
 
     def __init__(
@@ -64,8 +68,12 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         kind: type[ThingT],
         things: Iterable[ThingT],
         adapt: Callable[[Any, str], ThingT] | None = None,
+        suffix: str = "",
+        of_file: Callable[[str], ThingT] | None = None,
     ) -> None:
         self.key = key
+        self.suffix = suffix
+        self._of_file = of_file
         self._kind = kind
         self._adapt = adapt
         self._things: dict[str, ThingT] = {thing.name: thing for thing in things}  # type: ignore[attr-defined]
@@ -81,7 +89,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         """
         if name in self._things:
             return self._things[name]
-        if ":" not in name:
+        if ":" not in name and not self.is_file(name):
             raise ConfigurationError(unknown_name(self.key, name, self._things))
         if name not in self._own:
             self._own[name] = self._made(name)
@@ -98,11 +106,17 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         """Whether a name is built in."""
         return name in self._things
 
+    def is_file(self, name: str) -> bool:
+        """Whether a name is the path of a file."""
+        return bool(self.suffix) and name.endswith(self.suffix)
+
     def reading(self, key: str) -> list[str]:
         """The built-in names of those that read a run-config key."""
         return [name for name, thing in self._things.items() if key in thing.keys]  # type: ignore[attr-defined]
 
     def _made(self, name: str) -> ThingT:
+        if self._of_file is not None and self.is_file(name):
+            return self._of_file(name)
         found = imported(name, f"{self.key} = {name!r}")
         if inspect.isclass(found) and issubclass(found, self._kind):
             found = found()

@@ -310,7 +310,8 @@ class PrivacyPolicy:
             nonnegative=self.clip_unit == "nonnegative",
             stability=self.clip_stability if self.clipping == "automatic" else None,
             # The steps of a contractive update were clipped one by one, where they were made.
-            observed=self.clip_unit != "contractive",
+            # Automatic clipping shortens most rows, and is meant to: there is nothing to warn of.
+            observed=self.clip_unit != "contractive" and self.clipping == "clip",
             moments=Moments(self.classes, self.class_weight) if self.clip_unit == "moments" else None,
         )
 
@@ -369,6 +370,7 @@ class PrivacyPolicy:
             sensitivity="" if self.clip_unit == "sample" else self.clip_unit,
             participations=self.participations,
             masked=self.trust == "secure-aggregation",
+            clipping="" if self.clipping == "clip" else self.clipping,
             secret=self.order == "secret",
         )
 

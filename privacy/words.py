@@ -34,6 +34,7 @@ def noise_words(
     participations: int = 1,
     masked: bool = False,
     secret: bool = False,
+    clipping: str = "",
 ) -> str:
     """Noise of machines that put it on their own releases.
 
@@ -53,6 +54,8 @@ def noise_words(
         Whether only sums of these releases are seen.
     secret : bool
         Whether each sample is in a release that only its machine knows.
+    clipping : str
+        How samples' rows are bounded, if not by cutting them: ``automatic``.
 
     Examples
     --------
@@ -62,6 +65,7 @@ def noise_words(
     named = ", ".join(str(value) for value in options if value)
     words = f"{mechanism}{f' ({named})' if named else ''} noise {where}"
     words += ", under masks" if masked else ""
+    words += f", {clipping} clipping" if clipping else ""
     words += f", {sensitivity} sensitivity" if sensitivity else ""
     words += ", samples in a secret order" if secret else ""
     return words + (f", every sample in up to {participations} releases" if participations > 1 else "")

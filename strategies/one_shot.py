@@ -6,7 +6,8 @@ With A the noisy sum of x x^T and B that of x (onehot(y) - 1 / C)^T, of N sample
 
 where A_+ is A with its negative eigenvalues set to zero and sigma the noise of each of m releases. sqrt(2 k m) sigma is
 the largest eigenvalue that noise alone gives to A: below it nothing of A can be told from noise. It is public, so the
-choice of lambda costs nothing.
+choice of lambda costs nothing. W x are least squares' scores. As a classifier's logits C W x are published, which
+predict the same, and are as long as a linear discriminant's where classes are hard to tell apart.
 """
 
 from __future__ import annotations
@@ -68,8 +69,6 @@ class OneShot(ReleaseStrategy[OneShotState]):
         Lambda in units of what noise adds; > 0.
     constant : float
         What machines append to features, where the model has a bias; 0 for none.
-    scale : float
-        What scores are multiplied with, so that they serve as a classifier's logits; > 0.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`. The model is a weight, of shape (C, k) or for two classes
         (k,), and where machines append a constant a bias of shape (C,) behind it.
@@ -90,11 +89,10 @@ class OneShot(ReleaseStrategy[OneShotState]):
         noise_std: float = 0.0,
         ridge: float = 0.5,
         constant: float = 0.0,
-        scale: float = 1.0,
         **options: Unpack[ReleaseOptions],
     ) -> None:
         super().__init__(**options)
-        for name, value in (("clip_norm", clip_norm), ("ridge", ridge), ("scale", scale)):
+        for name, value in (("clip_norm", clip_norm), ("ridge", ridge)):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
         for name, value in (("noise_std", noise_std), ("constant", constant)):
@@ -106,10 +104,9 @@ class OneShot(ReleaseStrategy[OneShotState]):
         self.noise_std = float(noise_std)
         self.ridge = float(ridge)
         self.constant = float(constant)
-        self.scale = float(scale)
 
     def settings(self) -> dict[str, Any]:
-        names = ("clip_norm", "class_weight", "noise_std", "ridge", "constant", "scale")
+        names = ("clip_norm", "class_weight", "noise_std", "ridge", "constant")
         return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     @property
@@ -134,7 +131,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
         gram, targets = self._moments.read(release_sum, self.clip_norm)
         noise = math.sqrt(2.0 * self._width * report.aggregated) * self.noise_std
         added = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
-        return OneShotState(self._arranged(self.scale * ridge_scores(gram, targets, added)))
+        return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, added)))
 
     def model(self, state: OneShotState) -> Vector:
         return state.model

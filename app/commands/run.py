@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..config import RunConfig
+from ..default_run import is_default_run, started_with
 from .failing import fail, failing_clearly
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
@@ -27,13 +28,19 @@ def run(
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
     verbose: Verbose = False,
 ) -> None:
-    """Run one private federated training and leave its result in a folder."""
+    """Run one private federated training and leave its result in a folder.
+
+    Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
+    or partition starts from the keys' plain defaults.
+    """
     from ..record import CHECKPOINT_NAME, RESULT_NAME
     from ..summary import summary_lines
+    from .closing import closing_lines
     from .folders import folder_for
 
     with failing_clearly():
-        settings = settings_of(config_file, assignments)
+        given = settings_of(config_file, assignments)
+        settings = started_with(given)
         config = RunConfig.from_mapping(settings)
         if engine not in ENGINES:
             fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
@@ -47,7 +54,7 @@ def run(
                 _run_here(RunConfig.from_mapping(settings), engine, folder)
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
-        for line in summary_lines(document, folder):
+        for line in [*summary_lines(document, folder), *closing_lines(document, measure=is_default_run(given))]:
             say(line)
 
 

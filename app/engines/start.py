@@ -16,8 +16,10 @@ from ..experiment import prepare
 from ..own_modules import environment_for
 from ..participants import participant_names
 from ..record import RESULT_NAME, result_document
+from ..registry import registry
 from ..result import Progress, RunResult
 from ..run import run_experiment
+from ..tasks.features.weights import FOLDER, WEIGHTS_VARIABLE
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
@@ -96,13 +98,16 @@ def num_nodes(config: RunConfig) -> int:
 def ray_environment(config: RunConfig) -> dict[str, str]:
     """What the environment of Ray's processes needs beyond this one's, for a run of this configuration."""
     offline = {"HF_HUB_OFFLINE": "1"}  # partitions are made here: nothing is asked of the hub
-    return {**offline, **environment_for(config)}
+    return {**offline, WEIGHTS_VARIABLE: str(FOLDER), **environment_for(config)}  # a bundle has no weights
 
 
 def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
-    """The configuration as overrides, with the data root as an absolute path: Ray's workers stand elsewhere."""
-    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
-    return {**config.to_mapping(), "data-root": str(Path(root).expanduser().resolve()) if root else ""}
+    """The configuration as overrides, with files and folders as absolute paths: Ray's workers stand elsewhere."""
+    root, features = config.data_root or os.environ.get("MURMURFL_DATA", ""), config.features
+    if registry("features").is_file(features):
+        features = str(Path(features).expanduser().resolve())
+    root = str(Path(root).expanduser().resolve()) if root else ""
+    return {**config.to_mapping(), "data-root": root, "features": features}
 
 
 def app_folder() -> Path:

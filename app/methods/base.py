@@ -32,12 +32,13 @@ from ..config import RunConfig
 from ..keys import refusal
 from ..mechanisms import known_mechanism
 from ..models.base import Model
-from ..registry import registry
-from ..trust import SECURE, refused_trust
+from ..trust import SECURE
+from .bounding import bounding
+from .checks import refuse_unserved
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
-from .secret_order import amplification_of_all, check_secret_order
+from .secret_order import amplification_of_all
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
@@ -99,37 +100,7 @@ class Method(ABC):
         ------
         ConfigurationError
         """
-        if config.trust_model not in self.trusts:
-            others = [name for name, method in registry("strategy").items() if config.trust in method.trusts]
-            raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
-        one_of = "one of {} with this strategy"
-        if config.preset not in self.presets:
-            raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
-        if self.mechanisms is not None:
-            allowed = ("", NO_NOISE, *self.mechanisms)
-            if config.mechanism not in allowed:
-                raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
-        units = ("", *self.clip_units)
-        if config.clip_unit not in units:
-            raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
-        if self.everybody and config.clients_per_round != config.num_clients:
-            expected = f"num-clients = {config.num_clients} with this strategy"
-            raise refusal("clients_per_round", expected, config.clients_per_round)
-        if not self.may_lose and config.lost_replies:
-            raise refusal(
-                "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
-            )
-        if not self.may_lose and config.run_dry:
-            raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
-        check_secret_order(config)
-        if not self.samples_return and config.passes > 1:
-            raise refusal("passes", "1 with this strategy", config.passes)
-        cancelling = self.mechanism(config) in ("cancelling", NO_NOISE)
-        if config.schedule and not cancelling:
-            raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
-        if registry("task")[config.task].public and not self.uses_public:
-            able = [repr(name) for name, method in registry("strategy").items() if method.uses_public]
-            raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
+        refuse_unserved(self, config)
 
     @property
     def own_trust(self) -> Trust:
@@ -229,6 +200,7 @@ class Method(ABC):
             release_rule=config.release_rule,
             trust=config.trust_model,
             order="secret" if config.secret_order else "in-turn",
+            **bounding(config, self.keys),
             **shared,
         )
 

@@ -20,6 +20,7 @@ from ...strategies import FullBatch, TrustedFullBatch
 from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
+from .bounding import BOUNDING, bounding
 from .presets import usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
@@ -61,7 +62,7 @@ class FullBatchMethod(Method):
 
     name = "full-batch"
     sentence = "Full batches: all samples in each of few rounds, fresh noise, momentum; the server is not trusted."
-    keys = frozenset({"momentum", "average", "l2", "shares"})
+    keys = frozenset({"momentum", "average", "l2", "shares"}) | BOUNDING
     mechanisms = ("independent",)
     default_mechanism = "independent"
     # A gradient at a model that is gone is no use: a release stands alone.
@@ -111,6 +112,7 @@ class FullBatchMethod(Method):
             mechanism_options={"shares": config.shares} if config.shares and not self.trusted else (),
             noise_quality=config.noise_quality,
             trust=config.trust_model,
+            **bounding(config, self.keys),
             **shared,
         )
 

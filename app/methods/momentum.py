@@ -13,6 +13,7 @@ from ..config import RunConfig
 from ..mechanisms import known_mechanism
 from ..models.base import Model
 from .base import Method
+from .bounding import BOUNDING
 from .presets import PaperConstants, sgd_preset, tuned
 from .problem import Hyperparameters, Problem
 
@@ -25,7 +26,7 @@ class TreeMomentumMethod(Method):
 
     name = "tree-momentum"
     sentence = "Tree-aggregated momentum with normalised steps; the server is trusted."
-    keys = Method.keys | {"alpha"}
+    keys = Method.keys | {"alpha"} | BOUNDING
     trusted = True
     mechanisms = ()
     release_rule = "paper"
@@ -61,6 +62,8 @@ class ReducedTreeMomentumMethod(TreeMomentumMethod):
 
     name = "reduced-tree-momentum"
     sentence = "Tree-aggregated momentum of less sensitivity, for smooth losses; the server is trusted."
+    # Automatic clipping moves two gradients further apart than they were; it may not.
+    keys = TreeMomentumMethod.keys - BOUNDING
     may_lose = False
     strategy_type = ReducedTreeMomentum
 
@@ -95,7 +98,7 @@ class TrustedSgdMethod(TreeMomentumMethod):
 
     name = "trusted-sgd"
     sentence = "DP-SGD with fresh noise of the server, to compare with; the server is trusted."
-    keys = Method.keys
+    keys = Method.keys | BOUNDING
     strategy_type = CorrelatedMomentum
 
     def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:

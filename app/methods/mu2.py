@@ -10,6 +10,7 @@ from ...strategies import DelayedMomentum, Mu2, TrustedMu2
 from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
+from .bounding import BOUNDING
 from .presets import PaperConstants, largest_step, tuned, wanted_mu
 from .problem import Hyperparameters
 
@@ -19,8 +20,9 @@ class Mu2Method(Method):
 
     name = "mu2"
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
-    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"}
+    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order"} | BOUNDING
     presets = ("practical", "paper")
+    default_mechanism = "decay"
     sums_suffice = True
     with_trusted_server = "trusted-mu2"
     on_real_nodes = True
@@ -39,6 +41,11 @@ class Mu2Method(Method):
         eta = chosen.mu2_rate * self.noise_mu(config) ** chosen.mu2_power / num_rounds**2
         eta = min(eta, largest_step(config, chosen.mu2_most, num_rounds, model))
         return Hyperparameters(chosen.mu2_clip_norm, eta, chosen.diameter)
+
+    def mechanism(self, config: RunConfig) -> str:
+        # The papers' noise, where their constants or one of its schedules are asked for by name.
+        papers = config.preset == "paper" or config.schedule
+        return "cancelling" if papers and not config.mechanism else super().mechanism(config)
 
     def noise_mu(self, config: RunConfig) -> float:
         """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""
@@ -61,8 +68,9 @@ class TrustedMu2Method(Mu2Method):
 
     name = "trusted-mu2"
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
-    keys = Method.keys | {"diameter", "release-rule"}
+    keys = Method.keys | {"diameter", "release-rule"} | BOUNDING
     trusted = True
+    default_mechanism = "cancelling"
     sums_suffice = False
     with_trusted_server = ""
     mechanisms = ()
@@ -86,7 +94,7 @@ class DelayedMomentumMethod(Mu2Method):
 
     name = "delayed-momentum"
     sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
-    keys = Method.keys | {"diameter", "schedule"}
+    keys = Method.keys | {"diameter", "schedule"} | BOUNDING
     release_rule = "acknowledged"
     sums_suffice = False
     with_trusted_server = ""

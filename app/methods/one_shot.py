@@ -20,17 +20,13 @@ from ..keys import refusal
 from ..models.base import Model
 from ..registry import registry
 from .base import Method
-from .presets import feature_bound, the_task
+from .presets import usual_squared_norm
 from .problem import Hyperparameters, Problem
 
 RIDGE = 0.2
 """Lambda in units of the noise's largest eigenvalue."""
 CONSTANT = 0.3
 """What is appended where the model has a bias, relative to the features' bound."""
-SCALE = 10.0
-"""Scores of least squares lie between 0 and 1; so much longer they do as logits."""
-_SHARE_OF_BOX = 0.25
-"""Samples of features in [0, 1] are far shorter than sqrt(k): what they are clipped to, relative to it."""
 
 
 class OneShotMethod(Method):
@@ -44,6 +40,7 @@ class OneShotMethod(Method):
     clip_units = ("moments",)
     release_rule = "paper"
     sums_suffice = True
+    sums_samples = True
     samples_return = False
     on_real_nodes = True
     client_type = OneShotClient
@@ -61,14 +58,9 @@ class OneShotMethod(Method):
             raise refusal("model", f"{able} with this strategy, which makes linear scores", config.model)
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
-        features = registry("features")[config.features]
-        longest = math.sqrt(
-            the_task(config).squared_norm_bound(config.features, model.num_features, feature_bound(config))
-        )
-        boxed = features.norm_bound is None and the_task(config).has_images
-        bound = longest * (_SHARE_OF_BOX if boxed else 1.0)
+        squares = usual_squared_norm(config, model) - _has_bias(model)  # what it counts for the bias
         with_constant = math.hypot(1.0, CONSTANT) if _has_bias(model) else 1.0
-        return Hyperparameters(bound * with_constant, 1.0, math.inf, sampling="balanced")
+        return Hyperparameters(math.sqrt(squares) * with_constant, 1.0, math.inf, sampling="balanced")
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         return 1
@@ -118,12 +110,11 @@ class OneShotMethod(Method):
             "noise_std": max(plan.noise_std for plan in self.plans(problem)),
             "ridge": problem.config.ridge or RIDGE,
             "constant": _constant(problem.model, clip_norm),
-            "scale": SCALE,
         }
 
 
 def _has_bias(model: Model) -> bool:
-    return len(model.shapes) > 1
+    return "bias" in model.names
 
 
 def _constant(model: Model, clip_norm: float) -> float:

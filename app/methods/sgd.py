@@ -11,6 +11,7 @@ from ...strategies import IsrlDp, NoisySGD
 from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
+from .bounding import BOUNDING
 from .presets import PaperConstants, sgd_preset
 from .problem import Hyperparameters, Problem
 
@@ -20,7 +21,7 @@ class NoisySgdMethod(Method):
 
     name = "noisy-sgd"
     sentence = "Noisy SGD: fresh noise in every release, the server is not trusted."
-    keys = Method.keys | {"diameter", "secret-order"}
+    keys = Method.keys | {"diameter", "secret-order"} | BOUNDING
     mechanisms = ("independent",)
     default_mechanism = "independent"
     # SGD has nothing to carry over: a lost gradient belongs to a model that is gone.

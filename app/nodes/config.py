@@ -7,7 +7,7 @@ widen any of it. Unknown keys, missing ones and impossible values are refused wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,26 +23,23 @@ from ...clients.operators_file import (
 )
 from ...clients.roster_files import read_machine_key, read_roster
 from ...privacy import (
+    CENTRING_SHARE,
     MECHANISMS,
     ConfigurationError,
     Masking,
     PrivacyPolicy,
     SQLiteLedger,
-    policy_guarantee,
     protocol,
-    rounded_up,
 )
-from ...privacy.amplification import amplification_of
+from ..centring import beside_mean
 from ..config import RunConfig
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
-from ..methods.presets import feature_bound
-from ..models import make_model
-from ..models.base import Model
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
 from ..trust import SECURE
+from .centring import CentredNode
 from .own_samples import OwnSamples
 
 __all__ = [
@@ -50,7 +47,6 @@ __all__ = [
     "NODE_CONFIG_VARIABLE",
     "NodeConfig",
     "configured_client",
-    "describe",
     "node_strategies",
     "operators_file",
 ]
@@ -66,7 +62,7 @@ def node_strategies() -> list[str]:
 
 
 @dataclass(frozen=True)
-class NodeConfig:
+class NodeConfig(CentredNode):
     """Everything a real machine decides for itself.
 
     Parameters
@@ -92,7 +88,8 @@ class NodeConfig:
     num_classes : int
         Of ``samples``; public, so it is not taken from the labels.
     task, features, data_root : str
-        A built-in data set, as in the run configuration; empty with ``samples``.
+        A built-in data set, as in the run configuration; empty with ``samples``. Features of the operator's own, a
+        function or a file, are what this file names and nothing that a server sends.
     partition, partition_seed, num_partitions : str, int, int
         How a built-in data set is split.
     partition_id : int
@@ -109,6 +106,15 @@ class NodeConfig:
         ever use these samples.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
+    centring : str
+        Whether it releases the mean of its features first, and sees samples from everybody's: ``private`` or ``none``;
+        empty for what the run configuration's empty one stands for with these features.
+    centring_share : float
+        Of mu^2, for the mean of a run; the rest is for everything after it.
+    centring_norm : float
+        S of the mean of ``samples``, whose longer rows are cut to it; 0 with a built-in task, whose features say it.
+    centring_nonnegative : bool
+        Whether the features of ``samples`` have no negative values: those that are there count as zero in the mean.
     learning_rate : float
         eta of the local steps of ``online``, and of nothing else.
     feature_bound : float
@@ -154,6 +160,10 @@ class NodeConfig:
     max_participations: int = 0
     passes: int = 1
     secret_order: bool = False
+    centring: str = ""
+    centring_share: float = CENTRING_SHARE
+    centring_norm: float = 0.0
+    centring_nonnegative: bool = False
     budget_mu: float = 0.0
     delta: float = 0.0
     mechanism: str = ""
@@ -207,6 +217,7 @@ class NodeConfig:
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
+        self.check_centring()
         self._check_trust()
 
     def _check_trust(self) -> None:
@@ -253,7 +264,11 @@ class NodeConfig:
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
         files = ["ledger", "samples", "data_root", "roster", "signing_key"]
-        return read_operators_file(path, cls.from_mapping, files)
+        config = read_operators_file(path, cls.from_mapping, files)
+        if not registry("features").is_file(config.features):
+            return config
+        folder = path.expanduser().resolve().parent
+        return replace(config, features=str(folder / Path(config.features).expanduser()))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:
@@ -279,11 +294,11 @@ class NodeConfig:
         """
         separation = num_samples // self.batch_size
         budget = covering_budget(self.mu, ledger, self.budget_mu)
-        return self.method.machine_policy(
+        policy = self.method.machine_policy(
             clip_norm=self.clip_norm,
             batch_size=self.batch_size,
             max_participations=self.max_participations or max(self.passes * separation, 1),
-            mu=self.mu,
+            mu=self.training_mu,
             budget_mu=budget,
             delta=self.delta or float(ledger.delta or 0.0),
             mechanism=known_mechanism(self.mechanism),
@@ -294,6 +309,7 @@ class NodeConfig:
             **({"order": "secret"} if self.secret_order else {}),
             **self._sums(ledger),
         )
+        return beside_mean(policy, budget) if self.centred else policy
 
     def _sums(self, ledger: SQLiteLedger) -> dict[str, Any]:
         """What a policy under secure aggregation says beyond the others."""
@@ -364,7 +380,7 @@ class NodeConfig:
         that outlives the process and a key and nonces from the operating system.
         """
         samples, num_features, num_classes = self.load_samples()
-        model = self._model(num_features, num_classes)
+        model = self.make_model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
         parts = (model, samples, policy, ledger, ledger.keys())
@@ -372,36 +388,11 @@ class NodeConfig:
         masking = self.masking()
         if masking is not None:
             own["masking"] = masking
+        if self.centred:
+            own["centring"] = self.centring_beside(policy, num_features)
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
-
-    def _model(self, num_features: int, num_classes: int) -> Model:
-        bound = feature_bound(RunConfig(feature_bound=self.feature_bound))
-        return make_model(self.model, num_features, num_classes, bound)
-
-
-def describe(client: PrivateClient) -> str:
-    """A machine and what it guarantees, in one sentence for its operator's log."""
-    policy, plan = client.machine.policy, client.machine.plan
-    name, releases = f"Machine {client.name}", policy.max_participations
-    budget = rounded_up(policy.budget_mu or policy.mu)
-    if policy.trust == "trusted-server":
-        return (
-            f"{name} adds NO noise to up to {releases} releases a run: the server is trusted with its gradients. "
-            f"Against everybody else it is trusted to keep mu = {rounded_up(policy.mu)} a run; budget of all runs: "
-            f"mu = {budget}."
-        )
-    amplified = amplification_of(policy, plan)
-    guarantee = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, amplified=amplified)
-    sums = (
-        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
-        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
-        if client.masking is not None
-        else f" Budget of all runs: mu = {budget}."
-    )
-    each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
-    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
 
 
 @lru_cache(maxsize=1)

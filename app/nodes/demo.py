@@ -21,6 +21,7 @@ from ...privacy import (
     read_ledger,
     rounded_up,
 )
+from ..centring import PRIVATE
 from ..config import RunConfig
 from ..engines.loopback import LaunchError
 from ..engines.toml import Scalar
@@ -64,6 +65,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
             "Expected a mechanism without options and exact noise on real nodes, got "
             f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}."
         )
+    # A preset may have another mechanism than its method, of which a node's configuration knows nothing.
+    own = policy.mechanism == experiment.method.default_mechanism
     settings: dict[str, Scalar] = {
         "strategy": config.strategy,
         "model": config.model,
@@ -77,11 +80,15 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "batch-size": policy.batch_size,
         "max-participations": policy.max_participations,
         "passes": config.passes,
-        "mu": policy.mu,
-        "budget-mu": policy.mu,
+        "mu": config.mu,
+        "budget-mu": policy.budget_mu or config.mu,
         "delta": policy.delta,
-        "mechanism": config.mechanism,
+        "mechanism": config.mechanism or ("" if own else policy.mechanism),
     }
+    if experiment.is_centred:
+        settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
+    elif config.centring:
+        settings["centring"] = config.centring
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:

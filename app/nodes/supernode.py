@@ -27,7 +27,8 @@ from ...clients.helper import helper_app
 from ...privacy import ConfigurationError, Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
-from .config import NodeConfig, describe
+from .config import NodeConfig
+from .describing import describe
 from .executor import LocalExecutor
 from .helper_config import HelperConfig
 from .own_app import Answers, describe_own, own_app

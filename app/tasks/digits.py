@@ -22,7 +22,10 @@ class Digits(ImageTask):
     sentence = "1,797 handwritten digits of 8 x 8 pixels, which come with scikit-learn"
     reads = frozenset()
     image_shape = (8, 8)
-    tuned: ClassVar[Mapping[str, Tuned]] = {"pixels": Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0, 80.0, 80.0)}
+    tuned: ClassVar[Mapping[str, Tuned]] = {
+        "pixels": Tuned(2.0, 58.0, 1.0, 2.0, 0.1, 1000.0, 80.0, 80.0),
+        "soft-gradients": Tuned(0.7, 640.0, 0.8, 0.7, 0.8, 1000.0, 60.0, 80.0),
+    }
 
     def images(self, config: RunConfig, root: str) -> Images:
         from sklearn.datasets import load_digits

@@ -31,15 +31,15 @@ def test_without_noise_it_is_least_squares_on_the_classes():
     (weight,) = taught([(C, K)])
     targets = np.eye(C)[LABELS] - 1 / C
     expected = np.linalg.solve(FEATURES.T @ FEATURES + 1e-6 * S**2 * N * np.eye(K), FEATURES.T @ targets)
-    assert weight == pytest.approx(expected.T, abs=1e-9)
+    assert weight == pytest.approx(C * expected.T, abs=1e-9)
 
 
 def test_a_bias_is_the_weight_of_the_constant():
     with_constant = np.concatenate([FEATURES, np.full((N, 1), 0.5)], axis=1)
-    weight, bias = taught([(C, K), (C,)], with_constant, constant=0.5, scale=4.0)
+    weight, bias = taught([(C, K), (C,)], with_constant, constant=0.5)
     (whole,) = taught([(C, K + 1)], with_constant)
-    assert weight == pytest.approx(4 * whole[:, :K])
-    assert bias == pytest.approx(4 * 0.5 * whole[:, K])
+    assert weight == pytest.approx(whole[:, :K])
+    assert bias == pytest.approx(0.5 * whole[:, K])
     predictions = (FEATURES @ weight.T + bias).argmax(axis=1)
     assert (predictions == LABELS).mean() > 0.9
 
@@ -93,7 +93,7 @@ def test_a_model_that_is_not_linear_is_refused(arrays, constant):
     [
         {"clip_norm": 0.0},
         {"ridge": 0.0},
-        {"scale": math.inf},
+        {"ridge": math.inf},
         {"noise_std": -1.0},
         {"constant": math.nan},
         {"class_weight": 2.0},

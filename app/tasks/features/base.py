@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from ....privacy import ConfigurationError
 from ...config import RunConfig
 from ...registry import registry
+
+FloatT = TypeVar("FloatT", bound=np.floating)
 
 
 class Features(ABC):
@@ -88,7 +91,7 @@ def in_unit_range(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
     return np.asarray(images / np.float32(white), dtype=np.float32)
 
 
-def unit_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit_rows(rows: NDArray[FloatT]) -> NDArray[FloatT]:
     """Rows of L2 norm 1, each scaled by its own norm; a row of zeros stays one."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(norms > 0, norms, 1).astype(rows.dtype)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), dtype=rows.dtype)

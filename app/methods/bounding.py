@@ -1,0 +1,28 @@
+"""How machines bound gradients, where the run configuration may choose it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..config import RunConfig, run_keys
+from ..keys import refusal
+
+BOUNDING = frozenset({"clipping", "clip-stability"})
+"""The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""
+
+
+def bounding(config: RunConfig, keys: Collection[str]) -> Mapping[str, Any]:
+    """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is a gamma and nothing that has one.
+    """
+    if "clipping" not in keys:
+        return {}
+    usual = run_keys()["clip-stability"].default
+    if config.clipping != "automatic" and config.clip_stability != usual:
+        raise refusal("clip_stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
+    return {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}

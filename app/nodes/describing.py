@@ -1,0 +1,39 @@
+"""What an operator's log says of a real machine: how much it releases, and what that guarantees."""
+
+from __future__ import annotations
+
+import math
+
+from ...clients import PrivateClient
+from ...privacy import policy_guarantee, rounded_up
+from ...privacy.amplification import amplification_of
+
+
+def describe(client: PrivateClient) -> str:
+    """A machine and what it guarantees, in one sentence for its operator's log."""
+    policy, plan = client.machine.policy, client.machine.plan
+    name, releases = f"Machine {client.name}", policy.max_participations
+    budget = rounded_up(policy.budget_mu or policy.mu)
+    mean = None if client.centred is None else client.centred.machine
+    if policy.trust == "trusted-server":
+        mu = policy.mu if mean is None else math.hypot(policy.mu, mean.policy.mu)
+        also = "" if mean is None else ", and to the mean of its features before them"
+        return (
+            f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
+            f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
+            f"mu = {budget}."
+        )
+    mu, mu_local, notes = plan.mu, plan.mu_local, ()
+    if mean is not None:
+        mu, mu_local = math.hypot(mu, mean.plan.mu), math.hypot(mu_local, mean.plan.mu_local)
+        notes = (f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.",)
+    amplified = amplification_of(policy, plan)
+    guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
+    sums = (
+        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
+        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
+        if client.masking is not None
+        else f" Budget of all runs: mu = {budget}."
+    )
+    each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
+    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
