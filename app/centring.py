@@ -46,10 +46,6 @@ def check_centring(config: RunConfig) -> None:
     ConfigurationError
     """
     method = registry("strategy")[config.strategy]
-    if config.centring == PRIVATE and config.secret_order:
-        raise refusal(
-            "centring", "'none' or empty with secret-order = true: samples in one are in no other release", PRIVATE
-        )
     if config.centring == PRIVATE and not method.centres:
         able = ", ".join(name for name, one in registry("strategy").items() if one.centres)
         raise refusal(

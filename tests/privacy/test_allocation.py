@@ -35,9 +35,12 @@ def zero_out_epsilon(shift, slots, delta):
     return high
 
 
-def cases(slots=100):
-    """Those with many releases take long."""
-    return [pytest.param(*one, marks=pytest.mark.long if one[0][1] > slots else ()) for one in OTHERS.items()]
+def cases():
+    """Some of them; all take long."""
+    return [
+        pytest.param(*one, marks=() if one[0][:2] in ((0.5, 2), (0.5, 100), (1.0, 10)) else pytest.mark.long)
+        for one in OTHERS.items()
+    ]
 
 
 @pytest.mark.parametrize(("case", "bounds"), cases(), ids=str)
@@ -140,13 +143,13 @@ def test_what_the_resolution_of_normals_tells_is_added():
 def test_a_finer_grid_lowers_a_bound_and_hardly(monkeypatch):
     coarse = allocation_epsilon(1.0, 12, 1e-5)
     likelihood_sum.cache_clear()
-    monkeypatch.setattr("murmurfl.privacy.likelihood_sums._FINENESS", 1 / 120)
+    monkeypatch.setattr("murmurfl.privacy.likelihood_sums._FINENESS", 1 / 80)
     fine = allocation_epsilon(1.0, 12, 1e-5)
     likelihood_sum.cache_clear()
-    assert 0.997 * coarse < fine <= coarse
+    assert 0.995 * coarse < fine <= coarse
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize("count", [1, 2, 7])
 def test_a_rounded_sum_keeps_its_mass_and_its_mean(count):
     total = likelihood_sum(0.7, count)
     assert total.masses.sum() == pytest.approx(1.0, abs=1e-12)

@@ -44,7 +44,7 @@ def test_half_of_what_replacing_moves_is_what_zeroing_does_and_rounding_is_charg
     assert zero_out_shift(nonnegative, plan) * plan.noise_std == pytest.approx(1 / 4, rel=1e-3)
 
 
-@pytest.mark.parametrize(("mu", "slots"), [(1.0, 20), (3.0, 10)])
+@pytest.mark.parametrize(("mu", "slots"), [pytest.param(1.0, 20, marks=pytest.mark.long), (3.0, 8)])
 def test_the_estimate_agrees_with_the_bound_where_there_is_one(mu, slots):
     """Within five of its standard errors, of which eight parts give one: fails for 1 seed in 500."""
     epsilon, error = _estimate(np.eye(slots).tobytes(), slots, mu / 2, 1e-5)
