@@ -32,6 +32,9 @@ ADMISSION = "tests/privacy/test_admission.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 MASKING = "tests/privacy/test_masking.py"
+FULL_BATCH = "tests/strategies/test_full_batch.py"
+INDEPENDENT = "tests/privacy/mechanisms/test_independent.py"
+MECHANISMS = "tests/privacy/mechanisms/test_mechanisms.py"
 MOMENTS = "tests/privacy/test_moments.py"
 OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
@@ -100,6 +103,48 @@ MUTANTS = (
         'object.__setattr__(self, "sample_participations", self.max_participations)',
         "pass",
         (ROW_BOUND,),
+    ),
+    Mutant(
+        "shares of the budget are charged as if all were the same",
+        "privacy/mechanisms/independent.py",
+        'if self.shares == "uniform" or not known:',
+        "if True:",
+        (MECHANISMS, INDEPENDENT),
+    ),
+    Mutant(
+        "noise by shares is the larger the larger the share",
+        "privacy/mechanisms/independent.py",
+        "return float(1.0 / self._entries[self._check_release(release) - 1])",
+        "return float(self._entries[self._check_release(release) - 1])",
+        (MECHANISMS, INDEPENDENT),
+    ),
+    Mutant(
+        "a sum counts on shares of machines that are at other releases",
+        "privacy/policy.py",
+        'if shares != "uniform":',
+        "if False:",
+        (INDEPENDENT,),
+    ),
+    Mutant(
+        "a trusted server's noise is for one of the rounds",
+        "strategies/trusted_full_batch.py",
+        "return self.rounds_noise.sensitivity(self.num_rounds, 1)",
+        "return 1.0",
+        (FULL_BATCH,),
+    ),
+    Mutant(
+        "a trusted server's noise is for a mean over machines",
+        "strategies/trusted_full_batch.py",
+        "return change * often / ideal * self.rounds_noise",
+        "return change * often / self.num_clients / ideal * self.rounds_noise",
+        (FULL_BATCH,),
+    ),
+    Mutant(
+        "a client of full batches takes policies whose releases build on each other",
+        "clients/full_batch.py",
+        '("release_rule", "paper")',
+        '("release_rule", policy.release_rule)',
+        ("tests/clients/test_full_batch.py",),
     ),
     Mutant(
         "a release of all samples is unclipped in closed form",
