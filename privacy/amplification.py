@@ -102,7 +102,8 @@ def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
 
     Notes
     -----
-    **Formal guarantees.** An upper bound. How long a bounded row is at most, and not how far apart two can be; rounding to the grid is charged as it is for two.
+    **Formal guarantees.** An upper bound. What counts is how long a bounded row is at most, and not how far apart two
+    can be; rounding to the grid is charged as it is for two.
     Proof: docs/proofs/secret-order.md.
     """
     charge = plan.sensitivity - policy.sensitivity  # of the grid
