@@ -141,6 +141,15 @@ class Method(ABC):
         """:meth:`preset` for machines of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
 
+    def usual_rounds(
+        self,
+        config: RunConfig,
+        sizes: Sequence[int],
+        model: Model,
+    ) -> int:
+        """T where the run configuration leaves it open: so many passes over all samples."""
+        return config.passes * self.rounds_of_a_pass(config, sizes)
+
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """How many rounds go once through all samples; ``sizes`` are the machines'."""
         if self.everybody or self.has_regret:
