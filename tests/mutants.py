@@ -29,6 +29,8 @@ PASSED, FAILED = 0, 1
 
 NORMALS = "tests/privacy/test_normals.py"
 ADMISSION = "tests/privacy/test_admission.py"
+ALLOCATION = "tests/privacy/test_allocation.py"
+AMPLIFICATION = "tests/privacy/test_amplification.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 MASKING = "tests/privacy/test_masking.py"
@@ -39,6 +41,7 @@ ROSTER = "tests/privacy/test_roster.py"
 PLANNING = "tests/privacy/test_planning.py"
 SUMS = "tests/privacy/ledger/test_sums.py"
 ROW_BOUND = "tests/privacy/test_row_bound.py"
+SECRET_ORDER = "tests/privacy/test_secret_order.py"
 RELEASE = "tests/privacy/test_release.py"
 CARRIED_OVER = f"{RELEASE}::test_what_was_lost_is_carried_over_to_the_last_bit"
 MASKED = "tests/clients/test_masked.py"
@@ -149,6 +152,111 @@ MUTANTS = (
         "        Moments(self.classes, self.class_weight)\n        if self.order",
         "        Moments(self.classes, self.class_weight)\n        if False and self.order",
         (MOMENTS,),
+    ),
+    Mutant(
+        "a secret order from its nonce alone",
+        "privacy/secret_order.py",
+        "hmac.digest(secret_key, b",
+        "hmac.digest(bytes(KEY_BYTES), b",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "every sample in every release of a secret order",
+        "privacy/release.py",
+        "admission.samples, self._weights(admission))",
+        "admission.samples, None)",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "a secret order is drawn again for what was computed for another",
+        "privacy/admission.py",
+        "if session not in self._drawn:",
+        "if True:",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "samples of a secret order are used again, and used ones hide in it",
+        "privacy/admission.py",
+        "self._check_alone(page, account)",
+        "pass",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "a ledger forgets secret orders",
+        "privacy/ledger/format.py",
+        "    if stream.order:\n        yield",
+        "    if False:\n        yield",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "a release of a secret order says all samples",
+        "privacy/machine.py",
+        'if self.policy.order == "all" else',
+        "if self.policy.sums_samples else",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "a sample is zeroed out at half of what it moves",
+        "privacy/amplification.py",
+        "return (length + charge) *",
+        "return (length / 2 + charge) *",
+        (AMPLIFICATION,),
+    ),
+    Mutant(
+        "an estimate of a secret order is called proved",
+        "privacy/amplification.py",
+        "slots, proved=False, error=error)",
+        "slots, proved=True, error=error)",
+        (AMPLIFICATION,),
+    ),
+    Mutant(
+        "an estimate of a secret order is said to be the epsilon",
+        "privacy/guarantee.py",
+        "said = IN_HIDING if self.amplified.proved else ESTIMATED",
+        "said = IN_HIDING",
+        (AMPLIFICATION,),
+    ),
+    Mutant(
+        "of several secret orders the strongest counts",
+        "privacy/amplification.py",
+        "return max((one",
+        "return min((one",
+        (AMPLIFICATION,),
+    ),
+    Mutant(
+        "releases that build on each other hide in sums as those that stand alone",
+        "privacy/amplification.py",
+        " or (plan.sums and not plan.sums.stands_alone)",
+        "",
+        (AMPLIFICATION,),
+    ),
+    Mutant(
+        "replacing a sample in a secret order counts as taking one away",
+        "privacy/allocation.py",
+        "with_it[:_SPLITS] + np.exp(first) * without_it[_SPLITS:]",
+        "with_it[:_SPLITS]",
+        (ALLOCATION,),
+    ),
+    Mutant(
+        "what the normals' resolution tells is hidden by a secret order",
+        "privacy/allocation.py",
+        "high + resolved + EPSILON_ROUNDING",
+        "high + EPSILON_ROUNDING",
+        (ALLOCATION,),
+    ),
+    Mutant(
+        "sums of likelihood ratios are rounded down",
+        "privacy/likelihood_sums.py",
+        "upper = weights * (sums - points[cells]) / (points[cells + 1] - points[cells])",
+        "upper = 0.0 * weights",
+        (ALLOCATION,),
+    ),
+    Mutant(
+        "zeroing a sample out by half of the shift",
+        "privacy/allocation.py",
+        "total = likelihood_sum(shift, slots)",
+        "total = likelihood_sum(shift / 2, slots)",
+        (ALLOCATION,),
     ),
     Mutant(
         "exact noise from 44-bit uniforms",
