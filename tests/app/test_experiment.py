@@ -28,6 +28,7 @@ from murmurfl.app.run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import run_folder
 from murmurfl.app.summary import summary_lines
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
+from murmurfl.privacy.mechanisms import best_decay
 from typer.testing import CliRunner
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -49,8 +50,8 @@ def test_mu_spent_by_every_machine_is_computed_from_what_it_released(default_run
     assert len(default_run.statements) == 10
     for statement in default_run.statements.values():
         assert statement["releases"] == 17
-        noise = statement["noise-std"] * math.sqrt(17)
-        assert statement["mu-spent"] == pytest.approx(statement["sensitivity"] * math.sqrt(17) / noise)
+        column = math.sqrt(sum(best_decay(17) ** (2 * j) for j in range(17)))
+        assert statement["mu-spent"] == pytest.approx(statement["sensitivity"] * column / statement["noise-std"])
         assert statement["mu-spent"] <= statement["mu-guaranteed"] <= 4.0
         assert statement["samples-used"] == 17 * 8
 
@@ -74,7 +75,7 @@ def test_the_record_is_complete_and_plain(default_run, tmp_path):
 
 def test_the_guarantee_says_what_it_covers(default_run):
     sentence = result_document(default_run)["guarantee"]
-    for word in ("replacement of one sample", "against the server", "cancelling", "seeded keys"):
+    for word in ("replacement of one sample", "against the server", "decay", "seeded keys"):
         assert word in sentence
     fast = run_in_process(RunConfig(noise_quality="fast", num_rounds=2, strategy="trusted-mu2"))
     sentence = result_document(fast)["guarantee"]

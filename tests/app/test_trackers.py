@@ -14,7 +14,7 @@ from murmurfl.privacy import ConfigurationError, gdp_epsilon
 from typer.testing import CliRunner
 
 ARGUMENTS = ["run", "--engine", "cohort", "--set", "num-rounds=2", "--set", "mu=1", "--name", "x"]
-SENTENCE = "for replacement of one sample of one machine, against the server and everybody else; cancelling"
+SENTENCE = "for replacement of one sample of one machine, against the server and everybody else; decay"
 
 
 class Calls(list):

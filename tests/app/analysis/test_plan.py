@@ -62,7 +62,7 @@ def test_it_says_what_is_best(plan):
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"batch-size": 8}, "cancelling uniform"), ({"batch-size": 8, "mechanism": "blt"}, "blt")],
+    [({"batch-size": 8}, "decay mu2"), ({"batch-size": 8, "mechanism": "blt"}, "blt")],
 )
 def test_the_noise_is_what_machines_of_a_run_add(settings, name):
     result = run_cohort(RunConfig.from_mapping({**settings, "clip-norm": 1.0, "mu": gdp_mu(3.0, 1e-5)}))
@@ -155,11 +155,20 @@ def planned(*arguments):
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"num-clients": 12, "clients-per-round": 5, "batch-size": 4, "num-rounds": 20}, "cancelling uniform"),
+        ({"num-clients": 12, "clients-per-round": 5, "batch-size": 4, "num-rounds": 20}, "decay mu2"),
         ({"passes": 2, "batch-size": 24, "mechanism": "blt", "model": "mlp"}, "blt"),
         ({"strategy": "noisy-sgd", "max-participations": 7, "num-rounds": 7, "mu": 1.5, "delta": 1e-6}, "independent"),
         ({"strategy": "online", "batch-size": 5, "num-rounds": 6, "mechanism": "sqrt_toeplitz"}, "sqrt_toeplitz"),
-        ({"release-rule": "paper", "partition": "dirichlet", "batch-size": 2, "num-rounds": 4}, "cancelling uniform"),
+        (
+            {
+                "release-rule": "paper",
+                "partition": "dirichlet",
+                "batch-size": 2,
+                "num-rounds": 4,
+                "schedule": "uniform",
+            },
+            "cancelling uniform",
+        ),
     ],
 )
 def test_the_plan_of_a_run_has_the_noise_of_its_machines(settings, name, tmp_path):
@@ -251,5 +260,5 @@ def test_what_no_helper_would_open_is_left_out_of_a_plan():
 def test_the_noise_of_a_run_under_secure_aggregation_is_the_plans():
     config = RunConfig(trust="secure-aggregation", partition="dirichlet", seed=2, num_clients=6, clients_per_round=6)
     request = request_of(config)
-    (made,) = (one for one in make_plan(request).mechanisms if one.name == "cancelling uniform")
+    (made,) = (one for one in make_plan(request).mechanisms if one.name == "decay mu2")
     assert {one["noise-std"] for one in run_cohort(config).statements.values()} == {made.noise_std}
