@@ -79,7 +79,7 @@ def test_a_lesson_teaches(monkeypatch):
     seen = []
     monkeypatch.setattr(training, "_SAID_EVERY", 20)
     monkeypatch.setattr(training.logger, "info", lambda text, *values: seen.append(values[-1]))
-    taught(Lesson(seed=3, classes=10, steps=60, batch=16, channels=(4, 8, 8), width=16, exact=True))
+    taught(Lesson(seed=3, classes=10, steps=40, batch=16, channels=(4, 8, 8), width=16, exact=True))
     assert seen[-1] > 30
 
 

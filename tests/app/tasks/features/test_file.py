@@ -24,7 +24,7 @@ def net():
     )
     with torch.no_grad():  # no default weight, and no draw from the global generator that a test could rest on
         for number, values in enumerate(module.parameters()):
-            values.copy_(torch.linspace(-1, 1 + number, values.numel()).reshape(values.shape))
+            values.copy_(torch.linspace(-0.2, 0.2 + 0.1 * number, values.numel()).reshape(values.shape))
         module[0][1].running_mean.copy_(torch.tensor([0.1, -0.2, 0.3, 0.4]))
     return module
 
