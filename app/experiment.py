@@ -286,7 +286,7 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
     model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
     per_round = config.clients_per_round * config.batch_size
     sizes = [len(shard) for shard in shards]
-    num_rounds = config.num_rounds or config.passes * method.rounds_of_a_pass(config, sizes)
+    num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {sum(map(len, shards))} samples for clients-per-round x "

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
+from .centring import NONE, PRIVATE
 from .experiment import Experiment
 from .result import RunResult
 from .summary import noise_note, shown, shown_accuracy
@@ -31,6 +32,9 @@ RESULT_NAME = "result.json"
 MACHINES_NAME = "machines.json"
 CHECKPOINT_NAME = "checkpoint.npz"
 FAILURE_NAME = "failure.json"
+
+CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
+"""Arrays of ``model.npz`` beside the model's own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
 
 FORMAT = 1
 """The version of ``result.json``. Documents of murmurfl 0.1 have none, and neither date, engine nor versions."""
@@ -95,15 +99,37 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "clip-norm": result.experiment.values.clip_norm,
             "learning-rate": result.experiment.values.learning_rate,
             "diameter": result.experiment.values.diameter,
+            "centring": PRIVATE if result.experiment.is_centred else NONE,
             "schedule": result.experiment.values.schedule,
             "sampling": result.experiment.values.sampling,
         },
+        "centring": centring_document(result),
         "online": result.online,
         "gradient_norms": result.gradient_norms,
         "training": training_document(result),
         # JSON has no infinity: null where nothing is guaranteed.
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
+    }
+
+
+def centring_document(result: RunResult) -> dict[str, Any] | None:
+    """What became of the mean of the features; None without centring.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing that a server does not know; mu is of the mean's release, by the run configuration.
+    """
+    mean = result.mean
+    if mean is None:
+        return None
+    return {
+        "mu": _finite_or_none(result.experiment.mean_mu if result.experiment.config.private else math.inf),
+        "share": result.experiment.config.centring_share,
+        "constant": mean.constant,
+        "asked": mean.report.asked,
+        "aggregated": mean.report.aggregated,
+        "samples": mean.report.samples,
     }
 
 
@@ -215,6 +241,8 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     document = _with_nulls(result_document(result))
     arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
+    if result.mean is not None:  # without which nobody could use the model
+        arrays |= {CENTRE_ARRAY: result.mean.centre, CONSTANT_ARRAY: np.float64(result.mean.constant)}
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
     (folder / MACHINES_NAME).write_text(json.dumps(machines_document(result), allow_nan=False) + "\n")

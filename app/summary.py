@@ -41,6 +41,7 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         ("mu", shown(document["mu"])),
         ("epsilon", f"{shown(document['epsilon'])} at delta = {document['delta']:g}{note}"),
         *_whatever_happens(document, note),
+        *_centring(document),
         ("rounds", str(document["rounds"])),
         ("machines", str(document["num_clients"])),
         ("releases", f"{document['releases']} made, {document['aggregated']} aggregated"),
@@ -53,6 +54,15 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
+
+
+def _centring(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What went before the rounds: the mean of the features, and its share."""
+    mean = document.get("centring")
+    if not mean:
+        return []
+    part = "" if mean["mu"] is None else f", {100 * mean['share']:.4g} % of mu^2 (mu = {shown(mean['mu'])})"
+    return [("centring", f"the mean of the features of {mean['aggregated']} machines{part}")]
 
 
 def is_summed(document: Mapping[str, Any]) -> bool:

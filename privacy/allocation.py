@@ -149,6 +149,7 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
     -----
     **Formal guarantees.** An upper bound, under the assumptions of the module. It is an (epsilon, delta) and no mu:
     mus are what adds up over sessions, and the un-amplified one always holds.
+    Proof: docs/proofs/secret-order.md.
 
     Examples
     --------

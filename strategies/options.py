@@ -84,7 +84,7 @@ def check_secure_aggregation(option: SecureAggregation | None, clients_per_round
     if refusing:
         raise ConfigurationError(
             f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "
-            "OnlineFedSGD, NoisySGD and CorrelatedFedAvg are."
+            "OnlineFedSGD, FullBatch, NoisySGD and CorrelatedFedAvg are."
         )
     if option.min_cohort > clients_per_round:
         raise ConfigurationError(

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, gdp_epsilon
+from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, gdp_epsilon, rounded_up
+from ...privacy.amplification import amplification_of
 from ...privacy.mechanisms import DECODERS, WORKLOADS
 from ..report.table import Column, Table
 from ..trust import nothing_gained
@@ -56,6 +57,9 @@ class MechanismPlan:
         by m, so sqrt(M) / m times one machine's.
     memory_bytes : int
         What the mechanism makes a stream remember between releases.
+    epsilon_amplified, amplified_proved : float and bool, or None
+        What a secret order makes of epsilon, and whether that is proved or an estimate; None without one, and where
+        nothing is known of it.
     """
 
     name: str
@@ -71,6 +75,8 @@ class MechanismPlan:
     memory_bytes: int
     mu_local: float | None = None
     epsilon_local: float | None = None
+    epsilon_amplified: float | None = None
+    amplified_proved: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,7 @@ def make_plan(request: PlanRequest) -> Plan:
                 left_out[name] = plan.problem
                 continue
             sensitivity = max(sensitivity, plan.sensitivity)
+            amplified = amplification_of(policy, plan)
             prefix = prefix_errors(plan)
             mu2 = None
             if request.releases <= _MOST_DENSE:
@@ -185,6 +192,8 @@ def make_plan(request: PlanRequest) -> Plan:
                     epsilon_local=gdp_epsilon(plan.mu_local, request.delta)
                     if summed and math.isfinite(plan.mu_local)
                     else None,
+                    epsilon_amplified=None if amplified is None else amplified.epsilon,
+                    amplified_proved=None if amplified is None else amplified.proved,
                 )
             )
     if not plans:
@@ -205,6 +214,11 @@ def compared_table(plan: Plan) -> Table:
     return trust_table(plan.trusts, plan.best_for_prefix_sums, plan.guarantee)
 
 
+IN_SECRET = (
+    "In a secret order: epsilon at the same delta while nobody learns which release a sample is in. An estimate "
+    "guarantees nothing; the guarantee above holds whoever knows."
+)
+
 _COLUMNS = (
     Column("mechanism", "mechanism and option", label=True),
     Column("noise std", "standard deviation in front of the mechanism's rows", form=".4g"),
@@ -214,6 +228,9 @@ _COLUMNS = (
     Column("at the server", "noise of the prefix sums of the server's averages", form=".4g"),
     Column("their sums there", "noise of the sums of those", form=".4g"),
     Column("bytes kept", "what a machine remembers between releases"),
+)
+_IN_SECRET = Column(
+    "in a secret order", "what becomes of epsilon if nobody learns which release a sample is in", missing="not known"
 )
 
 
@@ -229,10 +246,19 @@ def plan_table(plan: Plan) -> Table:
             "at the server": made.server_prefix_rmse,
             "their sums there": made.server_mu2_rmse,
             "bytes kept": made.memory_bytes,
+            "in a secret order": _in_secret(made),
         }
         for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)
     ]
-    return Table("Noise of one value", _COLUMNS, rows, plan.guarantee.sentence)
+    columns = (*_COLUMNS, _IN_SECRET) if plan.request.secret_order else _COLUMNS
+    return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
+
+
+def _in_secret(made: MechanismPlan) -> str | None:
+    """What a secret order makes of a mechanism's epsilon; an estimate is called one wherever it stands."""
+    if made.epsilon_amplified is None:
+        return None
+    return rounded_up(made.epsilon_amplified) + ("" if made.amplified_proved else ", estimated")
 
 
 def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
@@ -252,6 +278,8 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
             "(`murmurfl run` says how many rounds that leaves), with balanced all equally often.",
         )
     after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
+    if request.secret_order:
+        after.insert(0, IN_SECRET)
     if plan.best_for_mu2 is not None:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
     if request.secure and (why := nothing_gained(request.min_honest)):

@@ -41,6 +41,8 @@ class PlanRequest:
         Most releases of a machine, where it is set; 0 for as many as rounds and samples allow.
     clip_unit, release_rule, trust, min_honest, min_cohort : str or int
         As in :class:`~murmurfl.privacy.PrivacyPolicy`.
+    secret_order : bool
+        Whether each sample draws its release.
     """
 
     machines: int
@@ -60,6 +62,7 @@ class PlanRequest:
     trust: Trust = "untrusted-server"
     min_honest: int = 1
     min_cohort: int = 1
+    secret_order: bool = False
 
     def __post_init__(self) -> None:
         if not self.mu:
@@ -100,7 +103,7 @@ class PlanRequest:
     @property
     def releases(self) -> int:
         """K, the most releases of a machine."""
-        return self.cap or min(self.rounds, self.passes * self.separation)
+        return self.cap or (self.separation if self.secret_order else min(self.rounds, self.passes * self.separation))
 
     @property
     def secure(self) -> bool:
@@ -136,6 +139,7 @@ class PlanRequest:
             trust=self.trust,
             min_honest=self.min_honest,
             min_cohort=self.min_cohort,
+            order="secret" if self.secret_order and self.trust != "trusted-server" else "in-turn",
         )
 
 
@@ -182,4 +186,5 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
         trust=policy.trust,
         min_honest=policy.min_honest,
         min_cohort=policy.min_cohort,
+        secret_order=config.secret_order,
     )

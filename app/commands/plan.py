@@ -29,6 +29,7 @@ _KEYS = {
     "delta": "delta",
     "per_round": "clients-per-round",
     "passes": "passes",
+    "secret_order": "secret-order",
     "clip": "clip-norm",
     "sample_uses": "sample-uses",
     "stream": "stream",
@@ -36,7 +37,7 @@ _KEYS = {
     "colluders": "colluders",
 }
 """The run-config key that an option of this command stands for."""
-_OF_TABLES = ("batch", "passes")
+_OF_TABLES = ("batch", "passes", "secret_order")
 """Options that settle the run whose mechanisms are compared, and not the decision."""
 _OF_DECISIONS = ("sample_uses", "stream")
 """Options that settle the decision alone."""
@@ -74,6 +75,10 @@ def plan(
     passes: Annotated[
         int | None, typer.Option(help="Of that comparison: how often samples are gone through.", show_default="1")
     ] = None,
+    secret_order: Annotated[
+        bool | None,
+        typer.Option("--secret-order", help="Of that comparison: each sample draws its release.", show_default=False),
+    ] = None,
     config_file: ConfigFile = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -93,6 +98,7 @@ def plan(
         "delta": delta,
         "per_round": per_round,
         "passes": passes,
+        "secret_order": secret_order,
         "clip": clip,
         "parameters": parameters,
         "sample_uses": sample_uses,
@@ -164,6 +170,7 @@ def _from_numbers(given: dict[str, Any]) -> tuple[Choice, PlanRequest | None]:
             passes=passes,
             clip_norm=given.get("clip", 1.0),
             parameters=given.get("parameters", 1000),
+            secret_order=given.get("secret_order", False),
         )
         request.check_rounds()
     settings = {key: given[name] for name, key in _KEYS.items() if name in given and name not in _OF_TABLES}

@@ -15,10 +15,11 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ..keys import Value
+from ..centred import CentredProblem
 from ..methods import METHODS
 from .noise_to_signal import noise_to_signal_of
 from .option import Impossible, Option
-from .rules import RULES, Rule
+from .rules import FEATURES_LEAVE, RULES, Rule
 from .situation import Situation, WorkedOut
 
 
@@ -139,31 +140,40 @@ def _option(rule: Rule, situation: Situation, worked_out: WorkedOut) -> Option |
     if isinstance(found, str):
         return Impossible(rule.strategy, found)
     options, refused = [], ""
-    for settings in found:
-        try:
-            options.append(_tried(rule, situation, settings, worked_out))
-        except ConfigurationError as error:
-            refused = refused or str(error)
-    if not options:
-        return Impossible(rule.strategy, refused)
-    return min(options, key=lambda option: option.score)
+    for features in rule.features(situation):
+        for settings in found:
+            try:
+                options.append(_tried(rule, situation, {**settings, "features": features}, worked_out))
+            except ConfigurationError as error:
+                refused = refused or str(error)
+    return min(options, key=lambda option: option.score) if options else Impossible(rule.strategy, refused)
 
 
 def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], worked_out: WorkedOut) -> Option:
-    method = METHODS[rule.strategy]
-    settings = {"num-rounds": 0, **settings}
-    problem = situation.problem({"strategy": rule.strategy, **settings}, worked_out)
-    uses = _uses(problem)
-    most = [one for one in (situation.most_uses, situation.most_rounds) if one is not None]
-    if rule.whole and most and problem.num_rounds > min(most):
-        settings["num-rounds"] = min(most)
-        problem = situation.problem({"strategy": rule.strategy, **settings}, worked_out)
-        uses = _uses(problem)
-    ratio = noise_to_signal_of(method, problem)
-    settings["num-rounds"] = problem.num_rounds
-    return Option(rule.strategy, settings, problem, ratio, rule.shortfall(problem.num_rounds), uses)
+    """A strategy with some settings, in as many rounds as it takes and as are possible."""
+
+    def made(**more: Value) -> Option:
+        chosen = {"strategy": rule.strategy, **settings, **more}
+        if situation.most_uses == 1:  # the mean of the features is one use more
+            chosen["centring"] = "none"
+        problem = situation.problem(chosen, worked_out)
+        chosen["num-rounds"] = problem.num_rounds
+        own = {name: value for name, value in chosen.items() if name != "strategy" and situation.differs(name, value)}
+        shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + FEATURES_LEAVE.get(problem.config.features, 0.0)
+        return Option(rule.strategy, own, problem, noise_to_signal_of(problem), shortfall, _uses(problem))
+
+    first = made()
+    uses, rounds = situation.most_uses, situation.most_rounds
+    if not rule.whole or (first.uses <= (uses or first.uses) and first.rounds <= (rounds or first.rounds)):
+        return first
+    left = None if uses is None else uses - first.problem.is_centred
+    most = min(one for one in (left, rounds) if one is not None)
+    if most < 1:
+        raise ConfigurationError("it needs a sample in more releases than one")
+    return made(**{"num-rounds": most})
 
 
-def _uses(problem: Any) -> int:
+def _uses(problem: CentredProblem) -> int:
     """In how many releases of a run a sample is."""
-    return METHODS[problem.config.strategy].policy(problem, min(problem.sizes)).participations
+    policy = METHODS[problem.config.strategy].policy(problem.trained, min(problem.sizes))
+    return policy.participations + problem.is_centred

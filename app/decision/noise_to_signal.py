@@ -6,14 +6,15 @@ import math
 from dataclasses import replace
 
 from ...privacy import NoisePlan
-from ..methods import Method, Problem
+from ..centred import CentredProblem
+from ..methods import METHODS
 
 
 def noise_to_signal(
     plan: NoisePlan,
     *,
-    clip_norm: float,
-    num_parameters: int,
+    longest: float,
+    num_values: int,
     rounds: int,
     asked: int,
     machines: int,
@@ -22,25 +23,26 @@ def noise_to_signal(
 ) -> float:
     """The noise in the mean gradient that the last step rests on, against a typical clipped gradient.
 
-    It is the length that the noise of that estimate has in expectation, its standard deviation in one value times
-    sqrt(d), over the clip norm S, which is how long a gradient that is clipped is. The estimate is what the strategy
-    has of the mean gradient when it takes its last step:
+    It is how long the noise of that estimate is in expectation, its standard deviation in one value times sqrt(d), over
+    the clip norm S, which is how long a gradient that is clipped is. The estimate is what the strategy has of the mean
+    gradient when it takes its last step:
 
     * releases that stand alone: the mean of the last round's releases. Its noise is that of one release, in sqrt(m)
       of m machines;
     * releases that build on each other: the running sum of all of them over their number (mu^2's q_T / T). Its noise
       is that of a machine's last prefix sum over its number of releases, in sqrt(M) of M machines.
 
-    Below 0.1 noise hardly shows; at 1 it is as long as a gradient, and what is learnt comes from many rounds at best.
+    Below 0.1 noise hardly shows; at 1 it is as long as a gradient, and little is learnt. Where machines release another
+    thing than gradients, such as second moments, it is the noise in the mean of those, against the longest there is.
 
     Parameters
     ----------
     plan : NoisePlan
         Of one machine. All figures of noise come from it: under secure aggregation it has the machine's share.
-    clip_norm : float
-        S.
-    num_parameters : int
-        d.
+    longest : float
+        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.RowBound.longest`).
+    num_values : int
+        d, values of a release.
     rounds, asked, machines : int
         T, m and M.
     stands_alone : bool
@@ -64,7 +66,7 @@ def noise_to_signal(
         value = plan.noise_std * last / math.sqrt(asked)
     else:
         value = plan.noise_std * plan.mechanism.row_std(made) / (made * math.sqrt(machines))
-    return value / samples_summed * math.sqrt(num_parameters) / clip_norm
+    return value / samples_summed * math.sqrt(num_values) / longest
 
 
 def _before(plan: NoisePlan, release: int) -> float:
@@ -72,36 +74,37 @@ def _before(plan: NoisePlan, release: int) -> float:
     return plan.mechanism.row_std(release - 1) if release > 1 else 0.0
 
 
-def noise_to_signal_of(method: Method, problem: Problem) -> float:
+def noise_to_signal_of(problem: CentredProblem) -> float:
     """:func:`noise_to_signal` of a run, with the plan of its machine with the fewest samples.
 
     Parameters
     ----------
-    method : Method
-    problem : Problem
+    problem : CentredProblem
 
     Notes
     -----
-    A trusted server makes one noise for all machines of a round: that of one machine by itself, over sqrt(m).
+    A trusted server makes one noise for all machines of a round: that of one machine by itself, over sqrt(m). Where the
+    mean of the features is released first, the noise is that of what is left of mu^2.
 
     **Formal guarantees.** None of its own.
     """
-    config, policy = problem.config, method.policy(problem, min(problem.sizes))
+    config, method = problem.config, METHODS[problem.config.strategy]
     if not config.private:
         return 0.0
-    together = 1.0
+    policy, together = method.policy(problem.trained, min(problem.sizes)), 1.0
     if method.trusted:
         policy = replace(policy, trust="untrusted-server")
         together = math.sqrt(config.clients_per_round)
-    plan = policy.plan(problem.model.num_parameters)
+    values = method.release_size(problem.model)
     found = noise_to_signal(
-        plan,
-        clip_norm=policy.clip_norm,
-        num_parameters=problem.model.num_parameters,
+        policy.plan(values),
+        longest=policy.bound.longest,
+        num_values=values,
         rounds=problem.num_rounds,
         asked=config.clients_per_round,
         machines=config.num_clients,
-        stands_alone=policy.builds_on == "nothing",
-        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.order == "all" else 1.0,
+        # Correlated noise is taken out again whatever a release is built on.
+        stands_alone=policy.builds_on == "nothing" and policy.mechanism == "independent",
+        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.sums_samples else 1.0,
     )
     return found / together

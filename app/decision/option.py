@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..keys import Value
-from ..methods import Problem
+from ..centred import CentredProblem
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Option:
     strategy : str
     settings : mapping
         Run-config keys that it sets beyond the situation's own.
-    problem : Problem
+    problem : CentredProblem
         The run, worked out on sizes.
     noise_to_signal : float
         :func:`~murmurfl.app.decision.noise_to_signal` of it.
@@ -50,7 +50,7 @@ class Option:
 
     strategy: str
     settings: Mapping[str, Value]
-    problem: Problem
+    problem: CentredProblem
     noise_to_signal: float
     shortfall: float
     uses: int
@@ -59,6 +59,16 @@ class Option:
     def score(self) -> float:
         """What options are ranked by; less is better."""
         return self.noise_to_signal + self.shortfall
+
+    @property
+    def features(self) -> str:
+        """The features that are learnt from."""
+        return self.problem.config.features
+
+    @property
+    def centring(self) -> str:
+        """Whether machines release the mean of their features first, as the run-config key says it."""
+        return "private" if self.problem.is_centred else "none"
 
     @property
     def rounds(self) -> int:
@@ -74,7 +84,8 @@ class Option:
             "rounds": self.rounds,
             "sample_uses": self.uses,
             "clip_norm": problem.values.clip_norm,
-            "features": problem.config.features,
+            "features": self.features,
+            "centring": self.centring,
             "noise_to_signal": self.noise_to_signal,
             "score": self.score,
             "settings": dict(self.settings),

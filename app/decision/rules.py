@@ -5,23 +5,37 @@ A rule gives settings to try. Of those the one that scores best is the strategy'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..keys import Value
+from ..registry import registry
 from .situation import Situation
 
 Settings = Mapping[str, Value]
 
 _ROUNDS = (4, 8, 12, 16, 24, 32, 48, 75, 100)
 """How many rounds one pass may be cut into: few make a round's noise small, many follow the loss."""
+_FEW_ROUNDS = (2, 4)
+"""Of full batches, fewer than any preset has: what very loud noise leaves room for."""
 _PASSES = (8, 20)
 """Of ISRL-DP with whole machines as batches; more would only add noise."""
 _LOCAL_STEPS = (1, 5, 20)
 _ONLINE_MECHANISMS = ("sqrt_toeplitz", "cancelling", "independent")
-_TOO_FEW = 1.5
-"""What one round leaves undone, in units of noise-to-signal: on MNIST one full-batch round costs 15 points, and a
-noise-to-signal of 0.1 costs one. T rounds leave T^1.5 times less."""
+_TOO_FEW = 2.0
+"""What one full-batch round leaves undone in units of noise-to-signal, with ten classes: on MNIST it costs 15 points,
+and a noise-to-signal of 0.1 costs one or less. T rounds leave T^1.5 times less, and fewer classes less in
+proportion; where rounds are of batches, classes make no difference."""
+_CLASSES = 10
+_OF_BATCHES = 0.15
+"""What batches leave undone beside full ones: other samples in every round are noise as well."""
+_OF_RIDGE = 0.2
+"""What ridge regression on second moments leaves undone beside many steps on the loss itself."""
+_OF_LOCAL_STEPS = 0.35
+"""What steps leave undone whose length was not chosen for the noise."""
+FEATURES_LEAVE = {"pixels": 0.3, "oriented-gradients": 0.1}
+"""What features leave undone beside the best there are, in the same units."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,10 @@ class Rule:
         Whether each round goes through all samples of a machine.
     worth : float
         How many full-batch rounds one of its rounds is worth.
+    leaves : float
+        What it leaves undone however many its rounds are.
+    tuned : bool
+        Whether its clip and step are chosen for each task and features, so that it is tried on those they are for.
     stream : bool
         Whether it takes samples as they come.
     standing : bool
@@ -47,12 +65,23 @@ class Rule:
     settings: Callable[[Situation], list[Settings] | str]
     whole: bool = False
     worth: float = 0.2
+    leaves: float = 0.0
+    tuned: bool = False
     stream: bool = True
     standing: bool = True
 
-    def shortfall(self, rounds: int) -> float:
-        """What so few rounds leave undone, in units of noise-to-signal: a rule of thumb from MNIST."""
-        return _TOO_FEW / (rounds * self.worth) ** 1.5
+    def shortfall(self, rounds: int, classes: int) -> float:
+        """What so few rounds leave undone, in units of noise-to-signal: a rule of thumb (docs/tuning.md)."""
+        share = max(classes - 1, 1) / (_CLASSES - 1) if self.whole else 1.0
+        return self.leaves + share * _TOO_FEW / (rounds * self.worth) ** 1.5
+
+    def features(self, situation: Situation) -> tuple[str, ...]:
+        """The features it is tried on."""
+        found = situation.features
+        if not self.tuned or len(found) == 1:
+            return found
+        known = tuple(name for name in found if name in registry("task")[situation.config.task].tuned)
+        return known or found
 
 
 def _one_pass(situation: Situation) -> list[Settings] | str:
@@ -70,8 +99,15 @@ def _one_pass(situation: Situation) -> list[Settings] | str:
     )
 
 
-def _full_batch(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - rounds come from its preset
-    return [{}]
+def _full_batch(situation: Situation) -> list[Settings] | str:
+    """As many rounds as the preset has, or fewer where noise is loud."""
+    most = min(one for one in (situation.most_rounds, situation.most_uses, max(_FEW_ROUNDS)) if one is not None)
+    return [{"num-rounds": 0}, *({"num-rounds": rounds} for rounds in _FEW_ROUNDS if rounds <= most)]
+
+
+def _one_shot(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - there is nothing to settle
+    """Second moments in one release."""
+    return [{"num-rounds": 0}]
 
 
 def _whole_machines(situation: Situation) -> list[Settings] | str:
@@ -87,6 +123,8 @@ def _whole_machines(situation: Situation) -> list[Settings] | str:
 
 
 def _online(situation: Situation) -> list[Settings] | str:
+    kind = registry("model")[situation.config.model]
+    unit: Settings = {"clip-unit": "contractive"} if getattr(kind, "clips_contractively", False) else {}
     made: list[Settings] = []
     for steps in _LOCAL_STEPS:
         rounds = situation.fewest * situation.machines // (situation.asked * steps)
@@ -94,19 +132,21 @@ def _online(situation: Situation) -> list[Settings] | str:
             rounds = min(rounds, situation.most_rounds)
         if rounds >= 1 and steps <= situation.fewest:
             made += [
-                {"batch-size": steps, "num-rounds": rounds, "mechanism": mechanism} for mechanism in _ONLINE_MECHANISMS
+                {"batch-size": steps, "num-rounds": rounds, "mechanism": mechanism, **unit}
+                for mechanism in _ONLINE_MECHANISMS
             ]
     return made or "there are too few samples for its local steps"
 
 
 RULES = (
     Rule("full-batch", _full_batch, whole=True, worth=1.0, stream=False),
-    Rule("mu2", _one_pass),
     Rule("trusted-full-batch", _full_batch, whole=True, worth=1.0, stream=False),
-    Rule("trusted-mu2", _one_pass),
-    Rule("online", _online, standing=False),
-    Rule("isrl-dp-accelerated", _whole_machines, whole=True, worth=0.5, stream=False),
-    Rule("noisy-sgd", _one_pass),
-    Rule("trusted-sgd", _one_pass),
+    Rule("one-shot", _one_shot, whole=True, worth=math.inf, leaves=_OF_RIDGE, stream=False),
+    Rule("mu2", _one_pass, leaves=_OF_BATCHES, tuned=True),
+    Rule("trusted-mu2", _one_pass, leaves=_OF_BATCHES, tuned=True),
+    Rule("online", _online, leaves=_OF_LOCAL_STEPS, tuned=True, standing=False),
+    Rule("isrl-dp-accelerated", _whole_machines, whole=True, worth=0.5, tuned=True, stream=False),
+    Rule("noisy-sgd", _one_pass, leaves=_OF_BATCHES, tuned=True),
+    Rule("trusted-sgd", _one_pass, leaves=_OF_BATCHES, tuned=True),
 )
 """Strategies in the order in which they are preferred where they score alike."""

@@ -11,15 +11,18 @@ import numpy as np
 from ...privacy import NO_NOISE, ConfigurationError
 from ..config import RunConfig, run_keys
 from ..keys import Value
-from ..methods import Problem
+from ..centred import CentredProblem
 from ..registry import registry
 from ..tasks.base import Dataset
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """In how many releases a sample may be, by the run-config key ``sample-uses``; None for any number."""
 
-WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], Problem]
+WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], CentredProblem]
 """Works a run configuration out on data; of the shards only the lengths matter here."""
+
+FEATURES_TRIED = ("soft-gradients", "oriented-gradients", "pixels")
+"""Features that are tried where none are named, those that teach most first."""
 
 _OF_AUTO = ("strategy", "sample-uses", "stream")
 
@@ -98,16 +101,26 @@ class Situation:
         return self.config.num_rounds or None
 
     @property
-    def own_features(self) -> bool:
-        """Whether the run configuration names features, so that there is nothing to choose."""
-        return self.config.features != run_keys()["features"].default
+    def features(self) -> tuple[str, ...]:
+        """Features to choose from: those that the run configuration names, or all that are fit for its images."""
+        task = registry("task")[self.config.task]
+        if self.config.features != run_keys()["features"].default or not task.has_images:
+            return (self.config.features,)
+        return tuple(name for name in FEATURES_TRIED if self._can_have(name))
+
+    def _can_have(self, features: str) -> bool:
+        try:
+            registry("features")[features].check(replace(self.config, features=features))
+        except ConfigurationError:
+            return False
+        return True
 
     def with_settings(self, settings: Mapping[str, Value]) -> RunConfig:
         """The run configuration with a strategy's settings, and nothing left in it that only ``auto`` reads."""
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
-    def problem(self, settings: Mapping[str, Value], worked_out: WorkedOut) -> Problem:
+    def problem(self, settings: Mapping[str, Value], worked_out: WorkedOut) -> CentredProblem:
         """Such a run, worked out on sizes: its rounds, clip, step and policies are those that the run would have."""
         config = self.with_settings(settings)
         width = self._width(config)
@@ -124,6 +137,10 @@ class Situation:
             return self.num_features
         blank = np.zeros((1, *shape), np.uint8)
         return int(registry("features")[config.features](blank, 255).shape[1])
+
+    def differs(self, name: str, value: Value) -> bool:
+        """Whether a setting is another than what the run configuration says already."""
+        return self.config.to_mapping()[name] != value
 
     @property
     def private(self) -> bool:

@@ -27,7 +27,6 @@ from ...privacy import (
     policy_guarantee,
     server_guarantee,
 )
-from ...privacy.amplification import Amplification, amplification_of, weakest
 from ...strategies import ReleaseStrategy
 from ..config import RunConfig
 from ..keys import refusal
@@ -39,6 +38,7 @@ from .checks import refuse_unserved
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
+from .secret_order import amplification_of_all
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
@@ -140,6 +140,15 @@ class Method(ABC):
     ) -> Hyperparameters:
         """:meth:`preset` for machines of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
+
+    def usual_rounds(
+        self,
+        config: RunConfig,
+        sizes: Sequence[int],
+        model: Model,
+    ) -> int:
+        """T where the run configuration leaves it open: so many passes over all samples."""
+        return config.passes * self.rounds_of_a_pass(config, sizes)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """How many rounds go once through all samples; ``sizes`` are the machines'."""
@@ -343,7 +352,8 @@ class Method(ABC):
             return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
         words, amplified = self.brief_words(policy) if brief else words, None
         if not (brief or stated):  # real machines have their own order, or none
-            amplified = self.amplification(problem)
+            policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
+            amplified = amplification_of_all(policies, self.release_size(problem.model))
         if policy.trust == SECURE and mu_local is None:
             mu_local = policy.plan(self.release_size(problem.model)).mu_local
         if min_honest is not None:
@@ -351,18 +361,6 @@ class Method(ABC):
         return policy_guarantee(
             policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated, amplified=amplified
         )
-
-    def amplification(self, problem: Problem) -> Amplification | None:
-        """What the secret order of a simulation's machines is worth, of the one for which it is worth least.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :func:`~murmurfl.privacy.amplification.amplification_of`.
-        """
-        policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
-        if not all(policy.order == "secret" and policy.adds_noise for policy in policies):
-            return None
-        return weakest(amplification_of(policy, policy.plan(problem.model.num_parameters)) for policy in policies)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """A policy's words for the caption of many runs."""

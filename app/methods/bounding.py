@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from ..config import RunConfig, run_keys
+from ..config import run_keys
 from ..keys import refusal
 
 BOUNDING = frozenset({"clipping", "clip-stability"})
 """The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""
 
 
-def bounding(config: RunConfig, keys: Collection[str]) -> Mapping[str, Any]:
+class Bounds(Protocol):
+    """What says how gradients are bounded: a run configuration, or an operator's file."""
+
+    @property
+    def clipping(self) -> str: ...
+
+    @property
+    def clip_stability(self) -> float: ...
+
+
+def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
     """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys.
 
     Raises

@@ -10,6 +10,7 @@ from ..keys import refusal
 from ..registry import registry
 from ..trust import refused_trust
 from .bounding import bounding
+from .secret_order import check_secret_order
 
 if TYPE_CHECKING:
     from .base import Method
@@ -48,8 +49,7 @@ def refuse_unserved(method: Method, config: RunConfig) -> None:
     if not method.may_lose and config.run_dry:
         raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
     bounding(config, method.keys)
-    if config.secret_order and config.passes > 1:
-        raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
+    check_secret_order(config)
     if not method.samples_return and config.passes > 1:
         raise refusal("passes", "1 with this strategy", config.passes)
     cancelling = method.mechanism(config) in ("cancelling", NO_NOISE)

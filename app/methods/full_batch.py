@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,21 +21,37 @@ from ..config import RunConfig
 from ..models.base import Model
 from .base import Method
 from .bounding import BOUNDING, bounding
-from .presets import usual_squared_norm, wanted_mu
+from .presets import in_unit_range, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
 
+
+class _Row(NamedTuple):
+    """Constants for features of norm 1: mu, T, eta, beta and S."""
+
+    mu: float
+    rounds: float
+    learning_rate: float
+    momentum: float
+    clip_norm: float
+
+
 _TABLE = (
-    # mu, T, eta, beta, S, for features of norm 1
-    (0.1, 6, 60.0, 0.6, 0.35),
-    (0.25, 8, 100.0, 0.6, 0.35),
-    (0.5, 12, 100.0, 0.7, 0.35),
-    (1.0, 20, 100.0, 0.7, 0.5),
-    (2.0, 30, 100.0, 0.8, 0.5),
-    (10.0, 60, 300.0, 0.9, 0.5),
+    _Row(0.1, 6, 60.0, 0.6, 0.35),
+    _Row(0.25, 8, 100.0, 0.6, 0.35),
+    _Row(0.5, 12, 100.0, 0.7, 0.35),
+    _Row(1.0, 20, 100.0, 0.7, 0.5),
+    _Row(2.0, 30, 100.0, 0.8, 0.5),
+    _Row(10.0, 60, 300.0, 0.9, 0.5),
 )
 _SAMPLES_PER_ROOT_OF_MACHINES = 6000.0
 """Of the table: 60,000 samples over the root of 100 machines."""
-_FEWEST_ROUNDS = 2
+_TUNED_PARAMETERS = 5890
+"""Of the model that the table was made with."""
+_FEWEST_TIMES, _MOST_TIMES = 0.25, 16.0
+"""How many times fewer or more parameters still tell how many rounds are worth it."""
+_FEWEST_ROUNDS = 2.0
+_UNCENTRED_ROUNDS = 1.5
+"""Pixels have a large mean, which steps go along first: the rest takes more rounds."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +91,25 @@ class FullBatchMethod(Method):
     client_type = FullBatchClient
     strategy_type = FullBatch
 
+    def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
+        """The preset's T."""
+        # Noise is as long as the root of the number of values, and a gradient is not.
+        ratio = min(max(_TUNED_PARAMETERS / model.num_parameters, _FEWEST_TIMES), _MOST_TIMES)
+        rounds = _row(self.noise_mu(config, sizes) * math.sqrt(ratio)).rounds
+        return round(rounds * (_UNCENTRED_ROUNDS if in_unit_range(config) else 1.0))
+
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
-        """The preset's T; every round is a pass."""
-        return round(_row(self.noise_mu(config, sizes))[0])
+        """1: every round goes through all samples."""
+        return 1
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
-        _, rate, momentum, clip_norm = _row(self.noise_mu(config, sizes))
-        squares = usual_squared_norm(config, model)
+        row, squares = _row(self.noise_mu(config, sizes)), usual_squared_norm(config, model)
         return Descent(
-            clip_norm=clip_norm * math.sqrt(squares),
-            learning_rate=rate / squares,
+            clip_norm=row.clip_norm * math.sqrt(squares),
+            learning_rate=row.learning_rate / squares,
             diameter=math.inf,
             sampling="balanced",
-            momentum=momentum,
+            momentum=row.momentum,
         )
 
     def noise_mu(self, config: RunConfig, sizes: Sequence[int]) -> float:
@@ -144,15 +166,23 @@ class TrustedFullBatchMethod(FullBatchMethod):
         return {**super().strategy_options(problem), "shares": problem.config.shares or "uniform"}
 
 
-def _row(mu: float) -> tuple[float, float, float, float]:
-    """T, eta, beta and S at a mu of the table, between its rows by their logarithms."""
-    at = math.log(min(max(mu, _TABLE[0][0]), _TABLE[-1][0]))
-    mus = [math.log(row[0]) for row in _TABLE]
-    rounds, rate, rest, clip_norm = (
-        math.exp(np.interp(at, mus, [math.log(value) for value in column]))
-        for column in zip(*((row[1], row[2], 1 - row[3], row[4]) for row in _TABLE), strict=True)
+def _row(mu: float) -> _Row:
+    """The constants at any mu: between the table's rows by logarithms, and below the first as from it to the second."""
+    at, mus = math.log(min(mu, _TABLE[-1].mu)), [math.log(row.mu) for row in _TABLE]
+    below = min(at - mus[0], 0.0)
+
+    def between(values: Sequence[float], *, falls: bool) -> float:
+        logarithms = [math.log(value) for value in values]
+        slope = (logarithms[1] - logarithms[0]) / (mus[1] - mus[0]) if falls else 0.0
+        return math.exp(float(np.interp(at, mus, logarithms)) + slope * below)
+
+    return _Row(
+        mu,
+        max(between([row.rounds for row in _TABLE], falls=True), _FEWEST_ROUNDS),
+        between([row.learning_rate for row in _TABLE], falls=True),
+        1.0 - between([1.0 - row.momentum for row in _TABLE], falls=False),
+        between([row.clip_norm for row in _TABLE], falls=False),
     )
-    return rounds, rate, 1 - rest, clip_norm
 
 
 def _most_asked(problem: Problem) -> int:

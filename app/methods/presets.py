@@ -94,19 +94,25 @@ _USUAL_SHARE = 1 / 6
 """What features in [0, 1] have of the largest squared norm there could be, about: pixels are mostly background."""
 
 
+def in_unit_range(config: RunConfig) -> bool:
+    """Whether features are values in [0, 1], such as pixels, of no norm that is known, and not seen from their mean."""
+    known = registry("features")[config.features].norm_bound is not None
+    return the_task(config).has_images and not known and not is_centred(config)
+
+
 def usual_squared_norm(config: RunConfig, model: Model) -> float:
     """What a sample's squared norm usually is, its bias counted, by how its features are made: a rule for steps."""
     if is_centred(config):
         return 1.0
     squares = largest_squared_norm(config, model.num_features)
-    if squares == model.num_features:
+    if in_unit_range(config):
         squares *= _USUAL_SHARE
     return squares + float("bias" in model.names)
 
 
 def constant_feature(config: RunConfig) -> bool:
     """Whether the features have a constant of their own, so that a linear model needs no bias."""
-    return bool(getattr(registry("features")[config.features], "constant", False))
+    return bool(getattr(registry("features")[config.features], "constant", False)) or the_task(config).constant
 
 
 def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:

@@ -31,11 +31,13 @@ from ...privacy import (
     SQLiteLedger,
     protocol,
 )
+from ...privacy.row_bound import CLIPPINGS
 from ..centring import beside_mean
 from ..config import RunConfig
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
+from ..methods.bounding import bounding
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
 from ..trust import SECURE
@@ -104,6 +106,8 @@ class NodeConfig(CentredNode):
     secret_order : bool
         Whether each sample draws its release by itself (:mod:`murmurfl.privacy.secret_order`); then no other run may
         ever use these samples.
+    clipping, clip_stability : str, float
+        How gradients are bounded, and gamma: as in the run configuration.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
     centring : str
@@ -160,6 +164,8 @@ class NodeConfig(CentredNode):
     max_participations: int = 0
     passes: int = 1
     secret_order: bool = False
+    clipping: str = ""
+    clip_stability: float = 0.01
     centring: str = ""
     centring_share: float = CENTRING_SHARE
     centring_norm: float = 0.0
@@ -215,6 +221,12 @@ class NodeConfig(CentredNode):
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
+        self._check("clip_stability", self.clip_stability > 0, "a number > 0")
+        if self.clipping:
+            keys = self.method.keys
+            self._check(
+                "clipping", self.clipping in CLIPPINGS and "clipping" in keys, "clip, or automatic for gradients"
+            )
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
@@ -305,6 +317,7 @@ class NodeConfig(CentredNode):
             sample_participations=self.passes,
             min_separation=separation if self.passes > 1 else 1,
             noise_quality="exact",
+            **bounding(self, self.method.keys),
             **of_model,
             **({"order": "secret"} if self.secret_order else {}),
             **self._sums(ledger),

@@ -26,6 +26,7 @@ from ..config import RunConfig
 from ..engines.loopback import LaunchError
 from ..engines.toml import Scalar
 from ..experiment import Experiment, prepare
+from ..methods import METHODS
 from ..record import FAILURE_NAME, RESULT_NAME
 from ..trust import SECURE
 from .config import NodeConfig, node_strategies
@@ -85,6 +86,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "delta": policy.delta,
         "mechanism": config.mechanism or ("" if own else policy.mechanism),
     }
+    if policy.clipping != "clip":
+        settings |= {"clipping": policy.clipping, "clip-stability": policy.clip_stability}
     if experiment.is_centred:
         settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
     elif config.centring:
@@ -195,4 +198,6 @@ def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunCon
     given = {**DEMO_SETTINGS, **of_sums, **overrides, "out-dir": str(out), "run-name": name}
     if "num-clients" in overrides and "clients-per-round" not in overrides:
         given["clients-per-round"] = overrides["num-clients"]
+    if "batch-size" not in overrides and not METHODS[str(given.get("strategy", "mu2"))].keys & {"batch-size"}:
+        del given["batch-size"]
     return RunConfig.from_mapping(given)

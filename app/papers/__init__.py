@@ -5,6 +5,7 @@ a user's own. The command names the papers in its help, so nothing that takes lo
 """
 
 from ..registry import Registry
+from .best_accuracy import BestAccuracy
 from .cell import Cell
 from .jiang_2026 import LASSO, MEAN, RIDGE
 from .kind import TableKind
@@ -23,6 +24,7 @@ PAPERS: Registry[Paper] = Registry(
         ReshefLevy2025(),
         ReshefLevy2024(),
         SecureAggregation(),
+        BestAccuracy(),
         PlanGrid(),
         PlanGridMnist(),
         Zhang2025Logistic(),

@@ -112,6 +112,24 @@ def _training() -> Schema:
     )
 
 
+def _centring() -> Schema:
+    return _object(
+        "With `centring = private`, what became of the mean of the features, which machines release before the first "
+        "round; else null. `model.npz` then has `centring.centre`, the mean m, and `centring.constant`, c, beside the "
+        "model's arrays: the model's inputs are unit([unit(phi - m), c]) of a sample's features phi "
+        "(`murmurfl.privacy.centred`).",
+        {
+            "mu": _or_null("number", "Of its release, a part of `mu`; null where nothing is guaranteed."),
+            "share": _value("number", "Of mu^2 that it was given, by the run configuration."),
+            "constant": _value("number", "What is appended to features seen from it: `centring.constant`."),
+            "asked": _count("Machines asked for it."),
+            "aggregated": _count("Replies that are in it."),
+            "samples": _count("Samples that it is the mean of, by their words."),
+        },
+        null=True,
+    )
+
+
 def _online() -> Schema:
     regret = {"type": ["array", "null"], "items": {"type": ["number", "null"]}}
     return _object(
@@ -210,6 +228,7 @@ def _parts() -> dict[str, Schema]:
             "sampling; its keys are those of `murmurfl keys`.",
             properties=config,
         ),
+        "centring": _centring(),
         "online": _online(),
         "gradient_norms": _norms(),
         "training": _training(),

@@ -122,6 +122,8 @@ class Task(ABC):
         Height and width of its images; features other than ``pixels`` are made from images.
     public : bool
         Whether it comes with public samples of its own.
+    constant : bool
+        Whether there is a constant among its values, so that a linear model needs no bias.
     feature_bound : float
         R of the linear models: they scale longer features down to it. Public knowledge, never taken from the data.
     regularizer, regularizer_strength : str, float
@@ -138,6 +140,7 @@ class Task(ABC):
     partitions: tuple[str, ...] | None = None
     image_shape: tuple[int, int] | None = None
     public: bool = False
+    constant: bool = False
     feature_bound: float = SYNTHETIC_FEATURE_BOUND
     regularizer: Regularizer = "none"
     regularizer_strength: float = 0.0

@@ -30,6 +30,7 @@ class TabularTask(Task):
     """
 
     reads = frozenset()
+    constant = True
     feature_bound = 1.0
 
     def squared_norm_bound(self, features: str, num_features: int, feature_bound: float) -> float:

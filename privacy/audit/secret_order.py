@@ -74,7 +74,7 @@ def audit_secret_order(
     Notes
     -----
     **Formal guarantees.** With probability at least ``confidence`` over the runs' keys, the measured bounds are not
-    above the true mu and epsilon for replacement of one sample.
+    above the true mu and epsilon for replacement of one sample. What is claimed: docs/proofs/secret-order.md.
     """
     if policy.order != "secret" or not np.any(move):
         raise ConfigurationError(

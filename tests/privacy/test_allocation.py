@@ -1,6 +1,7 @@
 """What a secret order is worth: exact where it can be known, Monte Carlo and another accountant where it cannot."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,7 +35,15 @@ def zero_out_epsilon(shift, slots, delta):
     return high
 
 
-@pytest.mark.parametrize(("case", "bounds"), OTHERS.items(), ids=str)
+def cases():
+    """Some of them; all take long."""
+    return [
+        pytest.param(*one, marks=() if one[0][:2] in ((0.5, 2), (0.5, 100), (1.0, 10)) else pytest.mark.long)
+        for one in OTHERS.items()
+    ]
+
+
+@pytest.mark.parametrize(("case", "bounds"), cases(), ids=str)
 def test_zeroing_a_sample_out_agrees_with_pld_accounting(case, bounds):
     upper, lower = bounds
     assert lower < zero_out_epsilon(*case) < upper
@@ -66,7 +75,7 @@ def test_two_releases_are_what_quadrature_says_and_never_less(shift, epsilon):
         # In parts: where the first one alone reaches the strike there is a kink.
         kink = math.log(2 * factor) / shift + shift / 2
         edges = sorted({-9.0, min(max(kink, -9.0), 9.0 + shift), 9.0 + shift})
-        return sum(quad(integrand, *part, epsabs=1e-13, limit=200)[0] for part in zip(edges, edges[1:], strict=False))
+        return sum(quad(integrand, *part, epsabs=1e-13, limit=200)[0] for part in pairwise(edges))
 
     found = zero_out_deltas(shift, 2, epsilon)
     wanted = exact(math.exp(epsilon), 1), math.exp(epsilon) * exact(math.exp(-epsilon), -1)
@@ -134,13 +143,13 @@ def test_what_the_resolution_of_normals_tells_is_added():
 def test_a_finer_grid_lowers_a_bound_and_hardly(monkeypatch):
     coarse = allocation_epsilon(1.0, 12, 1e-5)
     likelihood_sum.cache_clear()
-    monkeypatch.setattr("murmurfl.privacy.likelihood_sums._FINENESS", 1 / 120)
+    monkeypatch.setattr("murmurfl.privacy.likelihood_sums._FINENESS", 1 / 80)
     fine = allocation_epsilon(1.0, 12, 1e-5)
     likelihood_sum.cache_clear()
-    assert 0.997 * coarse < fine <= coarse
+    assert 0.995 * coarse < fine <= coarse
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize("count", [1, 2, 7])
 def test_a_rounded_sum_keeps_its_mass_and_its_mean(count):
     total = likelihood_sum(0.7, count)
     assert total.masses.sum() == pytest.approx(1.0, abs=1e-12)

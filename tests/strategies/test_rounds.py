@@ -8,18 +8,27 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
-from murmurfl.clients import DelayedMomentumClient, IsrlDpClient, Mu2Client, NoisySGDClient, numpy_client_app
+from murmurfl.clients import (
+    DelayedMomentumClient,
+    FullBatchClient,
+    IsrlDpClient,
+    Mu2Client,
+    NoisySGDClient,
+    numpy_client_app,
+)
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol
 from murmurfl.strategies import (
     CheckpointError,
     CorrelatedMomentum,
     DelayedMomentum,
+    FullBatch,
     IsrlDp,
     Mu2,
     NodesUnavailableError,
     NoisySGD,
     ReducedTreeMomentum,
     TreeMomentum,
+    TrustedFullBatch,
     TrustedMu2,
 )
 
@@ -432,6 +441,7 @@ MOMENTUM = {
     "blt": (CorrelatedMomentum, {"mechanism": "blt"}),
     "sqrt_toeplitz": (CorrelatedMomentum, {"mechanism": "sqrt_toeplitz"}),
 }
+ALL = {"order": "all", "release_rule": "paper", "mechanism": "independent"}
 TREE = {"trust": "trusted-server", "release_rule": "paper", "mechanism": "independent"}
 
 
@@ -446,6 +456,11 @@ def make(kind, checkpoint, on_round=None):
     options |= {"num_clients": 6, "clients_per_round": 3, "learning_rate": 0.05, "seed": 1, "session": "s"}
     if kind == "sgd":
         return NoisySGD(**options)
+    if kind == "full batch":
+        return FullBatch(momentum=0.6, average="linear", **options)
+    if kind == "trusted full batch":
+        policy = PrivacyPolicy(1.0, 1, 30, 2.0, **ALL, trust="trusted-server")
+        return TrustedFullBatch(policy=policy, num_rounds=12, noise_keys=SimulatedKeys(9, "server"), **options)
     if kind == "delayed":
         return DelayedMomentum(**options)
     if kind == "accelerated":
@@ -458,12 +473,16 @@ def make(kind, checkpoint, on_round=None):
     return mu2(**options)
 
 
-@pytest.mark.parametrize("kind", ["mu2", "trusted", "sgd", "delayed", "accelerated", *MOMENTUM])
+@pytest.mark.parametrize(
+    "kind", ["mu2", "trusted", "sgd", "full batch", "trusted full batch", "delayed", "accelerated", *MOMENTUM]
+)
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling, tmp_path):
     changes = {
         "trusted": {"trust": "trusted-server"},
         "sgd": {"kind": NoisySGDClient, "mechanism": "independent"},
+        "full batch": {"kind": FullBatchClient, **ALL},
+        "trusted full batch": {"kind": FullBatchClient, **ALL, "trust": "trusted-server"},
         "delayed": {"kind": DelayedMomentumClient},
         "accelerated": {"kind": IsrlDpClient, "mechanism": "independent"},
         **{key: {"kind": NoisySGDClient, **TREE} for key in MOMENTUM},

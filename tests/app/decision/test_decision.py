@@ -79,7 +79,11 @@ def test_more_machines_samples_or_mu_never_make_noise_louder():
     base = decided().chosen
     same = {"num_rounds": base.rounds}
     reference = decided(**same).chosen.noise_to_signal
-    for louder in (decided(samples=300, **same), decided(mu=0.5, **same), decided(num_clients=50, clients_per_round=50)):
+    for louder in (
+        decided(samples=300, **same),
+        decided(mu=0.5, **same),
+        decided(num_clients=50, clients_per_round=50),
+    ):
         assert louder.chosen.noise_to_signal > reference * 0.99
 
 

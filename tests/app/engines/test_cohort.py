@@ -46,6 +46,7 @@ SHUFFLED = replace(
     regularizer="l2",
     regularizer_strength=0.1,
 )
+FULL_BATCH = RunConfig(strategy="full-batch", num_rounds=3, average="linear", checkpoint=False)
 CONFIGURATIONS = {
     "mu2": BASE,
     "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
@@ -99,6 +100,11 @@ CONFIGURATIONS = {
         learning_rate=0.01,
         public_samples=300,
     ),
+    "full-batch, losses": replace(FULL_BATCH, lost_replies=0.3, shares="average"),
+    "full-batch, some machines, skewed": replace(FULL_BATCH, partition="dirichlet", clients_per_round=7),
+    "full-batch, mlp": replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60),
+    "full-batch, cap": replace(FULL_BATCH, max_participations=2, run_dry=True),
+    "trusted-full-batch": replace(FULL_BATCH, strategy="trusted-full-batch", lost_replies=0.3),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),
     "isrl-dp, several passes": replace(BASE, strategy="isrl-dp", passes=3, num_rounds=0, batch_size=40),
@@ -138,6 +144,8 @@ def test_the_model_is_that_of_the_in_process_engine(name):
             one, other, rtol=RELATIVE if double else FLOAT32, atol=ABSOLUTE if double else FLOAT32
         )
     assert together.strategy.history == alone.strategy.history
+    if "full-batch" in config.strategy:  # sums over all samples: to the last bit
+        assert all((a == b).all() for a, b in zip(together.parameters, alone.parameters, strict=True))
     assert together.statements == alone.statements
     assert (together.mu, together.epsilon) == (alone.mu, alone.epsilon)
     if config.lost_replies:

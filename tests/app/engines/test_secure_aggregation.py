@@ -63,6 +63,7 @@ CONFIGURATIONS = {
         synthetic_samples=300,
         synthetic_features=20,
     ),
+    "full-batch": replace(BASE, strategy="full-batch", batch_size=8, num_rounds=4),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
     "noisy-sgd, several passes": replace(BASE, strategy="noisy-sgd", passes=2, num_rounds=0, batch_size=80),
 }

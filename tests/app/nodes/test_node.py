@@ -65,7 +65,7 @@ def forget(monkeypatch):
         ({"strategy": "sgd"}, "Expected strategy to be a known name"),
         (
             {"strategy": "tree-momentum"},
-            "Expected strategy to be one for real nodes, one of mu2, trusted-mu2, noisy-sgd, online",
+            "Expected strategy to be one for real nodes, one of mu2, trusted-mu2, ",
         ),
         ({"mechanism": "none"}, "Expected mechanism to be a known name"),
         ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),

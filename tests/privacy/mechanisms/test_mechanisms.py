@@ -9,6 +9,8 @@ from murmurfl.privacy.mechanisms.sensitivity import pattern_bound, worst_pattern
 
 CASES = {
     "independent": ("independent", {}),
+    "independent, average": ("independent", {"shares": "average"}),
+    "independent, late": ("independent", {"shares": "late"}),
     "uniform": ("cancelling", {"schedule": "uniform"}),
     "harmonic": ("cancelling", {"schedule": "harmonic"}),
     "paper": ("cancelling", {"schedule": "paper"}),

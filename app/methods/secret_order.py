@@ -1,0 +1,27 @@
+"""What a secret order is worth for all machines of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...privacy import PrivacyPolicy
+from ...privacy.amplification import Amplification, amplification_of, weakest
+
+
+def amplification_of_all(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
+    """What the secret order of several machines is worth, of the one for which it is worth least; None without one.
+
+    Parameters
+    ----------
+    policies : iterable of PrivacyPolicy
+    num_parameters : int
+        Values of a release.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`~murmurfl.privacy.amplification.amplification_of`.
+    """
+    known = list(dict.fromkeys(policies))
+    if not all(policy.order == "secret" and policy.adds_noise for policy in known):
+        return None
+    return weakest(amplification_of(policy, policy.plan(num_parameters)) for policy in known)
