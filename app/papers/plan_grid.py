@@ -35,7 +35,14 @@ def _mu2(batch: int, rounds: int, clip: float, rate: float, **more: object) -> O
     """One pass with a step of rate / T^2."""
     eta = rate / rounds**2
     own = {name.replace("_", "-"): value for name, value in more.items()}
-    return {"strategy": "mu2", "batch-size": batch, "clip-norm": clip, "learning-rate": eta, "mechanism": "cancelling", **own}  # type: ignore[dict-item]
+    return {
+        "strategy": "mu2",
+        "batch-size": batch,
+        "clip-norm": clip,
+        "learning-rate": eta,
+        "mechanism": "cancelling",
+        **own,
+    }  # type: ignore[dict-item]
 
 
 def _sgd(batch: int, clip: float, eta: float, **more: object) -> Overrides:
