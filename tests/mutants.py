@@ -110,8 +110,8 @@ MUTANTS = (
     Mutant(
         "shares of the budget are charged as if all were the same",
         "privacy/mechanisms/independent.py",
-        'if self.shares == "uniform" or not known:',
-        "if True:",
+        'if self.shares != "uniform":',
+        "if False:",
         (MECHANISMS, INDEPENDENT),
     ),
     Mutant(
