@@ -132,7 +132,7 @@ class RunKeys:
     )
     ridge: float = key(
         0.0,
-        "lambda of one shot, relative to the largest eigenvalue that noise alone has.",
+        "What one shot raises smaller eigenvalues to, in units of the noise on a value.",
         at_least=0,
         zero=_PRESETS,
         read_by="strategy",

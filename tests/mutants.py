@@ -406,6 +406,20 @@ MUTANTS = (
         (ALLOCATION,),
     ),
     Mutant(
+        "a count's rows are not centred",
+        "privacy/counting.py",
+        "dtype=np.float64)[:, None] - 0.5",
+        "dtype=np.float64)[:, None]",
+        ("tests/privacy/test_counting.py",),
+    ),
+    Mutant(
+        "a count is charged half of what a sample moves it",
+        "privacy/counting.py",
+        '{"clip_norm": 0.5, "batch_size"',
+        '{"clip_norm": 0.25, "batch_size"',
+        ("tests/privacy/test_counting.py",),
+    ),
+    Mutant(
         "exact noise from 44-bit uniforms",
         "privacy/normals.py",
         "logs = radius_words.astype(np.float64)",
