@@ -1,4 +1,4 @@
-"""A secret order as a run has it: what it goes together with, and what it is worth for all of a run's machines."""
+"""A secret order as a run has it: what it goes together with, and what it is worth for all of its machines."""
 
 from __future__ import annotations
 

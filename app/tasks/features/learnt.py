@@ -76,6 +76,7 @@ class Learnt(OfImages):
     """
 
     norm_bound = 1.0
+    constant = True
     least_side = 4
 
     def __init__(self, name: str, sentence: str, files: Sequence[str]) -> None:
