@@ -27,7 +27,7 @@ from .policy import PrivacyPolicy
 MOST_ESTIMATED = 512
 """Releases of a session beyond which no estimate is made: it would take too long."""
 
-_DRAWS = 160_000
+_DRAWS = 64_000
 _MOST_PRODUCTS = 4e9
 _BATCHES = 8
 _SPLITS = 129
@@ -102,12 +102,12 @@ def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
 
     Notes
     -----
-    **Formal guarantees.** An upper bound. A bounded row is at most clip_norm long, half of what replacing one of two
-    such rows may come to; rounding to the grid is charged as it is for two.
+    **Formal guarantees.** An upper bound. What counts is how long a bounded row is at most, and not how far apart two
+    can be; rounding to the grid is charged as it is for two.
     Proof: docs/proofs/secret-order.md.
     """
     charge = plan.sensitivity - policy.sensitivity  # of the grid
-    length = policy.sensitivity * policy.clip_norm / policy.bound.distance
+    length = policy.sensitivity * policy.bound.longest / policy.bound.distance
     return (length + charge) * plan.summed_sensitivity() / plan.noise_std
 
 

@@ -103,6 +103,12 @@ SUMS = {
     "plan": ["plan", *SUMMED],
 }
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
+SECRET = ["--set", "secret-order=true", "--set", "passes=1", "--set", "mu=1", "--set", "num-rounds=2"]
+SECRETS = {
+    "run": ["run", "--engine", "cohort", *SECRET],
+    "audit": ["audit", "--runs", "20", *SECRET],
+}
+"""In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
 AS_JSON = ("reproduce", "audit", "plan", "ledger show")
 SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "helper")
@@ -130,6 +136,36 @@ def test_what_commands_say_of_sums(world):
     assert not unexplained(json.loads(Path("runs/sums/result.json").read_text()))
     for name in ("audit", "plan"):
         assert not unexplained(json.loads(invoke(*SUMS[name], "--json").stdout)), name
+
+
+@pytest.mark.parametrize(("strategy", "proved"), [("noisy-sgd", True), ("mu2", False)])
+def test_what_commands_say_of_a_secret_order(world, strategy, proved):
+    for name, arguments in SECRETS.items():
+        extra = ["--set", f"strategy={strategy}", *(["--name", "secret"] if name == "run" else ["--json"])]
+        text = invoke(*arguments, *extra).output
+        document = json.loads(Path("runs/secret/result.json").read_text() if name == "run" else text)
+        assert not unexplained(document), name
+        told = document["privacy" if name == "run" else "guarantee"]
+        assert told["epsilon"] == pytest.approx(4.377, abs=0.01), "the one that holds whoever knows the order"
+        assert told["amplified_proved"] is proved, name
+        assert 0 < told["epsilon_amplified"] < told["epsilon"]
+        assert ("an estimate of epsilon is" in told["sentence"]) is not proved
+        assert told["sentence"].endswith("no guarantee. Simulated with seeded keys.") is not proved
+    assert json.loads(Path("runs/secret/result.json").read_text())["epsilon"] == pytest.approx(4.377, abs=0.01)
+
+
+@pytest.mark.long
+def test_what_a_plan_says_of_a_secret_order(world):
+    given = ["plan", "--machines", 5, "--samples", 20, "--batch", 5, "--mu", 1, "--secret-order"]
+    document = json.loads(invoke(*given, "--json").stdout)
+    assert not unexplained(document)
+    found = {made["name"]: made for made in document["mechanisms"]}
+    assert [one for one, made in found.items() if made["amplified_proved"]] == ["independent"]
+    assert found["tree dyadic"]["epsilon_amplified"] is None
+    text = invoke(*given).output
+    assert shows_and_says(text) == (True, True)
+    assert text.count("estimated") == sum(made["amplified_proved"] is False for made in found.values())
+    assert "An estimate guarantees nothing" in " ".join(text.split())
 
 
 def test_what_commands_print_and_write(world):

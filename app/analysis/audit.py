@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ...privacy import ConfigurationError, Guarantee, derived_seed, rounded_up
-from ...privacy.audit import Answers, AuditResult, audit_client, likelihood_weights
+from ...privacy.amplification import amplification_of
+from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights
 from ..config import RunConfig
 from ..experiment import Experiment, prepare
 from ..guarantees import Figures, configured_figures, run_guarantee
@@ -166,8 +167,9 @@ class _Measurement:
         self._seed, self._runs, self._scene = config.seed, runs, Scene(experiment)
         self._policy = policy = self._scene.policy
         self.plan = policy.plan(experiment.method.release_size(experiment.model))
+        self._secret = policy.order == "secret"
         last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
-        first = sorted({1, min(2, last), last})
+        first = [1] if self._secret else sorted({1, min(2, last), last})
         self.shifts = {f"first sample of release {k}": self._scene.shift(k) for k in first}
         releases = range(1, policy.max_participations + 1)
         self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.machine) for k in releases]
@@ -186,10 +188,18 @@ class _Measurement:
         """
 
         def streams(canary: str | None, numbers: range) -> Answers:
-            release = 0 if canary is None else int(canary.rsplit(maxsplit=1)[-1])
+            release = 0 if canary is None else 1 if self._secret else int(canary.rsplit(maxsplit=1)[-1])
             seed = derived_seed("audit", self._seed, release) >> 65
             return self._scene.streams(release, numbers, seed, summed=summed, ignored=ignored)
 
+        if self._secret:
+            (move,) = (shift[-1] for shift in self.shifts.values())
+            found = amplification_of(self._policy, self.plan)
+            # Of sums, and where there is an estimate only, the claim is the one that holds whoever knows the order.
+            proved = claimed_mu is None and found is not None and found.proved
+            epsilon = found.epsilon if proved and found is not None else None
+            claims = {"claimed_epsilon": epsilon, "claimed_mu": claimed_mu}
+            return audit_secret_order(self._policy, streams, move, runs=self._runs, **claims)
         # What is built on nothing holds all that came before: each message is a prefix sum of the ignored machine's.
         lost = [True] * len(self._lost) if ignored else self._lost
         return audit_client(self._policy, streams, self.shifts, runs=self._runs, lost=lost, claimed_mu=claimed_mu)

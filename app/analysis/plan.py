@@ -214,7 +214,7 @@ def compared_table(plan: Plan) -> Table:
     return trust_table(plan.trusts, plan.best_for_prefix_sums, plan.guarantee)
 
 
-IN_SECRET = (
+AMPLIFIED_MEANS = (
     "In a secret order: epsilon at the same delta while nobody learns which release a sample is in. An estimate "
     "guarantees nothing; the guarantee above holds whoever knows."
 )
@@ -229,7 +229,7 @@ _COLUMNS = (
     Column("their sums there", "noise of the sums of those", form=".4g"),
     Column("bytes kept", "what a machine remembers between releases"),
 )
-_IN_SECRET = Column(
+_AMPLIFIED = Column(
     "in a secret order", "what becomes of epsilon if nobody learns which release a sample is in", missing="not known"
 )
 
@@ -250,7 +250,7 @@ def plan_table(plan: Plan) -> Table:
         }
         for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)
     ]
-    columns = (*_COLUMNS, _IN_SECRET) if plan.request.secret_order else _COLUMNS
+    columns = (*_COLUMNS, _AMPLIFIED) if plan.request.secret_order else _COLUMNS
     return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
 
 
@@ -279,7 +279,7 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
         )
     after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
     if request.secret_order:
-        after.insert(0, IN_SECRET)
+        after.insert(0, AMPLIFIED_MEANS)
     if plan.best_for_mu2 is not None:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
     if request.secure and (why := nothing_gained(request.min_honest)):

@@ -131,7 +131,7 @@ class PlanRequest:
             delta=self.delta,
             mechanism=mechanism,
             mechanism_options=options,
-            num_rounds=self.rounds if paper else None,
+            num_rounds=max(self.rounds, self.releases) if paper else None,
             sample_participations=self.passes,
             min_separation=self.separation if self.passes > 1 else 1,
             clip_unit=self.clip_unit,

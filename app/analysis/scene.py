@@ -50,10 +50,14 @@ class Scene:
         self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
-        """What the canary of a release moves, without the noise: the same keys with it and without."""
+        """What the canary of a release moves, without the noise: the same keys with it and without.
+
+        In a secret order it is what it would move if it were in the first release, wherever it is.
+        """
         pair = [self.streams(canary, range(1), self._experiment.config.seed) for canary in (0, release)]
         without, present = (prefix_sums(answers, 1, self.policy.max_participations)[0] for answers in pair)
-        return present - without
+        moved = present - without
+        return np.tile(moved[-1], (len(moved), 1)) if self.policy.order == "secret" else moved
 
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
         """What runs of the seed and these numbers show, with the other canary in a release; 0: in none.
@@ -69,10 +73,11 @@ class Scene:
             Whether the canary's machine is told that nothing of it ever arrived, and the others what is true.
         """
         order = np.arange(self._samples)
-        order[:: self.policy.batch_size] = self._samples  # each release's first sample is a canary
+        step = 1 if self.policy.order == "secret" else self.policy.batch_size
+        order[::step] = self._samples  # each release's first sample is a canary, in a secret order every one
         other = Shard(self._experiment.data, order.copy())
         if canary:
-            order[(canary - 1) * self.policy.batch_size] += 1
+            order[(canary - 1) * step] += 1
         base = self._experiment
         shards = [Shard(base.data, order), *[other] * (summed - 1)] * numbers.stop
         world = replace(base, config=replace(base.config, seed=seed), shards=shards)

@@ -1,4 +1,4 @@
-"""What a secret order is worth for all machines of a run."""
+"""A secret order as a run has it: what it goes together with, and what it is worth for all of its machines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Iterable
 
 from ...privacy import PrivacyPolicy
 from ...privacy.amplification import Amplification, amplification_of, weakest
+from ..config import RunConfig
+from ..keys import refusal
+
+
+def check_secret_order(config: RunConfig) -> None:
+    """Refuse samples that return under a secret order.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if config.secret_order and config.passes > 1:
+        raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
 
 
 def amplification_of_all(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
+from ..gdp import gdp_epsilon
 from ..mechanisms import Mechanism
 from ..policy import PrivacyPolicy
 from .bounds import epsilon_bound, mu_bound
@@ -40,7 +41,8 @@ def audit_secret_order(
     streams: Streams,
     move: NDArray[np.floating],
     *,
-    claimed_epsilon: float,
+    claimed_epsilon: float | None = None,
+    claimed_mu: float | None = None,
     runs: int = 2000,
     confidence: float = 0.95,
 ) -> AuditResult:
@@ -54,8 +56,10 @@ def audit_secret_order(
         Makes the machines of some runs, with the canary (any name) or, None, with its other in its place.
     move : ndarray of shape (parameters,)
         By how much the canary moves the release that it is in; not zero.
-    claimed_epsilon : float
-        What is claimed at the policy's delta.
+    claimed_epsilon : float, optional
+        What is claimed at the policy's delta; default what ``claimed_mu`` comes to, whoever knows the order.
+    claimed_mu : float, optional
+        Of what the auditor sees, without the secret; default the policy's.
     runs : int
         Of each data set; >= 20.
     confidence : float
@@ -115,9 +119,10 @@ def audit_secret_order(
             best, statistic = found, name
             chosen, counted = parts, [score[count] for score in scores]
     epsilon = measured(bound, chosen, counted, significance)
+    claimed_mu = plan.mu if claimed_mu is None else claimed_mu
     return AuditResult(
-        claimed_mu=plan.mu,
-        claimed_epsilon=claimed_epsilon,
+        claimed_mu=claimed_mu,
+        claimed_epsilon=gdp_epsilon(claimed_mu, policy.delta) if claimed_epsilon is None else claimed_epsilon,
         delta=policy.delta,
         measured_mu=measured(mu_bound, chosen, counted, significance),
         measured_epsilon=epsilon,

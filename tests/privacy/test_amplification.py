@@ -1,4 +1,4 @@
-"""What a policy's secret order is said to be worth: a bound where it is proved, elsewhere what is called an estimate."""
+"""What a secret order is said to be worth: a bound where it is proved, elsewhere what is called an estimate."""
 
 import math
 from dataclasses import replace

@@ -6,10 +6,13 @@ from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,
     PrivacyPolicy,
+    PrivateMachine,
     RefusedError,
     SimulatedKeys,
+    SQLiteLedger,
     SystemKeys,
     protocol,
+    row_bytes,
 )
 from murmurfl.privacy.secret_order import slots_of, weights_of
 from scipy.stats import chisquare
@@ -106,22 +109,35 @@ def test_two_machines_and_two_sessions_never_share_an_order():
     assert SimulatedKeys(1, "m").nonce("s", 1) not in simulated, "no release has the order's nonce"
 
 
-def test_what_is_computed_for_one_order_is_not_recorded_for_another():
+class Watched(PrivateMachine):
+    """Notes the order that each contribution is computed for."""
+
+    def _weights(self, admission):
+        self.computed = [*getattr(self, "computed", []), admission.stream.order]
+        return super()._weights(admission)
+
+
+def test_what_is_computed_for_one_order_is_recorded_for_the_same():
     """A request is admitted before the gradients are computed and again when they are recorded."""
-    seen = []
+    ledger, policy = DurableLedger(), machine(**SECRET).policy
+    subject = Watched(policy, D, len(DATA), ledger, SystemKeys(KEY), data=row_bytes(DATA))
+    for k in range(3):
+        subject.release("s", k, contribution)
+    assert set(subject.computed) == {ledger.stream("s").order}
 
-    class Watched(DurableLedger):
-        def commit(self, session, stream, account):
-            seen.append(stream.order)
-            super().commit(session, stream, account)
 
-    subject = machine(ledger=Watched(), keys=SystemKeys(KEY), **SECRET, clip_unit="sample")
-    release = subject.release("s", 0, contribution)
-    (order,) = seen
-    inside = ROWS[slots_of(KEY, order, len(DATA), SLOTS) == 1].sum(axis=0) / 20
-    noise = subject.plan.noise_std
-    # Six coordinates within six deviations: wrong for one machine in 10^8; another order's sum is farther for most.
-    assert np.abs(release.values - inside).max() < 6 * noise
+def test_an_order_lies_on_the_disk_and_is_found_there_again(tmp_path):
+    ledger = SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    policy = machine(**SECRET).policy
+    rows = row_bytes(DATA)
+    PrivateMachine(policy, D, len(DATA), ledger, ledger.keys(), data=rows).release("s", 0, contribution)
+    with SQLiteLedger(tmp_path / "ledger.sqlite").exclusive() as page:
+        drawn = page.stream("s").order
+    assert len(drawn) == 16
+    again = SQLiteLedger(tmp_path / "ledger.sqlite")
+    PrivateMachine(policy, D, len(DATA), again, again.keys(), data=rows).release("s", 1, contribution)
+    with again.exclusive() as page:
+        assert page.stream("s").order == drawn
 
 
 @pytest.mark.parametrize("order", ["again", "all", "secret"])

@@ -1,0 +1,123 @@
+"""A secret order in a run: what it goes with, the same model on every engine, and what is said of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.analysis.audit import audit_lines, audit_run
+from murmurfl.app.analysis.plan import make_plan, plan_lines, plan_table
+from murmurfl.app.analysis.request import PlanRequest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.start import run_cohort, run_in_process
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.experiment import prepare
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.describing import describe
+from murmurfl.app.record import result_document
+from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
+
+BASE = RunConfig(
+    num_rounds=5, clients_per_round=6, batch_size=30, checkpoint=False, mu=1.0, secret_order=True, learning_rate=0.05
+)
+NOISY = replace(BASE, strategy="noisy-sgd")
+SUMS = replace(NOISY, trust="secure-aggregation")
+
+
+@pytest.mark.parametrize("config", [NOISY, replace(BASE, lost_replies=0.3), SUMS], ids=["noisy-sgd", "mu2", "sums"])
+def test_the_model_is_the_same_on_every_engine_and_has_learnt_something(config):
+    together, alone = run_cohort(config), run_in_process(config)
+    for ours, theirs in zip(together.parameters, alone.parameters, strict=True):
+        assert np.array_equal(ours, theirs)
+    assert (
+        together.loss
+        < prepare(config).model.evaluate(
+            prepare(config).model.initial_parameters(1),
+            (prepare(config).data.test_features, prepare(config).data.test_labels),
+        )[0]
+        or config.trust
+    )
+
+
+def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
+    for config, proved in ((NOISY, True), (BASE, False)):
+        document = result_document(run_cohort(config))
+        assert document["epsilon"] == document["privacy"]["epsilon"] == pytest.approx(gdp_epsilon(1.0, 1e-5))
+        assert document["privacy"]["amplified_proved"] is proved
+        assert document["privacy"]["epsilon_amplified"] < document["epsilon"]
+    plain = result_document(run_cohort(replace(NOISY, secret_order=False)))
+    assert plain["privacy"]["epsilon_amplified"] is None
+    assert plain["epsilon"] == document["epsilon"]
+
+
+def test_of_machines_with_different_numbers_of_samples_the_one_with_the_fewest_releases_counts():
+    experiment = prepare(replace(NOISY, partition="dirichlet", batch_size=5))
+    slots = {experiment.policy(i).max_participations for i in range(10)}
+    told = experiment.method.guarantee(experiment, 1.0)
+    assert len(slots) > 1
+    assert told.amplified.slots == min(slots)
+
+
+def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
+    policies = [prepare(config).policy(0) for config in (NOISY, replace(NOISY, max_participations=3))]
+    assert [policy.max_participations for policy in policies] == [len(prepare(NOISY).shards[0]) // 30, 3]
+    assert {policy.order for policy in policies} == {"secret"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"passes": 2}, "passes"),
+        ({"strategy": "online"}, "secret-order"),
+        ({"strategy": "full-batch"}, "secret-order"),
+        ({"strategy": "isrl-dp"}, "secret-order"),
+        ({"trust": "trusted-server"}, "secret-order"),
+        ({"centring": "private"}, "centring"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(changes, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        replace(BASE, **changes)
+
+
+def test_an_operator_decides_it_for_a_real_machine(tmp_path):
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    values = {"machine": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 4.0}
+    values |= {"task": "digits", "num-partitions": 4, "partition-id": 1, "secret-order": True}
+    path = tmp_path / "node.toml"
+
+    def made(**changes):
+        path.write_text(toml_document(values | changes))
+        path.chmod(0o600)
+        return NodeConfig.read(path)
+
+    client = made(strategy="noisy-sgd").client()
+    assert client.machine.policy.order == "secret"
+    assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
+    assert "no guarantee" in describe(made().client())
+    with pytest.raises(ConfigurationError, match="secret-order to be false"):
+        made(strategy="online")
+    with pytest.raises(ConfigurationError, match="secret-order"):
+        made(**{"secret-order": "yes"})
+
+
+def test_a_plan_shows_both_and_names_estimates(monkeypatch):
+    monkeypatch.setattr("murmurfl.privacy.amplification._DRAWS", 4000)
+    request = PlanRequest(5, 20, 4, 5, 0.0, 1e-5, 5, mu=1.0, secret_order=True)
+    plan = make_plan(request)
+    texts = dict(zip((row[0] for row in plan_table(plan).texts()[1:]), plan_table(plan).texts()[1:], strict=True))
+    assert plan.guarantee.epsilon == pytest.approx(gdp_epsilon(1.0, 1e-5))
+    assert texts["cancelling uniform"][-1].endswith(", estimated")
+    assert not texts["independent"][-1].endswith("estimated")
+    assert texts["tree dyadic"][-1] == "not known"
+    assert any("An estimate guarantees nothing" in line for line in plan_lines(plan)[1])
+    assert make_plan(replace(request, secret_order=False)).mechanisms[0].epsilon_amplified is None
+
+
+@pytest.mark.parametrize(("config", "proved"), [(NOISY, True), (BASE, False)], ids=["noisy-sgd", "mu2"])
+def test_the_audit_holds_what_shows_against_what_is_claimed(config, proved):
+    audit = audit_run(replace(config, batch_size=60, mu=3.0), 20)
+    assert not audit.violated
+    claimed = audit.guarantee.amplified.epsilon if proved else audit.guarantee.epsilon
+    assert audit.result.claimed_epsilon == pytest.approx(claimed, rel=1e-6)
+    assert audit.canary_mu == pytest.approx(3.0, rel=1e-3)
+    assert "secret order" in audit_lines(audit)[-2]
