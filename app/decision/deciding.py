@@ -159,7 +159,9 @@ def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], work
         problem = situation.problem(chosen, worked_out)
         chosen["num-rounds"] = problem.num_rounds
         own = {name: value for name, value in chosen.items() if name != "strategy" and situation.differs(name, value)}
-        shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + FEATURES_LEAVE.get(problem.config.features, 0.0)
+        shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + FEATURES_LEAVE.get(
+            problem.config.features, 0.0
+        )
         return Option(rule.strategy, own, problem, noise_to_signal_of(problem), shortfall, _uses(problem))
 
     first = made()
