@@ -103,6 +103,11 @@ class CentredProblem(Problem):
             return server.guaranteed_mu(self.centring.num_features)
         return self.mean_plan.mu
 
+    @property
+    def mean_session(self) -> str:
+        """The name of the mean's session in simulation; it depends on the seed alone."""
+        return hashlib.sha256(f"mean, seed {self.config.seed}".encode()).hexdigest()[:32]
+
     def mean_strategy(self, *, deployed: bool = False, checkpoint: Path | None = None) -> MeanOfFeatures:
         """The server's half of the mean of the features, which comes before the training.
 
@@ -118,7 +123,7 @@ class CentredProblem(Problem):
             "num_features": self.centring.num_features,
             "num_clients": config.num_clients,
             "seed": config.seed,
-            "session": None if deployed else hashlib.sha256(f"mean, seed {config.seed}".encode()).hexdigest()[:32],
+            "session": None if deployed else self.mean_session,
             "largest_value": self.mean_plan.largest_value,
             "node_deadline_s": config.node_deadline_s,
             "checkpoint": checkpoint,

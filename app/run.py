@@ -67,6 +67,7 @@ def run_experiment(
     on_progress: Callable[[Progress], None] | None = None,
     deployed: bool = False,
     engine: str = "",
+    experiment: Experiment | None = None,
 ) -> RunResult:
     """Run a configuration over a grid, to the end.
 
@@ -85,6 +86,8 @@ def run_experiment(
         how many releases they can make.
     engine : str
         What carries the messages, for the record; real machines are called ``real-nodes``.
+    experiment : Experiment, optional
+        The configuration worked out, where its machines are not those that it would have by itself.
 
     Raises
     ------
@@ -94,7 +97,7 @@ def run_experiment(
     """
     if deployed:
         check_deployed(config)
-    experiment = prepare(config)
+    experiment = prepare(config) if experiment is None else experiment
     config = experiment.config  # of a strategy that was chosen, the chosen one's
     if not deployed:
         experiment.check_rounds()

@@ -22,10 +22,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "independent": ("independent", {}),
     "cancelling, uniform": ("cancelling", {}),
     "cancelling, harmonic": ("cancelling", {"schedule": "harmonic"}),
+    "decay, for mu2": ("decay", {}),
+    "decay, for prefix sums": ("decay", {"workload": "prefix-sum"}),
     "tree, dyadic": ("tree", {"decoder": "dyadic"}),
     "tree, least squares": ("tree", {}),
     "banded, 16": ("banded", {"bands": 16}),
+    "bisr, 16": ("bisr", {}),
     "sqrt_toeplitz": ("sqrt_toeplitz", {}),
+    "sqrt_normalised": ("sqrt_normalised", {}),
     "blt, 3": ("blt", {}),
     "optimal": ("optimal", {}),
 }
@@ -58,6 +62,7 @@ def table(document: dict[str, Any]) -> str:
     what = {
         "nothing": "nothing",
         "last": "the last nonce",
+        "recent": "the last nonces",
         "all": "all nonces",
         "state": "arrays of d values",
     }

@@ -14,6 +14,7 @@ from ..privacy import (
     Unit,
     policy_guarantee,
 )
+from ..privacy.mechanisms import noise_stands_alone
 
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
@@ -121,7 +122,7 @@ class UpdatePolicy:
         mechanism = self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt")
         # In sums, releases that build on each other add up what each of a sample's turns costs; alone they compose, and
         # with independent noise that is sqrt(turns) times less.
-        alone = self.trust == "secure-aggregation" and mechanism == "independent" and passes > 1
+        alone = self.trust == "secure-aggregation" and noise_stands_alone(mechanism) and passes > 1
         return PrivacyPolicy(
             clip_norm=self.clip_norm,
             batch_size=1,

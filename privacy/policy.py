@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from .errors import ConfigurationError
-from .mechanisms import MECHANISMS, Mechanism, make_mechanism
+from .mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
 from .moments import Moments
 from .noise import NOISE_QUALITIES, NoiseQuality
 from .noise_plan import NoisePlan
@@ -249,7 +249,8 @@ class PrivacyPolicy:
                 f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {self.min_honest} and {self.min_cohort}: "
                 "min_cohort is the honest machines of a sum and those that may work with the server."
             )
-        if self.release_rule == "paper" and self.mechanism not in ("independent", NO_NOISE):
+        alone = noise_stands_alone(self.mechanism) or self.mechanism == NO_NOISE
+        if self.release_rule == "paper" and not alone:
             raise ConfigurationError(
                 "Expected release_rule 'acknowledged' under secure aggregation, or the mechanism 'independent', got "
                 f"{self.release_rule!r} with {self.mechanism!r}: a helper opens a correlated release only if it is "

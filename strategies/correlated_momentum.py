@@ -25,7 +25,9 @@ from ..privacy.noise import NONCE_BYTES
 from .layout import Vector
 from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
-MOMENTUM_MECHANISMS = ("independent", "sqrt_toeplitz", "banded", "blt", "optimal")
+MOMENTUM_MECHANISMS = (
+    "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
+)  # fmt: skip
 """The mechanisms with a square C: one row of Z a round."""
 
 
@@ -55,7 +57,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     Parameters
     ----------
     mechanism : str
-        ``independent``, ``sqrt_toeplitz``, ``banded``, ``blt`` or ``optimal``.
+        One of :data:`MOMENTUM_MECHANISMS`.
     mechanism_options : dict, optional
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
@@ -148,7 +150,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
         """The mechanism's state before a round."""
         if self.mechanism.memory == "nothing":
             return ()
-        if self.mechanism.memory == "state":
+        if self.mechanism.memory != "all":
             return tuple(state.noise)
         if len(state.noise):
             return (state.noise,)

@@ -92,9 +92,9 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
 
         Notes
         -----
-        A server that was killed while machines answered has lost their answers, and they do not answer twice. Then the
-        mean is of the machines that had not answered, or zero where all had, which a warning says: features are then
-        used as they lie, and the share of mu^2 is spent for nothing.
+        A server that was killed while machines answered asks again in the same session. murmurfl's nodes repeat their
+        last answer; other machines have made their only release of it. Then the mean is of those that had not answered,
+        or zero where all had, which a warning says: features are then used as they lie.
         """
         start = ArrayRecord({"mean": Array(np.zeros(self.num_features, np.float32))})
         centre = self.start(grid, start, num_rounds=1, timeout=timeout).arrays.to_numpy_ndarrays()[0]

@@ -34,6 +34,9 @@ AMPLIFICATION = "tests/privacy/test_amplification.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 MASKING = "tests/privacy/test_masking.py"
+FULL_BATCH = "tests/strategies/test_full_batch.py"
+INDEPENDENT = "tests/privacy/mechanisms/test_independent.py"
+MECHANISMS = "tests/privacy/mechanisms/test_mechanisms.py"
 MOMENTS = "tests/privacy/test_moments.py"
 OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
@@ -103,6 +106,48 @@ MUTANTS = (
         'object.__setattr__(self, "sample_participations", self.max_participations)',
         "pass",
         (ROW_BOUND,),
+    ),
+    Mutant(
+        "shares of the budget are charged as if all were the same",
+        "privacy/mechanisms/independent.py",
+        'if self.shares == "uniform" or not known:',
+        "if True:",
+        (MECHANISMS, INDEPENDENT),
+    ),
+    Mutant(
+        "noise by shares is the larger the larger the share",
+        "privacy/mechanisms/independent.py",
+        "return float(1.0 / self._entries[self._check_release(release) - 1])",
+        "return float(self._entries[self._check_release(release) - 1])",
+        (MECHANISMS, INDEPENDENT),
+    ),
+    Mutant(
+        "a sum counts on shares of machines that are at other releases",
+        "privacy/policy.py",
+        'if shares != "uniform":',
+        "if False:",
+        (INDEPENDENT,),
+    ),
+    Mutant(
+        "a trusted server's noise is for one of the rounds",
+        "strategies/trusted_full_batch.py",
+        "return self.rounds_noise.sensitivity(self.num_rounds, 1)",
+        "return 1.0",
+        (FULL_BATCH,),
+    ),
+    Mutant(
+        "a trusted server's noise is for a mean over machines",
+        "strategies/trusted_full_batch.py",
+        "return change * often / ideal * self.rounds_noise",
+        "return change * often / self.num_clients / ideal * self.rounds_noise",
+        (FULL_BATCH,),
+    ),
+    Mutant(
+        "a client of full batches takes policies whose releases build on each other",
+        "clients/full_batch.py",
+        '("release_rule", "paper")',
+        '("release_rule", policy.release_rule)',
+        ("tests/clients/test_full_batch.py",),
     ),
     Mutant(
         "a release of all samples is unclipped in closed form",
@@ -483,6 +528,62 @@ MUTANTS = (
         "rows[~finite] = 0.0",
         "rows[~finite] = 1.0",
         ("tests/privacy/test_clipping.py",),
+    ),
+    Mutant(
+        "decay's columns are taken to fall twice as fast",
+        "privacy/mechanisms/recent.py",
+        "ratios = np.full(self.num_releases, self.decay)",
+        "ratios = np.full(self.num_releases, self.decay**2)",
+        ("tests/privacy/mechanisms/test_recent.py", "tests/privacy/mechanisms/test_check_mechanism.py"),
+    ),
+    Mutant(
+        "decay is charged for one release only",
+        "privacy/mechanisms/recent.py",
+        "        return np.cumprod(ratios, dtype=np.float64)\n",
+        "        return np.cumprod(ratios, dtype=np.float64) * (np.arange(len(ratios)) < 1)\n",
+        ("tests/privacy/mechanisms/test_recent.py", "tests/privacy/mechanisms/test_check_mechanism.py"),
+    ),
+    Mutant(
+        "bisr's encoder has only as many entries as its inverse",
+        "privacy/mechanisms/recent.py",
+        "return np.asarray(lfilter([1.0], self.diagonals, impulse))",
+        "return np.asarray(lfilter([1.0], self.diagonals, impulse)) * (np.arange(len(impulse)) < len(self.diagonals))",
+        ("tests/privacy/mechanisms/test_mechanisms.py",),
+    ),
+    Mutant(
+        "a state is made from one nonce too few",
+        "privacy/noise_stream.py",
+        "nonces = nonces[-NONCE_BYTES * self.plan.mechanism.remembered :]",
+        "nonces = nonces[-NONCE_BYTES * max(1, self.plan.mechanism.remembered - 1) :]",
+        ("tests/privacy/mechanisms/test_recent.py", RELEASE),
+    ),
+    Mutant(
+        "columns of the normalised root count as if they fell",
+        "privacy/mechanisms/sqrt_normalised.py",
+        "return float((self._norms[self.num_releases - n :] / self._norms[:n]).max())",
+        "return float((self._norms[self.num_releases - n :] / self._norms[:n]).min())",
+        ("tests/privacy/mechanisms/test_sqrt_normalised.py",),
+    ),
+    Mutant(
+        "samples that return cost the normalised root one participation",
+        "privacy/mechanisms/sqrt_normalised.py",
+        "if num_participations > 1:",
+        "if num_participations > n:",
+        ("tests/privacy/mechanisms/test_mechanisms.py",),
+    ),
+    Mutant(
+        "the normalised root's noise is that of columns without norm one",
+        "privacy/mechanisms/sqrt_normalised.py",
+        "return self._norms[np.array(rows) - 1, None] * by_lag(",
+        "return by_lag(",
+        ("tests/privacy/mechanisms/test_mechanisms.py",),
+    ),
+    Mutant(
+        "a mechanism stands alone if its parent does",
+        "privacy/mechanisms/__init__.py",
+        'bool(vars(kind).get("stands_alone", False))',
+        "kind.stands_alone",
+        ("tests/privacy/mechanisms/test_check_mechanism.py",),
     ),
     Mutant(
         "one participation fewer of cancelling noise",

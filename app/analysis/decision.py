@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ...privacy import ConfigurationError, Guarantee
 from ..config import RunConfig, run_keys
 from ..decision import Decision, Situation, decide
-from ..experiment import situation_of, worked_out
+from ..experiment import Experiment, situation_of, worked_out
+from ..guarantees import configured_figures, run_guarantee
 from ..keys import Value
 from ..methods import METHODS
 from ..methods.auto import AUTO
@@ -59,13 +60,8 @@ class Choice:
         -----
         **Formal guarantees.** Those of the policies that the chosen run's machines would have, in their words.
         """
-        problem = self.decision.chosen.problem
-        method = METHODS[problem.config.strategy]
-        if method.trusted:
-            return method.guarantee(problem, problem.config.mu)
-        plans = method.plans(problem)
-        local = max(plan.mu_local for plan in plans) if problem.config.secure else None
-        return method.guarantee(problem, max(plan.mu for plan in plans), mu_local=local)
+        experiment = cast(Experiment, self.decision.chosen.problem)  # worked_out makes no other problems
+        return run_guarantee(experiment, configured_figures(experiment))
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -81,20 +77,20 @@ class Choice:
     def noise(self) -> str:
         """Whose noise of which mechanism, in words."""
         problem = self.decision.chosen.problem
-        return METHODS[problem.config.strategy].policy(problem, max(problem.sizes)).words
+        return METHODS[problem.config.strategy].policy(problem.trained, max(problem.sizes)).words
 
     def lines(self) -> list[str]:
         """What people read."""
         decision, chosen = self.decision, self.decision.chosen
-        values, config = chosen.problem.values, chosen.problem.config
+        problem = chosen.problem
         often = "every sample in each" if chosen.uses == chosen.rounds else _times(chosen.uses)
         rows = {
             "rounds": f"{chosen.rounds}, {often}",
             "batch": str(chosen.settings["batch-size"]) if "batch-size" in chosen.settings else "",
             "noise": self.noise,
-            "clip": f"{values.clip_norm:.4g}",
-            "features": config.features if config.features != run_keys()["features"].default else "as they are",
-            "centring": str(getattr(config, "centring", "")),
+            "clip": f"{problem.values.clip_norm:.4g}",
+            "features": chosen.features if chosen.features != run_keys()["features"].default else "as they are",
+            "centring": "private: the mean of the features is released first" if problem.is_centred else "",
             "noise to signal": f"{chosen.noise_to_signal:.2g}: in the mean gradient that the last step rests on, the "
             "length of the noise over that of a clipped gradient",
             "because": decision.reason.partition(";")[0] + ".",
@@ -180,7 +176,7 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
 
 
 def request_of_choice(choice: Choice) -> PlanRequest | None:
-    """What the tables of mechanisms are for: the chosen run; None where its machines add no noise.
+    """What the tables of mechanisms are for: the chosen run; None where its machines release no stream with noise.
 
     Parameters
     ----------
@@ -188,10 +184,10 @@ def request_of_choice(choice: Choice) -> PlanRequest | None:
     """
     problem = choice.decision.chosen.problem
     config = problem.config
-    policy = METHODS[config.strategy].policy(problem, max(problem.sizes))
-    if not policy.adds_noise:
+    policy = METHODS[config.strategy].policy(problem.trained, max(problem.sizes))
+    if not policy.adds_noise or policy.clip_unit == "moments":
         return None
-    whole = policy.order == "all"
+    whole = policy.sums_samples
     samples = min(problem.sizes) if config.secure else max(problem.sizes)
     return PlanRequest(
         machines=config.num_clients,
@@ -204,7 +200,7 @@ def request_of_choice(choice: Choice) -> PlanRequest | None:
         passes=policy.participations,
         clip_norm=policy.clip_norm,
         parameters=problem.model.num_parameters,
-        mu=config.mu,
+        mu=policy.mu,
         cap=policy.max_participations,
         clip_unit=policy.clip_unit,
         release_rule=policy.release_rule,

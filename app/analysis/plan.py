@@ -15,7 +15,7 @@ import numpy as np
 
 from ...privacy import MECHANISMS, SCHEDULES, ConfigurationError, Guarantee, gdp_epsilon, rounded_up
 from ...privacy.amplification import amplification_of
-from ...privacy.mechanisms import DECODERS, WORKLOADS
+from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ..report.table import Column, Table
 from ..trust import nothing_gained
 from .request import PlanRequest
@@ -160,7 +160,7 @@ def make_plan(request: PlanRequest) -> Plan:
             if mechanism == "optimal" and request.releases > _MOST_OPTIMAL[value]:
                 left_out[name] = f"more than {_MOST_OPTIMAL[value]} releases: finding it takes too long for a plan"
                 continue
-            if summed and request.release_rule == "paper" and mechanism != "independent":
+            if summed and request.release_rule == "paper" and not noise_stands_alone(mechanism):
                 left_out[name] = "no helper opens a correlated release that is built on one which may be lost"
                 continue
             policy = request.policy(mechanism, {option: value} if option else {})

@@ -19,6 +19,7 @@ from .report import report
 from .reproduce import reproduce
 from .roster import roster_cli
 from .run import run
+from .search import search
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
 
@@ -38,7 +39,7 @@ def _commands(
     """Private federated learning whose noise cancels itself."""
 
 
-for command in (run, reproduce, report, audit, plan):
+for command in (run, search, reproduce, report, audit, plan):
     cli.command()(command)
 cli.command("list")(list_names)
 for command in (keys, node, helper, deploy_demo):

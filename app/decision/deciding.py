@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...privacy import ConfigurationError
-from ..keys import Value
 from ..centred import CentredProblem
+from ..keys import Value
 from ..methods import METHODS
 from .noise_to_signal import noise_to_signal_of
 from .option import Impossible, Option

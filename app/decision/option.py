@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..keys import Value
 from ..centred import CentredProblem
+from ..keys import Value
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ Settings = Mapping[str, Value]
 
 _ROUNDS = (4, 8, 12, 16, 24, 32, 48, 75, 100)
 """How many rounds one pass may be cut into: few make a round's noise small, many follow the loss."""
-_FEW_ROUNDS = (2, 4)
-"""Of full batches, fewer than any preset has: what very loud noise leaves room for."""
 _PASSES = (8, 20)
 """Of ISRL-DP with whole machines as batches; more would only add noise."""
 _LOCAL_STEPS = (1, 5, 20)
@@ -34,7 +32,7 @@ _OF_RIDGE = 0.2
 """What ridge regression on second moments leaves undone beside many steps on the loss itself."""
 _OF_LOCAL_STEPS = 0.35
 """What steps leave undone whose length was not chosen for the noise."""
-FEATURES_LEAVE = {"pixels": 0.3, "oriented-gradients": 0.1}
+FEATURES_LEAVE = {"soft-gradients": 0.05, "oriented-gradients": 0.15, "pixels": 0.3}
 """What features leave undone beside the best there are, in the same units."""
 
 
@@ -99,10 +97,8 @@ def _one_pass(situation: Situation) -> list[Settings] | str:
     )
 
 
-def _full_batch(situation: Situation) -> list[Settings] | str:
-    """As many rounds as the preset has, or fewer where noise is loud."""
-    most = min(one for one in (situation.most_rounds, situation.most_uses, max(_FEW_ROUNDS)) if one is not None)
-    return [{"num-rounds": 0}, *({"num-rounds": rounds} for rounds in _FEW_ROUNDS if rounds <= most)]
+def _full_batch(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - its preset knows how many rounds
+    return [{}]
 
 
 def _one_shot(situation: Situation) -> list[Settings] | str:  # noqa: ARG001 - there is nothing to settle

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...privacy import NO_NOISE, ConfigurationError
+from ..centred import CentredProblem
 from ..config import RunConfig, run_keys
 from ..keys import Value
-from ..centred import CentredProblem
 from ..registry import registry
 from ..tasks.base import Dataset
 
@@ -21,8 +21,10 @@ SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], CentredProblem]
 """Works a run configuration out on data; of the shards only the lengths matter here."""
 
-FEATURES_TRIED = ("soft-gradients", "oriented-gradients", "pixels")
+FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
 """Features that are tried where none are named, those that teach most first."""
+_SIDE_OF_STROKES = 16
+"""Images with fewer pixels a side have no strokes to speak of: on digits of 8 x 8 soft gradients teach more."""
 
 _OF_AUTO = ("strategy", "sample-uses", "stream")
 
@@ -106,7 +108,8 @@ class Situation:
         task = registry("task")[self.config.task]
         if self.config.features != run_keys()["features"].default or not task.has_images:
             return (self.config.features,)
-        return tuple(name for name in FEATURES_TRIED if self._can_have(name))
+        small = min(task.image_shape) < _SIDE_OF_STROKES
+        return tuple(name for name in FEATURES_TRIED if self._can_have(name) and not (small and name == "strokes"))
 
     def _can_have(self, features: str) -> bool:
         try:

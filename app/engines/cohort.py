@@ -7,13 +7,13 @@ that requests and releases become messages and back, and computes the gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ...clients import Cohort
-from ...privacy import MemoryLedger, RefusedError, RowCache, protocol
+from ...privacy import Ledger, MemoryLedger, RefusedError, RowCache, protocol
 from ...privacy.training import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ..experiment import Experiment
@@ -32,6 +32,8 @@ class CohortMachines:
     row_cache_mib : float
         Most memory for keeping noise rows until they are taken back out, in MiB; what does not fit is regenerated,
         which costs a second drawing of the row.
+    ledgers : mapping, optional
+        The machines' ledgers by name, where other sessions use them too; new ones by default.
 
     Notes
     -----
@@ -41,12 +43,18 @@ class CohortMachines:
     **Formal guarantees.** Those of each machine, in simulation (:class:`~murmurfl.clients.PrivateClient`).
     """
 
-    def __init__(self, experiment: Experiment, *, row_cache_mib: float = DEFAULT_ROW_CACHE_MIB) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
+        ledgers: Mapping[str, Ledger] | None = None,
+    ) -> None:
         self._experiment = experiment
         rows = RowCache(int(row_cache_mib * 2**20))
         self.cohort = Cohort(
             [str(i) for i in range(experiment.config.num_clients)],
-            lambda name: experiment.client(int(name), MemoryLedger(), rows),
+            lambda name: experiment.client(int(name), MemoryLedger() if ledgers is None else ledgers[name], rows),
         )
         initial = experiment.model.initial_parameters(experiment.config.seed)
         self._sent: dict[str, int] = {}

@@ -52,6 +52,8 @@ _FEWEST_TIMES, _MOST_TIMES = 0.25, 16.0
 _FEWEST_ROUNDS = 2.0
 _UNCENTRED_ROUNDS = 1.5
 """Pixels have a large mean, which steps go along first: the rest takes more rounds."""
+_TWO_CLASSES, _FEWEST_CLASSES = 0.5, 2
+"""What steps are of the table's where there are two classes: residuals are then opposite, and twice as steep."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class FullBatchMethod(Method):
         row, squares = _row(self.noise_mu(config, sizes)), usual_squared_norm(config, model)
         return Descent(
             clip_norm=row.clip_norm * math.sqrt(squares),
-            learning_rate=row.learning_rate / squares,
+            learning_rate=row.learning_rate / squares * (_TWO_CLASSES if model.num_classes == _FEWEST_CLASSES else 1.0),
             diameter=math.inf,
             sampling="balanced",
             momentum=row.momentum,

@@ -19,6 +19,9 @@ _COMMON: Settings = {
 }
 
 
+_CHOSEN: dict[str, Overrides] = {"auto": {"strategy": "auto"}}
+
+
 def _everybody(machines: int, **more: object) -> Settings:
     settings = {name.replace("_", "-"): value for name, value in more.items()}
     return {**_COMMON, "num-clients": machines, "clients-per-round": machines, **settings}  # type: ignore[dict-item]
@@ -32,7 +35,7 @@ def _mu2(batch: int, rounds: int, clip: float, rate: float, **more: object) -> O
     """One pass with a step of rate / T^2."""
     eta = rate / rounds**2
     own = {name.replace("_", "-"): value for name, value in more.items()}
-    return {"strategy": "mu2", "batch-size": batch, "clip-norm": clip, "learning-rate": eta, **own}  # type: ignore[dict-item]
+    return {"strategy": "mu2", "batch-size": batch, "clip-norm": clip, "learning-rate": eta, "mechanism": "cancelling", **own}  # type: ignore[dict-item]
 
 
 def _sgd(batch: int, clip: float, eta: float, **more: object) -> Overrides:
@@ -69,6 +72,7 @@ def _mnist() -> list[Cell]:
                 "ISRL-DP, 8 passes": _whole(600, 8, 0.5, 48.0, **soft),
                 "one shot": {"strategy": "one-shot", **soft},
                 "one shot, oriented": {"strategy": "one-shot", **oriented},
+                **_CHOSEN,
             },
         )
         for mu, rate in rates.items()
@@ -97,6 +101,7 @@ def _digits() -> list[Cell]:
                 "ISRL-DP, 20 passes": {"strategy": "isrl-dp-accelerated", "batch-size": 143, "passes": 20},
                 "one shot": {"strategy": "one-shot"},
                 "one shot, soft gradients": {"strategy": "one-shot", **soft},
+                **_CHOSEN,
             },
         )
         for mu in (0.25, 1.0, 4.0)
@@ -121,6 +126,7 @@ def _tables(table: str, task: str, samples: int) -> list[Cell]:
                 "noisy SGD, b = 19": _sgd(19, 0.5, 4 * mu),
                 "ISRL-DP, 8 passes": _whole(samples, 8, 0.5, 3 * mu),
                 "one shot": {"strategy": "one-shot"},
+                **_CHOSEN,
             },
         )
         for mu in (0.25, 1.0)
@@ -158,6 +164,7 @@ def _stream() -> list[Cell]:
                 "mu2, b = 50": {"strategy": "mu2", "batch-size": 50},
                 "noisy SGD, b = 20": {"strategy": "noisy-sgd", "batch-size": 20},
                 "noisy SGD, b = 50": {"strategy": "noisy-sgd", "batch-size": 50},
+                "auto": {"strategy": "auto", "stream": True},
             },
         )
         for mu in (0.25, 1.0)

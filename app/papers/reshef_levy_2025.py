@@ -19,8 +19,12 @@ PAPER_MNIST: Settings = {
 """What both papers of these authors train on: MNIST, a sample a release, judged at the end."""
 
 
+_MU2: Overrides = {"strategy": "mu2", "mechanism": "cancelling"}
+"""The paper's algorithm with the paper's noise, at our constants too."""
+
+
 def _mu2_and_baseline(**extra: Any) -> dict[str, Overrides]:
-    return {"mu2": {"strategy": "mu2", **extra}, "noisy-sgd": {"strategy": "noisy-sgd", **extra}}
+    return {"mu2": {**_MU2, **extra}, "noisy-sgd": {"strategy": "noisy-sgd", **extra}}
 
 
 _OTHER_BATCHES, _OTHER_PASSES = 8, 5
@@ -101,7 +105,7 @@ def _practical() -> list[Cell]:
 
 
 def _lossy() -> Cell:
-    rules = {"mu2": {"strategy": "mu2"}, "mu2, papers' release rule": {"strategy": "mu2", "release-rule": "paper"}}
+    rules = {"mu2": _MU2, "mu2, papers' release rule": {**_MU2, "release-rule": "paper"}}
     return Cell("20 % of replies lost", {**_EVERYBODY, "mu": 1.0, "lost-replies": 0.2}, rules)
 
 

@@ -19,6 +19,7 @@ _MNIST: Settings = {
     "checkpoint": False,
     "node-deadline-s": 600.0,
 }
+_MU2: Overrides = {"strategy": "mu2", "mechanism": "cancelling"}
 _FEATURES = ("pixels", "oriented-gradients")
 _MUS = (1.0, 0.25, 0.1)
 _ASKED = (100, 50)
@@ -39,10 +40,10 @@ def _kinds(asked: int, *, lossy: bool) -> dict[str, Overrides]:
     cohort = round(_LOSSY_COHORT * asked) if lossy else asked
     shares = {f"h = {share:g} m": round(share * asked) for share in _HONEST}
     return {
-        "untrusted server": {"strategy": "mu2"},
+        "untrusted server": _MU2,
         **{
             label: {
-                "strategy": "mu2",
+                **_MU2,
                 "trust": "secure-aggregation",
                 "min-cohort": cohort,
                 "colluders": cohort - honest,

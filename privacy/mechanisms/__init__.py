@@ -95,6 +95,22 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
         raise ConfigurationError(f"Expected options that mechanism {name!r} knows, got {sorted(options)}.") from error
 
 
+def noise_stands_alone(name: str) -> bool:
+    """Whether the releases of a mechanism's stream have independent noise; what a parent says counts for nothing.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`MECHANISMS`; others do not.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own; :func:`check_mechanism` holds a mechanism that says so against its C.
+    """
+    kind = MECHANISMS.get(name)
+    return kind is not None and bool(vars(kind).get("stands_alone", False))
+
+
 __all__ = [
     "DECODERS",
     "MECHANISMS",
@@ -125,6 +141,7 @@ __all__ = [
     "best_decay",
     "check_mechanism",
     "make_mechanism",
+    "noise_stands_alone",
     "optimal_encoder",
     "optimise_band",
     "optimise_blt",

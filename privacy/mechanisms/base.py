@@ -104,6 +104,10 @@ class Mechanism(ABC):
     """Whether nobody else needs the arrays of an increment any more: then they are rounded in place. A subclass
     does not inherit it, because it may share its arrays."""
 
+    stands_alone: ClassVar[bool] = False
+    """Whether the noise of a release tells nothing of another release's: C is diagonal (:func:`check_mechanism` sees to
+    it). A subclass does not inherit it (:func:`noise_stands_alone`), because it may add noise otherwise."""
+
     def __init__(self, num_releases: int) -> None:
         if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
             raise ConfigurationError(f"Expected num_releases to be an integer >= 1, got {num_releases!r}.")

@@ -42,6 +42,9 @@ def check_mechanism(mechanism: Mechanism) -> None:
         _expect(not decoder[k, drawn[k] :].any(), name, "B to use no noise of later releases")
         first = 0 if k == 0 else drawn[k - 1]
         _expect(not encoder[first : drawn[k], k + 1 :].any(), name, "C to look at no later release")
+    if vars(type(mechanism)).get("stands_alone", False):
+        diagonal = encoder.shape == (n, n) and np.array_equal(encoder, np.diag(np.diag(encoder)))
+        _expect(diagonal, name, "a diagonal C, for it says that its releases stand alone")
     _check_sensitivity(mechanism, encoder.T @ encoder)
     # One value a row of Z: the increments then are rows of the inverse.
     rows = np.split(np.eye(drawn[-1]), drawn[:-1])

@@ -55,6 +55,7 @@ class IndependentNoise(Mechanism):
     name = "independent"
     hands_over = True
     memory = "nothing"
+    stands_alone = True
 
     def __init__(self, num_releases: int, shares: str = "uniform") -> None:
         super().__init__(num_releases)

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 from murmurfl.clients import UpdatePolicy
-from murmurfl.privacy import MECHANISMS, PrivateMachine, make_mechanism
+from murmurfl.privacy import MECHANISMS, SHARES, PrivateMachine, make_mechanism
 from murmurfl.privacy.mechanisms.sensitivity import gram_sensitivity
 from murmurfl.privacy.mechanisms.toeplitz import ToeplitzMechanism
 
@@ -53,6 +53,25 @@ def test_a_sample_that_comes_back_early_is_caught(name, reader):
     asked = [("s", k) for k in range(6)]
     assert reader.sent(policy, asked).worst() <= 2.0 * (1 + 1e-9)
     assert reader.sent(policy, asked, kind=ComesBackEarly).worst() > 2.0 * 1.05
+
+
+class CountsOneTurn(PrivateMachine):
+    """The planted bug: noise as if each sample were in one release of K."""
+
+    def __init__(self, policy, *parts, **options):
+        super().__init__(policy, *parts, **options)
+        self.plan = replace(self.plan, noise_std=self.plan.noise_std / math.sqrt(policy.max_participations))
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_samples_in_every_release_cost_mu_whatever_was_lost_and_whichever_release_spends_it(shares, reader):
+    common = {"mechanism": "independent", "release_rule": "paper", "order": "all"}
+    policy = reader.policy(**common, mechanism_options={"shares": shares})
+    for acks in LOSSES:
+        sent = reader.sent(policy, requests(acks), num_samples=1)
+        assert [(chosen.start, chosen.stop) for chosen in sent.samples] == [(0, 1)] * K
+        assert sent.worst() == pytest.approx(policy.mu)
+    assert reader.sent(policy, requests(LOSSES[0]), num_samples=1, kind=CountsOneTurn).worst() > 1.9 * policy.mu
 
 
 @pytest.mark.parametrize("mechanism", ["", "cancelling", "optimal"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, SimulatedKeys, row_key, standard_normals
-from murmurfl.strategies import CorrelatedMomentum
+from murmurfl.strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum
 
 from tests.harness import momentum as harness
 
@@ -20,7 +20,7 @@ def strategy(**changes):
     return harness.strategy(CorrelatedMomentum, **{"policy": policy(), "num_rounds": ROUNDS, **changes})
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt", "optimal"])
+@pytest.mark.parametrize("mechanism", MOMENTUM_MECHANISMS)
 def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
     """The stream against the dense C^{-1}, over more rounds than a block of regenerated noise has."""
     subject, keys, rng = strategy(mechanism=mechanism), SimulatedKeys(5, "server"), np.random.default_rng(2)
@@ -46,7 +46,7 @@ def test_without_momentum_and_normalisation_it_is_dp_sgd():
     assert state.w == pytest.approx(1 - 0.05 * 6 / MACHINES, abs=1e-4)
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "sqrt_toeplitz", "banded", "blt"])
+@pytest.mark.parametrize("mechanism", ["independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt"])
 def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
     """From C itself: the sum of a sample's columns, in units of the noise. One participation would cost less."""
     subject = strategy(mechanism=mechanism)

@@ -76,6 +76,7 @@ class Learnt(OfImages):
     """
 
     norm_bound = 1.0
+    constant = True
     least_side = 4
 
     def __init__(self, name: str, sentence: str, files: Sequence[str]) -> None:
@@ -94,7 +95,7 @@ class Learnt(OfImages):
 
 
 _BLOCK = 4096
-_NETS = ("strokes-1.npz",)
+_NETS = ("strokes-1.npz", "strokes-2.npz")
 
 LEARNT = (
     Learnt("scattering", "a scattering transform, whitened by random characters: 513 values", ["scattering.npz"]),

@@ -99,7 +99,7 @@ def test_the_list_has_what_the_keys_may_be():
         ("strat", ["strategy="]),
         ("num-c", ["num-clients="]),
         ("task=mnist", ["task=mnist", "task=mnist-parity", "task=mnist-69"]),
-        ("mechanism=b", ["mechanism=banded", "mechanism=blt"]),
+        ("mechanism=b", ["mechanism=bisr", "mechanism=banded", "mechanism=blt"]),
         ("download=", ["download=true", "download=false"]),
         ("schedule=h", ["schedule=harmonic"]),
         ("mu=", []),

@@ -30,12 +30,21 @@ def test_where_samples_may_be_used_in_every_round_full_batches_are_chosen():
         assert "independent noise and few full batches win" in made.reason
 
 
-@pytest.mark.parametrize("changes", [{"sample_uses": "once"}, {"stream": True}])
-def test_where_samples_are_used_once_noise_cancels(changes):
-    made = decided(**changes)
-    assert made.chosen.strategy in ("mu2", "online")
+def test_where_samples_are_used_once_no_round_has_them_again():
+    made = decided(sample_uses="once")
+    assert {option.uses for option in (made.chosen, *made.others)} == {1}
+    assert {option.rounds for option in made.others if option.strategy == "full-batch"} == {1}
+    few = decided(sample_uses="few")
+    assert max(option.uses for option in (few.chosen, *few.others)) <= 4
+
+
+def test_for_a_stream_noise_cancels():
+    made = decided(stream=True)
+    assert made.chosen.strategy == "mu2"
     assert made.chosen.uses == 1
-    assert any(one.strategy == "full-batch" for one in (*made.others, *made.impossible))
+    reasons = {one.strategy: one.why for one in made.impossible}
+    assert {"full-batch", "one-shot"} <= set(reasons)
+    assert "samples come as a stream" in reasons["full-batch"]
 
 
 def test_a_trusted_server_and_sums_are_decided_among_the_strategies_that_serve_them():
@@ -67,10 +76,10 @@ def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
     )
     turn = PrivacyPolicy(8.0, size // rounds, rounds, 1.0, noise_quality="fast")
     expected = 2 * math.sqrt(rounds) / (size * math.sqrt(machines)) * math.sqrt(dimension)
-    shared = {"num_parameters": dimension, "rounds": rounds, "asked": machines, "machines": machines}
+    shared = {"num_values": dimension, "rounds": rounds, "asked": machines, "machines": machines}
     for policy, alone, summed in ((whole, True, size), (turn, False, 1)):
         found = noise_to_signal(
-            policy.plan(dimension), clip_norm=policy.clip_norm, stands_alone=alone, samples_summed=summed, **shared
+            policy.plan(dimension), longest=policy.bound.longest, stands_alone=alone, samples_summed=summed, **shared
         )
         assert found == pytest.approx(expected, rel=2e-3)
 

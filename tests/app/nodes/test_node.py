@@ -14,7 +14,7 @@ from murmurfl.app.nodes import config as node
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.supernode import Connection, repeating_the_last_answer
-from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
+from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, protocol
 
 BASE = {
@@ -27,6 +27,7 @@ BASE = {
     "num-partitions": 4,
     "partition-id": 1,
 }
+FULL_BATCH = {"strategy": "full-batch", "batch-size": 1, "max-participations": 7}
 OWN = {key: value for key, value in BASE.items() if key not in ("task", "num-partitions", "partition-id")}
 
 
@@ -67,6 +68,16 @@ def forget(monkeypatch):
             {"strategy": "tree-momentum"},
             "Expected strategy to be one for real nodes, one of mu2, trusted-mu2, ",
         ),
+        ({"strategy": "full-batch"}, "Expected batch-size to be 1 with strategy = 'full-batch', which has no batches"),
+        (
+            {"strategy": "full-batch", "batch-size": 1},
+            "Expected max-participations to be the number of rounds with strategy = 'full-batch'",
+        ),
+        (
+            {**FULL_BATCH, "passes": 2},
+            "Expected passes to be 1 with strategy = 'full-batch': every release has all samples",
+        ),
+        ({**FULL_BATCH, "mechanism": "cancelling"}, "Expected mechanism 'independent' for full batches"),
         ({"mechanism": "none"}, "Expected mechanism to be a known name"),
         ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),
         ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
@@ -125,6 +136,7 @@ def test_the_budget_is_the_ledgers_whatever_the_file_says_later(tmp_path):
     [
         ({}, Mu2Client),
         ({"strategy": "noisy-sgd"}, NoisySGDClient),
+        (FULL_BATCH, FullBatchClient),
         ({"strategy": "online", "learning-rate": 0.1}, OnlineClient),
         ({"passes": 2}, Mu2Client),
     ],
@@ -144,6 +156,14 @@ def test_a_machine_that_trusts_its_server_says_that_it_adds_no_noise(tmp_path):
     said = describe(made(tmp_path, strategy="trusted-mu2", mu=2.0).client())
     assert "adds NO noise" in said
     assert "Against everybody else it is trusted to keep mu = 2 a run; budget of all runs: mu = 4." in said
+
+
+def test_a_machine_of_full_batches_says_that_every_sample_is_in_every_release(tmp_path):
+    client = made(tmp_path, **FULL_BATCH).client()
+    policy = client.machine.policy
+    assert (policy.order, policy.max_participations, policy.builds_on) == ("all", 7, "nothing")
+    assert policy.sensitivity == pytest.approx(2 * 2.0)  # 2 S, whatever the number of samples
+    assert "up to 7 releases of the sum of all samples a run" in describe(client)
 
 
 def test_all_samples_are_used_unless_the_cap_says_less(tmp_path):

@@ -10,7 +10,7 @@ from murmurfl.privacy import (
     make_mechanism,
     register_mechanism,
 )
-from murmurfl.privacy.mechanisms import CancellingNoise, Increment, IndependentNoise
+from murmurfl.privacy.mechanisms import CancellingNoise, Increment, IndependentNoise, noise_stands_alone
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -91,6 +91,13 @@ class SaysItRemovesTheLast(IndependentNoise):
         return None
 
 
+class SaysItStandsAlone(CancellingNoise):
+    """Under secure aggregation such releases are opened without looking at what they are built on."""
+
+    name = "stands-alone"
+    stands_alone = True
+
+
 class UnderstatesItsSensitivity(IndependentNoise):
     """Right for one participation; where samples return it takes them for one."""
 
@@ -110,6 +117,7 @@ class UnderstatesItsSensitivity(IndependentNoise):
         UnderstatesItsRows,
         UnderstatesItsBound,
         SaysItRemovesTheLast,
+        SaysItStandsAlone,
         UnderstatesItsSensitivity,
     ],
 )
@@ -132,3 +140,14 @@ def test_a_name_is_taken_once(monkeypatch):
         assert isinstance(PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="mine").make_mechanism(), Mine)
     finally:
         del MECHANISMS["mine"]
+
+
+def test_only_a_mechanism_that_says_so_itself_stands_alone(monkeypatch):
+    assert [name for name in MECHANISMS if noise_stands_alone(name)] == ["independent"]
+    monkeypatch.setitem(MECHANISMS, "half", HalfTheNoise)
+    assert not noise_stands_alone("half"), "its parent says so"
+    assert not noise_stands_alone("none of them")
+    summed = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3, "release_rule": "paper"}
+    PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="independent", **summed)
+    with pytest.raises(ConfigurationError, match="acknowledged"):
+        PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="half", **summed)

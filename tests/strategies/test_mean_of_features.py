@@ -1,0 +1,251 @@
+"""The round before a training: the mean of everybody's features, whoever is missing, and a server that is killed."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from murmurfl.clients import Centring, ContextLedger, FullBatchClient, numpy_client_app
+from murmurfl.privacy import (
+    ConfigurationError,
+    PrivacyPolicy,
+    SimulatedKeys,
+    SystemKeys,
+    centred,
+    centring_policy,
+    divided_mu,
+    protocol,
+)
+from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures, TrustedMeanOfFeatures
+
+from tests.harness.grid import NodesGrid
+from tests.harness.machines import Labelled
+
+K, MACHINES, MU = 4, 5, 2.0
+MEAN_MU, REST_MU = divided_mu(MU, 0.05)
+SIZES = {str(i): 20 + 10 * i for i in range(MACHINES)}
+
+
+def samples_of(name):
+    rows = np.abs(np.random.Generator(np.random.Philox(key=int(name))).normal(size=(SIZES[name], K)))
+    return Labelled((rows / np.linalg.norm(rows, axis=1)[:, None]).astype(np.float32), np.arange(SIZES[name]) % 2)
+
+
+ALL = np.concatenate([samples_of(name).features for name in SIZES])
+
+
+class Model:
+    """Least squares without a minimum to reach: its gradients are its inputs."""
+
+    shapes = ((K + 1,),)
+
+    def __call__(self, parameters, samples):
+        return (np.asarray(parameters[0]) @ samples[0].T - samples[1])[:, None] * samples[0]
+
+
+def mean_policy(**changes):
+    return centring_policy(1.0, nonnegative=True, mu=MEAN_MU, budget_mu=MU, **changes)
+
+
+def client_of(name, state, *, centring=True, mechanism="", **trust):
+    rest = {"order": "all", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
+    policy = PrivacyPolicy(1.0, 1, 3, REST_MU, MU, **rest)
+    own = {"centring": Centring(mean_policy(mechanism=mechanism, **trust), K)} if centring else {}
+    ledger, keys = ContextLedger(state, name), SimulatedKeys(3, name)
+    return FullBatchClient(Model(), samples_of(name), policy, ledger, keys, name=name, **own)
+
+
+class Nodes(NodesGrid):
+    """Machines with centring; ``deaf`` ones' replies are lost, and ``forged`` is what becomes of a reply."""
+
+    def __init__(self, *, deaf=(), forged=lambda reply: reply, **changes):
+        def client_fn(context):
+            return client_of(str(context.node_config["partition-id"]), context.state, **changes)
+
+        super().__init__(numpy_client_app(client_fn), MACHINES)
+        self.deaf, self.forged = {self.first_node + i for i in deaf}, forged
+
+    def tamper(self, replies):
+        return [self.forged(reply) for reply in replies if reply.metadata.src_node_id not in self.deaf]
+
+
+def mean_of(**options):
+    options = {"seed": 1, "session": "mean", "node_deadline_s": 0.5, **options}
+    return MeanOfFeatures(num_features=K, num_clients=MACHINES, **options)
+
+
+def noise_bound(machines):
+    """Five standard deviations of a mean's noise: by chance once in a million and a half values."""
+    samples = sum(SIZES[str(i)] for i in machines)
+    return 5 * mean_policy().plan(K).noise_std * math.sqrt(len(machines)) / samples
+
+
+def test_it_is_the_mean_over_all_samples_with_everybody_s_noise():
+    strategy = mean_of()
+    centre = strategy.collect(Nodes())
+    assert centre.dtype == np.float32
+    assert centre == pytest.approx(ALL.mean(axis=0), abs=noise_bound(range(MACHINES)))
+    assert not np.allclose(centre, ALL.mean(axis=0), atol=1e-6)
+    (report,) = strategy.history
+    assert (report.asked, report.aggregated, report.samples) == (MACHINES, MACHINES, len(ALL))
+    assert mean_of().collect(Nodes(mechanism="none")) == pytest.approx(ALL.mean(axis=0), abs=1e-4)
+
+
+def test_machines_that_are_lost_are_in_neither_the_sum_nor_the_number():
+    strategy = mean_of()
+    centre = strategy.collect(Nodes(deaf=(0, 4), mechanism="none"))
+    heard = np.concatenate([samples_of(str(i)).features for i in (1, 2, 3)])
+    assert centre == pytest.approx(heard.mean(axis=0), abs=1e-4)
+    assert strategy.history[0].samples == len(heard)
+
+
+def test_a_reply_that_does_not_say_of_how_many_samples_it_is_is_dropped():
+    def forged(reply):
+        if reply.metadata.src_node_id == NodesGrid.first_node + 2:
+            reply.content[protocol.METRICS] = MetricRecord({**reply.content[protocol.METRICS], "num-examples": 0})
+        return reply
+
+    strategy = mean_of()
+    strategy.collect(Nodes(forged=forged))
+    assert strategy.history[0].malformed == 1
+
+
+def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
+    grid = Nodes(mechanism="none")
+    centre = mean_of().collect(grid)
+    strategy = FullBatch(
+        num_clients=MACHINES, clients_per_round=MACHINES, learning_rate=1.0, centre=centre, session="rest", run_dry=True
+    )
+    start = np.full(K + 1, 0.1)
+    strategy.start(grid, ArrayRecord([start]), num_rounds=1)
+    labels = np.concatenate([samples_of(name).labels for name in SIZES])
+    gradients = Model()([start], (centred(ALL, centre, 0.3), labels))
+    lengths = np.linalg.norm(gradients, axis=1)
+    expected = (gradients * np.minimum(1, 1 / lengths)[:, None]).mean(axis=0)
+    assert strategy.state.w == pytest.approx(start - expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"centring": False}, "machines refused with not-configured"),
+        ({"deaf": range(MACHINES)}, "5 replies were lost"),
+        ({"forged": lambda reply: Message(Error(protocol.INTERNAL_ERROR, "x"), reply_to=reply)}, "internal-error"),
+    ],
+)
+def test_nothing_at_all_ends_a_training_before_it_begins_with_what_was_said(nodes, words):
+    with pytest.raises(ConfigurationError, match=words):
+        mean_of().collect(Nodes(**nodes))
+
+
+# A server that is killed.
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killing(Nodes):
+    """The server dies with the replies, or before they are heard."""
+
+    def tamper(self, replies):
+        raise KilledError
+
+
+def test_a_server_that_is_killed_after_the_round_takes_the_mean_from_its_checkpoint(tmp_path):
+    path, grid = tmp_path / "mean.npz", Nodes()
+    centre = mean_of(session=None, checkpoint=path).collect(grid)
+    again = mean_of(session=None, checkpoint=path)
+    assert np.array_equal(again.collect(Nodes(deaf=range(MACHINES))), centre)
+    assert again.session
+    with pytest.raises(CheckpointError, match="num_features"):
+        MeanOfFeatures(num_features=K + 1, num_clients=MACHINES, seed=1, checkpoint=path).collect(grid)
+
+
+def test_a_server_that_is_killed_in_the_round_asks_again_in_the_same_session(tmp_path, caplog):
+    path, grid = tmp_path / "mean.npz", Killing()
+    first = mean_of(session=None, checkpoint=path)
+    with pytest.raises(KilledError):
+        first.collect(grid)
+    assert path.exists()
+    second = mean_of(session=None, checkpoint=path)
+    second_grid = Nodes()
+    second_grid.contexts = grid.contexts  # the machines' ledgers are as they were
+    # No machine of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
+    assert not second.collect(second_grid).any()
+    assert second.session == first.session
+    assert second.history[0].refused == {"cap-reached": MACHINES}
+    assert "used as they lie" in caplog.text
+
+
+def test_a_round_that_gave_nothing_is_asked_for_again_and_not_resumed_as_done(tmp_path):
+    path, grid = tmp_path / "mean.npz", Nodes()
+    with pytest.raises(ConfigurationError, match="not-configured"):
+        mean_of(session=None, checkpoint=path).collect(Nodes(centring=False))
+    assert mean_of(session=None, checkpoint=path).collect(grid).any()
+
+
+def test_a_training_around_another_centre_is_another_training(tmp_path):
+    def strategy(centre):
+        options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "learning_rate": 1.0, "seed": 1}
+        return FullBatch(**options, centre=centre, run_dry=True, checkpoint=tmp_path / "c.npz")
+
+    grid, start = Nodes(), ArrayRecord([np.zeros(K + 1)])
+    strategy(np.full(K, 0.5)).start(grid, start, num_rounds=1)
+    with pytest.raises(CheckpointError, match="entries"):
+        strategy(np.full(K, 0.6)).start(grid, start, num_rounds=1)
+    strategy(np.full(K, 0.5)).start(grid, start, num_rounds=2)
+
+
+@pytest.mark.parametrize("centre", [np.array([math.nan] * K), np.full(K, 1e39), np.zeros((2, 2)), np.zeros(0)])
+def test_a_centre_that_machines_would_refuse_is_not_sent(centre):
+    with pytest.raises(ConfigurationError, match="centre of finite values"):
+        FullBatch(num_clients=2, clients_per_round=2, learning_rate=1.0, centre=centre)
+
+
+def test_options_that_make_no_sense_are_refused():
+    for features in (0, True, 1.5):
+        with pytest.raises(ConfigurationError, match="num_features"):
+            MeanOfFeatures(num_features=features, num_clients=2)
+    with pytest.raises(ConfigurationError, match="makes one"):
+        MeanOfFeatures(num_features=2, num_clients=2, centre=np.zeros(2))
+
+
+# With a trusted server.
+
+
+def trusted(**options):
+    options = {"policy": mean_policy(trust="trusted-server"), "noise_keys": SimulatedKeys(1, "server"), **options}
+    return TrustedMeanOfFeatures(num_features=K, num_clients=MACHINES, seed=1, **{"session": "mean", **options})
+
+
+def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
+    strategy = trusted()
+    centre = strategy.collect(Nodes(trust="trusted-server"))
+    std = strategy.noise_std(K)
+    assert math.sqrt(2) / MEAN_MU < std < 1.01 * math.sqrt(2) / MEAN_MU
+    normals = strategy.fresh_normals(1, K)
+    assert centre == pytest.approx(ALL.mean(axis=0) + std * normals / len(ALL), abs=1e-4)
+    assert strategy.guaranteed_mu(K) == MEAN_MU
+    with pytest.raises(ConfigurationError, match="centring_policy"):
+        trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
+
+
+def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_server():
+    def forged(reply):
+        if reply.metadata.src_node_id == NodesGrid.first_node:
+            values = np.full(K, 2.0**8)
+            reply.content[protocol.ARRAYS] = ArrayRecord({"0": Array(values)})
+        return reply
+
+    strategy = trusted()
+    strategy.collect(Nodes(trust="trusted-server", forged=forged))
+    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, MACHINES - 1)
+
+
+def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_centre(tmp_path):
+    path, grid = tmp_path / "mean.npz", Nodes(trust="trusted-server")
+    centre = trusted(noise_keys=None, session=None, checkpoint=path).collect(grid)
+    again = trusted(noise_keys=None, session=None, checkpoint=path).collect(Nodes(deaf=range(MACHINES)))
+    assert np.array_equal(again, centre)
+    assert not np.array_equal(trusted(noise_keys=SystemKeys.generate()).collect(Nodes(trust="trusted-server")), centre)
