@@ -14,6 +14,7 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.record import result_document
+from murmurfl.app.tasks.base import Shard
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
 
 BASE = RunConfig(
@@ -42,11 +43,11 @@ def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
 
 
 def test_of_machines_with_different_numbers_of_samples_the_one_with_the_fewest_releases_counts():
-    experiment = prepare(replace(NOISY, partition="dirichlet", batch_size=5))
-    slots = {experiment.policy(i).max_participations for i in range(10)}
-    told = experiment.method.guarantee(experiment, 1.0)
-    assert len(slots) > 1
-    assert told.amplified.slots == min(slots)
+    experiment = prepare(NOISY)
+    small = Shard(experiment.data, np.arange(90))
+    unequal = replace(experiment, shards=[small, *experiment.shards[1:]])
+    assert [unequal.policy(machine).max_participations for machine in (0, 1)] == [3, 4]
+    assert unequal.method.guarantee(unequal, 1.0).amplified.slots == 3
 
 
 def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
