@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.clients import Cohort, Mu2Client, NoisySGDClient, OnlineClient
+from murmurfl.clients import Cohort, FullBatchClient, Mu2Client, NoisySGDClient, OnlineClient
 from murmurfl.privacy import (
     MECHANISMS,
     SCHEDULES,
@@ -250,6 +250,7 @@ def client_streams(kind, policy, half=False, **options):
 
 CLIENTS = {
     "mu2": (Mu2Client, policy_of("blt", batch_size=2), {}),
+    "full batches": (FullBatchClient, policy_of("independent", release_rule="paper", order="all"), {}),
     "noisy sgd": (NoisySGDClient, policy_of("independent", release_rule="paper"), {}),
     "online": (OnlineClient, policy_of("banded", clip_unit="update"), {"learning_rate": 0.1}),
 }
