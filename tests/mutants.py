@@ -212,8 +212,8 @@ MUTANTS = (
     Mutant(
         "shares of the budget are charged as if all were the same",
         "privacy/mechanisms/independent.py",
-        'if self.shares == "uniform" or not known:',
-        "if True:",
+        'if self.shares != "uniform":',
+        "if False:",
         (MECHANISMS, INDEPENDENT),
     ),
     Mutant(
@@ -364,16 +364,16 @@ MUTANTS = (
         (AMPLIFICATION,),
     ),
     Mutant(
-        "of several secret orders the strongest counts",
+        "of several secret orders that of the most releases counts",
         "privacy/amplification.py",
-        "return max((one",
-        "return min((one",
+        "min(machines, key=lambda",
+        "max(machines, key=lambda",
         (AMPLIFICATION,),
     ),
     Mutant(
         "releases that build on each other hide in sums as those that stand alone",
         "privacy/amplification.py",
-        " or (plan.sums and not plan.sums.stands_alone)",
+        " and (plan.sums is None or plan.sums.stands_alone)",
         "",
         (AMPLIFICATION,),
     ),
@@ -404,6 +404,20 @@ MUTANTS = (
         "total = likelihood_sum(shift, slots)",
         "total = likelihood_sum(shift / 2, slots)",
         (ALLOCATION,),
+    ),
+    Mutant(
+        "a count's rows are not centred",
+        "privacy/counting.py",
+        "dtype=np.float64)[:, None] - 0.5",
+        "dtype=np.float64)[:, None]",
+        ("tests/privacy/test_counting.py",),
+    ),
+    Mutant(
+        "a count is charged half of what a sample moves it",
+        "privacy/counting.py",
+        '{"clip_norm": 0.5, "batch_size"',
+        '{"clip_norm": 0.25, "batch_size"',
+        ("tests/privacy/test_counting.py",),
     ),
     Mutant(
         "exact noise from 44-bit uniforms",

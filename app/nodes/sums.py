@@ -1,15 +1,17 @@
-"""What an operator's file says of secure aggregation, and what follows from it for the machine."""
+"""Secure aggregation on a real machine: what its operator's file says of it, and the masks that follow from it."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...clients.roster_files import read_machine_key, read_roster
 from ...privacy import Masking, SQLiteLedger
-from ..methods import Method
 from ..trust import SECURE
+
+if TYPE_CHECKING:
+    from ..methods import Method
 
 SUMS = ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key", "budget_local_mu")
 """Fields that only secure aggregation reads."""
