@@ -131,6 +131,11 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     experiment = prepare(config)
     experiment.check_rounds()
     policy = experiment.policy()
+    if experiment.is_centred:
+        raise ConfigurationError(
+            "Expected centring = 'none' to audit, got a run whose machines release the mean of their features first: "
+            f"audit what follows it, with --set centring=none --set mu={policy.mu!r}."
+        )
     if not policy.adds_noise:
         raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")
     measure = _Measurement(experiment, runs)
