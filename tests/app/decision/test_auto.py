@@ -12,7 +12,7 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.papers.captions import caption_guarantee
-from murmurfl.app.papers.grid import GridTable, chosen_settings, grid_rows
+from murmurfl.app.papers.grid import GridTable, choice_rows, chosen_settings, grid_rows
 from murmurfl.app.record import result_document
 from murmurfl.app.run import check_deployed
 from murmurfl.app.settings import parse_assignments
@@ -42,7 +42,7 @@ def test_a_result_says_what_was_chosen_and_why():
 
 
 def test_real_nodes_refuse_it_and_say_what_to_do_first():
-    with pytest.raises(ConfigurationError, match="operators' files name the strategy.*murmurfl plan"):
+    with pytest.raises(ConfigurationError, match=r"operators' files name the strategy.*murmurfl plan"):
         check_deployed(AUTO)
 
 
@@ -123,6 +123,8 @@ def test_a_grid_puts_the_best_first_and_auto_under_what_it_took():
     algorithms = {"a": entry("mu2", 90.0), "b": entry("full-batch", 95.0), "auto": entry("mu2", 94.5, chosen_by="auto")}
     rows = grid_rows({"cells": [{"table": "x", "algorithms": algorithms}]})
     assert [(row["algorithm"], row["behind"]) for row in rows] == [("b", 0.0), ("auto: mu2", 0.5), ("a", 5.0)]
+    (row,) = choice_rows({"cells": [{"table": "x", "settings": {}, "algorithms": algorithms}]})
+    assert (row["took"], row["best"], row["behind"]) == ("mu2", "b", 0.5)
     assert GridTable().curves({"rounds": 3, "auc": 0.7})["auc"]["values"] == [0.7]
     settings = chosen_settings(AUTO)
     assert settings["strategy"] == "full-batch"
