@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from .allocation import allocation_delta, allocation_epsilon
+from .amplification import Amplification, amplification_of
 from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
@@ -96,6 +98,7 @@ __all__ = [
     "TRUST_MODELS",
     "UNITS",
     "Account",
+    "Amplification",
     "ClipUnit",
     "ConfigurationError",
     "Grid",
@@ -147,6 +150,9 @@ __all__ = [
     "UnsupportedFlowerError",
     "accept_rollback",
     "add_mask",
+    "allocation_delta",
+    "allocation_epsilon",
+    "amplification_of",
     "any_data",
     "caption",
     "centred",

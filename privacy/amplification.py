@@ -11,7 +11,7 @@ The un-amplified mu holds whatever becomes of the order, and is what ledgers and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,21 +80,43 @@ def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | 
     :mod:`murmurfl.privacy.allocation`; under secure aggregation also on what mu rests on there.
     Proof: docs/proofs/secret-order.md.
     """
-    # A release that stands alone hides in a sum behind h noises; of one that builds on others nothing is worked out.
-    if policy.order != "secret" or not math.isfinite(plan.mu) or (plan.sums and not plan.sums.stands_alone):
+    return amplification_of_all([(policy, plan)])
+
+
+def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> Amplification | None:
+    """What is true of the secret orders of several machines, or an estimate of that; None if one of them has none.
+
+    Parameters
+    ----------
+    machines : sequence of pairs
+        Policies that differ in their caps at most, and what they were worked out to be.
+
+    Notes
+    -----
+    **Formal guarantees.** As of :func:`amplification_of`, of every machine: an upper bound is for the fewest releases
+    and the largest move of any of them, and more releases hide no less (their mean likelihood ratio varies less).
+    Proof: docs/proofs/secret-order.md.
+    """
+    if not machines or not all(_is_hidden(*machine) for machine in machines):
         return None
-    slots, known = policy.max_participations, plan.epsilon(policy.delta)
-    shift = zero_out_shift(policy, plan)
-    if policy.mechanism == "independent":
+    policy, plan = min(machines, key=lambda machine: machine[0].max_participations)
+    slots, known = policy.max_participations, max(plan.epsilon(policy.delta) for policy, plan in machines)
+    shift, hint = max(zero_out_shift(*machine) for machine in machines), max(plan.resolution_mu for _, plan in machines)
+    if all(policy.mechanism == "independent" for policy, _ in machines):
         # With the range and the resolution of computed normals, which no order hides.
-        whole = math.hypot(2 * shift, plan.resolution_mu)
-        epsilon = allocation_epsilon(whole, slots, policy.delta, resolution_mu=plan.resolution_mu)
+        epsilon = allocation_epsilon(math.hypot(2 * shift, hint), slots, policy.delta, resolution_mu=hint)
         return Amplification(min(known, epsilon), slots, proved=True)
     columns = _columns(plan)
     if columns is None or plan.sums:
         return None
     epsilon, error = _estimate(columns.tobytes(), slots, shift, policy.delta)
     return Amplification(min(known, epsilon), slots, proved=False, error=error)
+
+
+def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
+    """Whether a policy has a secret order of which anything is known."""
+    # A release that stands alone hides in a sum behind h noises; of one that builds on others nothing is worked out.
+    return policy.order == "secret" and math.isfinite(plan.mu) and (plan.sums is None or plan.sums.stands_alone)
 
 
 def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
@@ -109,19 +131,6 @@ def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
     charge = plan.sensitivity - policy.sensitivity  # of the grid
     length = policy.sensitivity * policy.bound.longest / policy.bound.distance
     return (length + charge) * plan.summed_sensitivity() / plan.noise_std
-
-
-def weakest(found: Iterable[Amplification | None]) -> Amplification | None:
-    """What is true of several machines: the largest epsilon, an estimate if one of them is one; None if one is.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of the weakest.
-    """
-    known = list(found)
-    if not known or any(one is None for one in known):
-        return None
-    return max((one for one in known if one is not None), key=lambda one: (not one.proved, one.epsilon))
 
 
 def _columns(plan: NoisePlan) -> NDArray[np.float64] | None:

@@ -38,7 +38,7 @@ from .checks import refuse_unserved
 from .largest_mu import plan_or_largest_mu
 from .presets import sgd_preset
 from .problem import Hyperparameters, Problem
-from .secret_order import amplification_of_all
+from .secret_order import worth_of_order
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
@@ -353,7 +353,7 @@ class Method(ABC):
         words, amplified = self.brief_words(policy) if brief else words, None
         if not (brief or stated):  # real machines have their own order, or none
             policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
-            amplified = amplification_of_all(policies, self.release_size(problem.model))
+            amplified = worth_of_order(policies, self.release_size(problem.model))
         if policy.trust == SECURE and mu_local is None:
             mu_local = policy.plan(self.release_size(problem.model)).mu_local
         if min_honest is not None:

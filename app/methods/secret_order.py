@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...privacy import PrivacyPolicy
-from ...privacy.amplification import Amplification, amplification_of, weakest
+from ...privacy.amplification import Amplification, amplification_of_all
 from ..config import RunConfig
 from ..keys import refusal
 
@@ -21,7 +21,7 @@ def check_secret_order(config: RunConfig) -> None:
         raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
 
 
-def amplification_of_all(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
+def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
     """What the secret order of several machines is worth, of the one for which it is worth least; None without one.
 
     Parameters
@@ -32,9 +32,9 @@ def amplification_of_all(policies: Iterable[PrivacyPolicy], num_parameters: int)
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.amplification.amplification_of`.
+    **Formal guarantees.** Those of :func:`~murmurfl.privacy.amplification.amplification_of_all`.
     """
     known = list(dict.fromkeys(policies))
     if not all(policy.order == "secret" and policy.adds_noise for policy in known):
         return None
-    return weakest(amplification_of(policy, policy.plan(num_parameters)) for policy in known)
+    return amplification_of_all([(policy, policy.plan(num_parameters)) for policy in known])

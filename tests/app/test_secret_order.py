@@ -14,6 +14,7 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.record import result_document
+from murmurfl.app.tasks.base import Shard
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
 
 BASE = RunConfig(
@@ -24,18 +25,10 @@ SUMS = replace(NOISY, trust="secure-aggregation")
 
 
 @pytest.mark.parametrize("config", [NOISY, replace(BASE, lost_replies=0.3), SUMS], ids=["noisy-sgd", "mu2", "sums"])
-def test_the_model_is_the_same_on_every_engine_and_has_learnt_something(config):
+def test_the_model_is_the_same_on_every_engine(config):
     together, alone = run_cohort(config), run_in_process(config)
     for ours, theirs in zip(together.parameters, alone.parameters, strict=True):
         assert np.array_equal(ours, theirs)
-    assert (
-        together.loss
-        < prepare(config).model.evaluate(
-            prepare(config).model.initial_parameters(1),
-            (prepare(config).data.test_features, prepare(config).data.test_labels),
-        )[0]
-        or config.trust
-    )
 
 
 def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
@@ -50,11 +43,11 @@ def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
 
 
 def test_of_machines_with_different_numbers_of_samples_the_one_with_the_fewest_releases_counts():
-    experiment = prepare(replace(NOISY, partition="dirichlet", batch_size=5))
-    slots = {experiment.policy(i).max_participations for i in range(10)}
-    told = experiment.method.guarantee(experiment, 1.0)
-    assert len(slots) > 1
-    assert told.amplified.slots == min(slots)
+    experiment = prepare(NOISY)
+    small = Shard(experiment.data, np.arange(90))
+    unequal = replace(experiment, shards=[small, *experiment.shards[1:]])
+    assert [unequal.policy(machine).max_participations for machine in (0, 1)] == [3, 4]
+    assert unequal.method.guarantee(unequal, 1.0).amplified.slots == 3
 
 
 def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
@@ -68,7 +61,7 @@ def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
     [
         ({"passes": 2}, "passes"),
         ({"strategy": "online"}, "secret-order"),
-        ({"strategy": "full-batch"}, "secret-order"),
+        ({"strategy": "full-batch", "batch_size": 8}, "secret-order"),
         ({"strategy": "isrl-dp"}, "secret-order"),
         ({"trust": "trusted-server"}, "secret-order"),
         ({"centring": "private"}, "centring"),
@@ -95,7 +88,7 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
     assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
     assert "no guarantee" in describe(made().client())
     with pytest.raises(ConfigurationError, match="secret-order to be false"):
-        made(strategy="online")
+        made(strategy="online", **{"learning-rate": 0.1})
     with pytest.raises(ConfigurationError, match="secret-order"):
         made(**{"secret-order": "yes"})
 
@@ -104,18 +97,18 @@ def test_a_plan_shows_both_and_names_estimates(monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.amplification._DRAWS", 4000)
     request = PlanRequest(5, 20, 4, 5, 0.0, 1e-5, 5, mu=1.0, secret_order=True)
     plan = make_plan(request)
-    texts = dict(zip((row[0] for row in plan_table(plan).texts()[1:]), plan_table(plan).texts()[1:], strict=True))
+    texts = {row["mechanism"]: row["in a secret order"] for row in plan_table(plan).texts()}
     assert plan.guarantee.epsilon == pytest.approx(gdp_epsilon(1.0, 1e-5))
-    assert texts["cancelling uniform"][-1].endswith(", estimated")
-    assert not texts["independent"][-1].endswith("estimated")
-    assert texts["tree dyadic"][-1] == "not known"
+    assert texts["cancelling uniform"].endswith(", estimated")
+    assert not texts["independent"].endswith("estimated")
+    assert texts["tree dyadic"] == "not known"
     assert any("An estimate guarantees nothing" in line for line in plan_lines(plan)[1])
     assert make_plan(replace(request, secret_order=False)).mechanisms[0].epsilon_amplified is None
 
 
 @pytest.mark.parametrize(("config", "proved"), [(NOISY, True), (BASE, False)], ids=["noisy-sgd", "mu2"])
 def test_the_audit_holds_what_shows_against_what_is_claimed(config, proved):
-    audit = audit_run(replace(config, batch_size=60, mu=3.0), 20)
+    audit = audit_run(replace(config, batch_size=60, mu=3.0, num_rounds=2), 20)
     assert not audit.violated
     claimed = audit.guarantee.amplified.epsilon if proved else audit.guarantee.epsilon
     assert audit.result.claimed_epsilon == pytest.approx(claimed, rel=1e-6)

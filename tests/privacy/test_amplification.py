@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from murmurfl.privacy import Guarantee, PrivacyPolicy, gdp_epsilon, policy_guarantee
 from murmurfl.privacy.allocation import allocation_epsilon
-from murmurfl.privacy.amplification import Amplification, _estimate, amplification_of, weakest, zero_out_shift
+from murmurfl.privacy.amplification import (
+    Amplification,
+    _estimate,
+    amplification_of,
+    amplification_of_all,
+    zero_out_shift,
+)
 
 D = 50
 
@@ -72,13 +78,15 @@ def test_under_secure_aggregation_releases_must_stand_alone():
     assert amplified(**sums) is None
 
 
-def test_of_several_machines_the_weakest_counts():
-    strong, weak = (Amplification(epsilon, 5, proved=True) for epsilon in (0.5, 0.9))
-    estimate = Amplification(0.1, 5, proved=False)
-    assert weakest([strong, weak]) is weak
-    assert weakest([strong, weak, estimate]) is estimate
-    assert weakest([strong, None]) is None
-    assert weakest([]) is None
+def test_of_several_machines_the_one_with_the_fewest_releases_counts():
+    policies = [policy(max_participations=slots) for slots in (20, 10, 40)]
+    machines = [(one, one.plan(D)) for one in policies]
+    found, alone = amplification_of_all(machines), amplification_of(*machines[1])
+    assert found.slots == 10
+    assert alone.epsilon <= found.epsilon < 1.001 * alone.epsilon
+    turn = policy(order="in-turn")
+    assert amplification_of_all([*machines, (turn, turn.plan(D))]) is None
+    assert amplification_of_all([]) is None
 
 
 def test_an_estimate_is_never_the_epsilon_of_a_guarantee():

@@ -46,7 +46,9 @@ def test_without_momentum_and_normalisation_it_is_dp_sgd():
     assert state.w == pytest.approx(1 - 0.05 * 6 / MACHINES, abs=1e-4)
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt"])
+@pytest.mark.parametrize(
+    "mechanism", ["independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt"]
+)
 def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
     """From C itself: the sum of a sample's columns, in units of the noise. One participation would cost less."""
     subject = strategy(mechanism=mechanism)
