@@ -178,7 +178,7 @@ def test_a_cancel_that_takes_out_older_noise_is_not_accused_for_it_leaves_noise_
     assert not audit(policy_of(), plant=planted(TakesOutOlderNoise)).violated
 
 
-@pytest.mark.parametrize("mechanism", ["independent", "cancelling", "decay", "bisr", "sqrt_toeplitz", "tree"])
+@pytest.mark.parametrize("mechanism", ["independent", "cancelling", "decay", "sqrt_toeplitz", "tree"])
 def test_noise_used_twice_after_a_resume_is_caught(mechanism):
     caught(audit(policy_of(mechanism), canaries=["5"], keys=RepeatsANonce), least_mu=math.inf)
 
