@@ -89,7 +89,9 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         """
         if name in self._things:
             return self._things[name]
-        if ":" not in name and not self.is_file(name):
+        if self._of_file is not None and self.is_file(name):
+            return self._of_file(name)  # not kept: the file may change, and so may the current folder
+        if ":" not in name:
             raise ConfigurationError(unknown_name(self.key, name, self._things))
         if name not in self._own:
             self._own[name] = self._made(name)
@@ -115,8 +117,6 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         return [name for name, thing in self._things.items() if key in thing.keys]  # type: ignore[attr-defined]
 
     def _made(self, name: str) -> ThingT:
-        if self._of_file is not None and self.is_file(name):
-            return self._of_file(name)
         found = imported(name, f"{self.key} = {name!r}")
         if inspect.isclass(found) and issubclass(found, self._kind):
             found = found()

@@ -81,7 +81,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for label, entry in document.items():
-        style = {"optimal": "k--", "blt, 3": "--"}.get(label, "-")
+        style = {"optimal": "k--", "blt, 3": "--", "sqrt_normalised": ":"}.get(label, "-")
         axes.plot(SIZES, entry["errors"], style, label=label, linewidth=1.6)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

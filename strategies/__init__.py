@@ -14,7 +14,6 @@ from .full_batch import (
     FullBatchState,
     full_batch_start,
     full_batch_step,
-    query_point,
 )
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
@@ -130,7 +129,6 @@ __all__ = [
     "online_step",
     "private_rounds",
     "proximal",
-    "query_point",
     "reduced_tree_momentum_step",
     "ridge_scores",
     "sample_machines",

@@ -2,12 +2,13 @@ r"""One shot, the server's half: ridge regression on the classes from one noisy 
 
 With A the noisy sum of x x^T and B that of x (onehot(y) - 1 / C)^T, of N samples,
 
-    W = (A_+ + N lambda I)^-1 B,    lambda N = ridge x sqrt(2 k m) sigma,
+    W = A_floor^-1 B,    floor = ridge x sqrt(m) sigma,
 
-where A_+ is A with its negative eigenvalues set to zero and sigma the noise of each of m releases. sqrt(2 k m) sigma is
-the largest eigenvalue that noise alone gives to A: below it nothing of A can be told from noise. It is public, so the
-choice of lambda costs nothing. W x are least squares' scores. As a classifier's logits C W x are published, which
-predict the same, and are as long as a linear discriminant's where classes are hard to tell apart.
+where A_floor is A with every eigenvalue below the floor raised to it, and sigma the noise on a value of each of m
+releases. What noise makes of small eigenvalues, negative ones too, is not believed. The floor is public, so choosing it
+costs nothing; it does not grow with the number of features, though noise alone has eigenvalues of up to sqrt(2 k m)
+sigma, because classes lie in few directions. W x are least squares' scores. As a classifier's logits C W x are
+published, which predict the same, and are as long as a linear discriminant's where classes are hard to tell apart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .options import ReleaseOptions
 from .replies import RoundReport
 
 LEAST_RIDGE = 1e-6
-"""What is added to every eigenvalue where there is no noise, relative to the clip's square."""
+"""The floor where there is no noise, for a sample and relative to the clip's square."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class OneShotState:
     model: Vector
 
 
-def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], added: float) -> NDArray[np.float64]:
-    """(A_+ + added I)^-1 B, shape (k, C): a pure function.
+def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
+    """A_floor^-1 B, shape (k, C): a pure function.
 
     Parameters
     ----------
@@ -46,11 +47,11 @@ def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], added:
         A, symmetric.
     targets : ndarray of shape (k, C)
         B.
-    added : float
-        > 0.
+    floor : float
+        What smaller eigenvalues of A are raised to, > 0.
     """
     values, vectors = np.linalg.eigh(gram)
-    return (vectors / (np.maximum(values, 0.0) + added)) @ (vectors.T @ targets)
+    return (vectors / np.maximum(values, floor)) @ (vectors.T @ targets)
 
 
 class OneShot(ReleaseStrategy[OneShotState]):
@@ -66,7 +67,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
     noise_std : float
         Sigma, of the noise on each value of one machine's release; 0 without noise.
     ridge : float
-        Lambda in units of what noise adds; > 0.
+        The floor, in units of the noise on a value of the sum; > 0.
     constant : float
         What machines append to features, where the model has a bias; 0 for none.
     **options
@@ -87,7 +88,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
         clip_norm: float,
         class_weight: float = 1.0,
         noise_std: float = 0.0,
-        ridge: float = 0.5,
+        ridge: float = 11.0,
         constant: float = 0.0,
         **options: Unpack[ReleaseOptions],
     ) -> None:
@@ -129,9 +130,9 @@ class OneShot(ReleaseStrategy[OneShotState]):
         if not report.aggregated:
             return state  # nothing came: the initial model
         gram, targets = self._moments.read(release_sum, self.clip_norm)
-        noise = math.sqrt(2.0 * self._width * report.aggregated) * self.noise_std
-        added = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
-        return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, added)))
+        noise = math.sqrt(report.aggregated) * self.noise_std
+        floor = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
+        return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, floor)))
 
     def model(self, state: OneShotState) -> Vector:
         return state.model

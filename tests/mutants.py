@@ -28,6 +28,10 @@ LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
 
 NORMALS = "tests/privacy/test_normals.py"
+CENTRING = "tests/privacy/test_centring.py"
+CENTRED = "tests/clients/test_centring.py"
+CENTRED_RUNS = "tests/app/test_centring.py"
+MEAN_OF_FEATURES = "tests/strategies/test_mean_of_features.py"
 ADMISSION = "tests/privacy/test_admission.py"
 ALLOCATION = "tests/privacy/test_allocation.py"
 AMPLIFICATION = "tests/privacy/test_amplification.py"
@@ -87,6 +91,104 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "features that may be negative are charged as if they were not",
+        "privacy/centring.py",
+        'clip_unit="nonnegative" if nonnegative else "sample"',
+        'clip_unit="nonnegative"',
+        (CENTRING,),
+    ),
+    Mutant(
+        "features without negative values are not made so",
+        "privacy/row_bound.py",
+        "np.maximum(np.asarray(rows, dtype=np.float64), 0.0)",
+        "np.asarray(rows, dtype=np.float64)",
+        (CENTRING,),
+    ),
+    Mutant(
+        "the mean is released as often as a server likes",
+        "privacy/centring.py",
+        "max_participations=1,",
+        "max_participations=1000,",
+        (CENTRING,),
+    ),
+    Mutant(
+        "the mean's mu is not taken from the rest",
+        "privacy/centring.py",
+        "return mean, math.sqrt((mu - mean) * (mu + mean))",
+        "return mean, mu",
+        (CENTRING,),
+    ),
+    Mutant(
+        "samples are seen from the mean of their batch",
+        "privacy/centring.py",
+        "rows = rows - np.asarray(centre, dtype=np.float64)",
+        "rows = rows - np.asarray(centre, dtype=np.float64) - rows.mean(axis=0)",
+        (CENTRING,),
+    ),
+    Mutant(
+        "the mean leaves without masks",
+        "clients/base.py",
+        "machine, shapes = self.centred.machine, self.centred.shapes",
+        "return [release.values], release.samples, {}",
+        (CENTRED,),
+    ),
+    Mutant(
+        "a machine without centring takes a centre",
+        "clients/centring.py",
+        "if of is not None or content is not None:",
+        "if of is not None:",
+        (CENTRED,),
+    ),
+    Mutant(
+        "a machine with centring does without a centre",
+        "clients/centring.py",
+        "raise RefusedError(protocol.NOT_CONFIGURED, _NEEDS_CENTRE)",
+        'return "gradients", None',
+        (CENTRED,),
+    ),
+    Mutant(
+        "a centre may be anything",
+        "clients/centring.py",
+        "if not np.isfinite(centre).all():",
+        "if False:",
+        (CENTRED,),
+    ),
+    Mutant(
+        "the mean and the rest need not share a budget",
+        "clients/centring.py",
+        "if ours != theirs:",
+        "if False:",
+        (CENTRED,),
+    ),
+    Mutant(
+        "a statement leaves out the mean",
+        "clients/statement.py",
+        "mu_guaranteed=math.hypot(statement.mu_guaranteed, mean.plan.mu)",
+        "mu_guaranteed=statement.mu_guaranteed",
+        (CENTRED,),
+    ),
+    Mutant(
+        "a run's mu leaves out the mean",
+        "app/experiment.py",
+        "return math.hypot(mean, max(plan.mu for plan in self.plans()))",
+        "return max(plan.mu for plan in self.plans())",
+        (CENTRED_RUNS,),
+    ),
+    Mutant(
+        "a killed server has the mean made a second time",
+        "strategies/mean_of_features.py",
+        "        self._before_asking()\n",
+        "",
+        (MEAN_OF_FEATURES,),
+    ),
+    Mutant(
+        "a trusted server publishes the mean without noise",
+        "strategies/trusted_mean_of_features.py",
+        "noisy = grid.values(grid.counts(release_sum) + grid.counts(noise))",
+        "noisy = release_sum",
+        (MEAN_OF_FEATURES,),
+    ),
+    Mutant(
         "rows that may be negative are charged as if they were not",
         "privacy/row_bound.py",
         "return clip(np.maximum(np.asarray(rows, dtype=np.float64), 0.0), self.clip_norm)",
@@ -110,8 +212,8 @@ MUTANTS = (
     Mutant(
         "shares of the budget are charged as if all were the same",
         "privacy/mechanisms/independent.py",
-        'if self.shares == "uniform" or not known:',
-        "if True:",
+        'if self.shares != "uniform":',
+        "if False:",
         (MECHANISMS, INDEPENDENT),
     ),
     Mutant(
@@ -302,6 +404,20 @@ MUTANTS = (
         "total = likelihood_sum(shift, slots)",
         "total = likelihood_sum(shift / 2, slots)",
         (ALLOCATION,),
+    ),
+    Mutant(
+        "a count's rows are not centred",
+        "privacy/counting.py",
+        "dtype=np.float64)[:, None] - 0.5",
+        "dtype=np.float64)[:, None]",
+        ("tests/privacy/test_counting.py",),
+    ),
+    Mutant(
+        "a count is charged half of what a sample moves it",
+        "privacy/counting.py",
+        '{"clip_norm": 0.5, "batch_size"',
+        '{"clip_norm": 0.25, "batch_size"',
+        ("tests/privacy/test_counting.py",),
     ),
     Mutant(
         "exact noise from 44-bit uniforms",

@@ -21,6 +21,7 @@ WITHOUT_A_PAGE = {
     "privacy/audit/bounds.py:": "measures a claim and makes none",
     "privacy/audit/many_runs.py:audit_client": "measures a claim and makes none",
     "privacy/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",
+    "privacy/gdp.py:gdp_best_guess": "the same, from its total variation distance",
     "privacy/guarantee.py:Guarantee": "says a mu that its maker vouches for",
     "privacy/mechanisms/cache.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
     "privacy/rdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",

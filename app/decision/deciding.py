@@ -159,9 +159,7 @@ def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], work
         problem = situation.problem(chosen, worked_out)
         chosen["num-rounds"] = problem.num_rounds
         own = {name: value for name, value in chosen.items() if name != "strategy" and situation.differs(name, value)}
-        shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + FEATURES_LEAVE.get(
-            problem.config.features, 0.0
-        )
+        shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + _features_leave(problem, situation)
         return Option(rule.strategy, own, problem, noise_to_signal_of(problem), shortfall, _uses(problem))
 
     first = made()
@@ -173,6 +171,11 @@ def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], work
     if most < 1:
         raise ConfigurationError("it needs a sample in more releases than one")
     return made(**{"num-rounds": most})
+
+
+def _features_leave(problem: CentredProblem, situation: Situation) -> float:
+    """What features leave undone, where there are several to choose from."""
+    return FEATURES_LEAVE.get(problem.config.features, 0.0) if len(situation.features) > 1 else 0.0
 
 
 def _uses(problem: CentredProblem) -> int:

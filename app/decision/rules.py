@@ -28,11 +28,11 @@ proportion; where rounds are of batches, classes make no difference."""
 _CLASSES = 10
 _OF_BATCHES = 0.15
 """What batches leave undone beside full ones: other samples in every round are noise as well."""
-_OF_RIDGE = 0.2
+_OF_RIDGE = 0.3
 """What ridge regression on second moments leaves undone beside many steps on the loss itself."""
 _OF_LOCAL_STEPS = 0.35
 """What steps leave undone whose length was not chosen for the noise."""
-FEATURES_LEAVE = {"soft-gradients": 0.05, "oriented-gradients": 0.15, "pixels": 0.3}
+FEATURES_LEAVE = {"soft-gradients": 0.05, "oriented-gradients": 0.15, "pixels": 0.5}
 """What features leave undone beside the best there are, in the same units."""
 
 

@@ -21,12 +21,10 @@ from ...clients.operators_file import (
     operators_file,
     read_operators_file,
 )
-from ...clients.roster_files import read_machine_key, read_roster
 from ...privacy import (
     CENTRING_SHARE,
     MECHANISMS,
     ConfigurationError,
-    Masking,
     PrivacyPolicy,
     SQLiteLedger,
     protocol,
@@ -40,9 +38,9 @@ from ..methods import METHODS, Method
 from ..methods.bounding import bounding
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
-from ..trust import SECURE
 from .centring import CentredNode
 from .own_samples import OwnSamples
+from .sums import SummedNode
 
 __all__ = [
     "NODE_CONFIG_KEY",
@@ -54,17 +52,13 @@ __all__ = [
 ]
 
 
-SUMS = ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key", "budget_local_mu")
-"""Fields that only secure aggregation reads."""
-
-
 def node_strategies() -> list[str]:
     """The built-in methods that a real machine can take part in."""
     return [name for name, method in METHODS.items() if method.on_real_nodes]
 
 
 @dataclass(frozen=True)
-class NodeConfig(CentredNode):
+class NodeConfig(CentredNode, SummedNode):
     """Everything a real machine decides for itself.
 
     Parameters
@@ -230,23 +224,7 @@ class NodeConfig(CentredNode):
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
-        self._check_trust()
-
-    def _check_trust(self) -> None:
-        """Refuse a trust model that the strategy does not have, and keys of secure aggregation without it."""
-        able = self.method.trusts
-        named = f"{' or '.join(map(repr, able))} with strategy = {self.strategy!r}"
-        self._check("trust", self.trust in ("", *able), named)
-        unset = {f.name: f.default for f in fields(self) if f.name in SUMS}
-        if self.trust != SECURE:
-            for name, default in unset.items():
-                expected = f"unset, for it is read with trust = {SECURE!r} only"
-                self._check(name, getattr(self, name) == default, expected)
-            return
-        for name in unset:
-            self._check(name, name == "budget_local_mu" or bool(getattr(self, name)), f"set, with trust = {SECURE!r}")
-        self._check("min_honest", 1 <= self.min_honest <= self.min_cohort, f"from 1 to min-cohort = {self.min_cohort}")
-        self._check("budget_local_mu", self.budget_local_mu >= 0, "a number >= 0")
+        self.check_trust()
 
     @property
     def method(self) -> Method:
@@ -320,39 +298,9 @@ class NodeConfig(CentredNode):
             **bounding(self, self.method.keys),
             **of_model,
             **({"order": "secret"} if self.secret_order else {}),
-            **self._sums(ledger),
+            **self.sums(ledger),
         )
         return beside_mean(policy, budget) if self.centred else policy
-
-    def _sums(self, ledger: SQLiteLedger) -> dict[str, Any]:
-        """What a policy under secure aggregation says beyond the others."""
-        if self.trust != SECURE:
-            return {}
-        local = self.budget_local_mu or ledger.budget_local_mu
-        return {
-            "trust": SECURE,
-            "min_honest": self.min_honest,
-            "min_cohort": self.min_cohort,
-            "budget_local_mu": local,
-        }
-
-    def masking(self) -> Masking | None:
-        """What hides this machine's releases; None but under secure aggregation.
-
-        Raises
-        ------
-        ConfigurationError
-            If roster or key are not there, or are not those that were pinned.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking` for the roster that the operator
-        pinned: whatever the server says of helpers and other machines counts for nothing.
-        """
-        if self.trust != SECURE:
-            return None
-        roster = read_roster(Path(self.roster), self.roster_digest)
-        return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
 
     def load_samples(self) -> tuple[Samples, int, int]:
         """The machine's own samples, their number of features and of classes.

@@ -35,7 +35,8 @@ def _mu2(batch: int, rounds: int, clip: float, rate: float, **more: object) -> O
     """One pass with a step of rate / T^2."""
     eta = rate / rounds**2
     own = {name.replace("_", "-"): value for name, value in more.items()}
-    return {"strategy": "mu2", "batch-size": batch, "clip-norm": clip, "learning-rate": eta, "mechanism": "cancelling", **own}  # type: ignore[dict-item]
+    shared = {"batch-size": batch, "clip-norm": clip, "learning-rate": eta, "mechanism": "cancelling"}
+    return {"strategy": "mu2", **shared, **own}  # type: ignore[dict-item]
 
 
 def _sgd(batch: int, clip: float, eta: float, **more: object) -> Overrides:
@@ -94,7 +95,7 @@ def _digits() -> list[Cell]:
                 "full batch, soft gradients, T = 4": _full(num_rounds=4, **soft),
                 "mu2, T = 17": {"strategy": "mu2", "batch-size": 8},
                 "mu2, T = 8": {"strategy": "mu2", "batch-size": 17},
-                "mu2, T = 8, decay": {"strategy": "mu2", "batch-size": 17, "mechanism": "decay", "workload": "mu2"},
+                "mu2, T = 8, cancelling": {"strategy": "mu2", "batch-size": 17, "mechanism": "cancelling"},
                 "noisy SGD, T = 17": {"strategy": "noisy-sgd", "batch-size": 8},
                 "noisy SGD, T = 8": {"strategy": "noisy-sgd", "batch-size": 17},
                 "ISRL-DP, 8 passes": {"strategy": "isrl-dp-accelerated", "batch-size": 143, "passes": 8},

@@ -48,7 +48,8 @@ class IndependentNoise(Mechanism):
     **Formal guarantees.** A sample in one release: mu = Delta / noise_std for the same noise on each, whatever the
     number of releases; in k releases: sqrt(k) times that. With shares, a sample in releases P has
     mu^2 = (Delta / noise_std)^2 times the sum over P of K s_k / (s_1 + .. + s_K); the largest sum of the pattern is
-    charged. No state.
+    charged. No state. That no correlated noise leaves less where samples are in every release, and which shares are
+    best: docs/proofs/full-batches.md.
     Proof: docs/proofs/returning-samples.md.
     """
 

@@ -14,8 +14,8 @@ from murmurfl.strategies import (
     TrustedFullBatch,
     full_batch_start,
     full_batch_step,
-    query_point,
 )
+from murmurfl.strategies.full_batch import query_point
 
 D, T = 5, 6
 POLICY = PrivacyPolicy(

@@ -1,6 +1,8 @@
 """The round before a training: the mean of everybody's features, whoever is missing, and a server that is killed."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -249,3 +251,15 @@ def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_cen
     again = trusted(noise_keys=None, session=None, checkpoint=path).collect(Nodes(deaf=range(MACHINES)))
     assert np.array_equal(again, centre)
     assert not np.array_equal(trusted(noise_keys=SystemKeys.generate()).collect(Nodes(trust="trusted-server")), centre)
+
+
+def test_the_example_of_the_documents_trains():
+    """The last Python block of docs/how-to.md, over a grid of three nodes."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text()
+    block = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)[-1]
+    names = {}
+    exec(compile(block, "how-to.md", "exec"), names)
+    centre, result = names["train"](NodesGrid(names["app"], 3))
+    expected = np.concatenate([names["Samples"](str(i)).features for i in range(3)]).mean(axis=0)
+    assert centre == pytest.approx(expected, abs=5 * math.sqrt(2 * 3) / names["mean_mu"] / 1500)
+    assert np.linalg.norm(result.arrays.to_numpy_ndarrays()[0]) > 0

@@ -158,21 +158,32 @@ class FileFeatures(OfImages):
 
     @cached_property
     def _module(self) -> torch.nn.Sequential:
-        import torch
+        return _read(self.name)
 
-        try:
-            held = torch.load(Path(self.name).expanduser(), map_location="cpu", weights_only=True)
-            layers = [_layer(*described) for described in held["layers"]]
-            for layer, state in zip(layers, held["state"], strict=True):
-                layer.load_state_dict(state)
-        except ConfigurationError:
-            raise
-        except Exception as error:  # whatever a file may hold that is none of ours
-            raise ConfigurationError(
-                f"Expected features = {self.name!r} to be a file of murmurfl's save_features, got "
-                f"{type(error).__name__}: {error}."
-            ) from error
-        return torch.nn.Sequential(*layers).eval().requires_grad_(False)
+
+def _read(name: str) -> torch.nn.Sequential:
+    """The module that a file describes, frozen.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no file of :func:`save_features`; nothing of it was run.
+    """
+    import torch
+
+    try:
+        held = torch.load(Path(name).expanduser(), map_location="cpu", weights_only=True)
+        layers = [_layer(*described) for described in held["layers"]]
+        for layer, state in zip(layers, held["state"], strict=True):
+            layer.load_state_dict(state)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever a file may hold that is none of ours
+        raise ConfigurationError(
+            f"Expected features = {name!r} to be a file of murmurfl's save_features, got "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    return torch.nn.Sequential(*layers).eval().requires_grad_(False)
 
 
 def _layer(kind: str, settings: dict[str, Any]) -> torch.nn.Module:
