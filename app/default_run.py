@@ -17,15 +17,13 @@ DEFAULT_RUN: Mapping[str, Value] = {
     "mu": 1.0,
     "features": "soft-gradients",
     "passes": 4,
-    "mechanism": "decay",
-    "decay": 0.5,
 }
 """What the default run sets beside ``batch-size``, by hyphenated key; how it was chosen: docs/tuning.md."""
 
 RELEASES_A_PASS = 2
 """Its ``batch-size`` is half of a machine's samples, however many machines there are."""
 
-_SAMPLES = 1437
+_SAMPLES = 1438
 """Training samples of scikit-learn's digits."""
 _OF_ANOTHER = ("strategy", "task", "model", "preset", "partition", "max-participations")
 """Keys of which another value makes another run."""
@@ -45,10 +43,7 @@ def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
     """
     if not is_default_run(settings):
         return dict(settings)
-    own: dict[str, Value] = {**DEFAULT_RUN, "batch-size": _batch_size(settings)}
-    if "mechanism" in settings:  # and with it go its options
-        own = {name: value for name, value in own.items() if run_keys()[name].read_by != "mechanism"}
-    return layered(own, settings)
+    return layered({**DEFAULT_RUN, "batch-size": _batch_size(settings)}, settings)
 
 
 def is_default_run(settings: Mapping[str, Value]) -> bool:
