@@ -1,4 +1,4 @@
-"""``murmurfl plan``: which strategy to take, and what every mechanism would need and do, from a few numbers."""
+"""``murmurfl plan``: which strategy to take, and what every mechanism would do, from a few numbers or a run."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Decision:
         situation, chosen = self.situation, self.chosen
         uses = situation.config.sample_uses
         case = "samples come as a stream" if situation.config.stream else f"samples may be used {_OFTEN[uses]}"
-        words = f"{case}, so {_WHY.get(chosen.strategy, 'it scores best')}"
+        words = f"{case}, and {_WHY.get(chosen.strategy, 'it scores best')}"
         return f"{words}; noise-to-signal {chosen.noise_to_signal:.2g} in {chosen.rounds} rounds."
 
     def why_not(self, option: Option) -> str:
@@ -66,9 +66,11 @@ class Decision:
         chosen = self.chosen
         if option.noise_to_signal > chosen.noise_to_signal:
             ratio = option.noise_to_signal / chosen.noise_to_signal if chosen.noise_to_signal else 0.0
-            times = f", {ratio:.2g} times that of {chosen.strategy}" if ratio else ""
+            times = f", {ratio:.3g} times that of {chosen.strategy}" if ratio else ""
             return f"noise-to-signal {option.noise_to_signal:.2g}{times}"
-        return f"{option.rounds} rounds leave more undone than those of {chosen.strategy}"
+        if option.features != chosen.features:
+            return f"noise-to-signal {option.noise_to_signal:.2g}, on {option.features}, which teach less"
+        return f"noise-to-signal {option.noise_to_signal:.2g}, but it leaves more undone than {chosen.strategy} does"
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -84,6 +86,10 @@ class Decision:
 _OFTEN = {"once": "once", "few": "in few rounds", "any": "in every round"}
 _WHY = {
     "full-batch": "independent noise and few full batches win",
+    "trusted-full-batch": "few full batches win, with one noise for all machines",
+    "one-shot": "one release of second moments has less noise in it than any steps would",
+    "isrl-dp-accelerated": "independent noise and few full batches win",
+    "noisy-sgd": "fresh noise in few rounds leaves least",
     "mu2": "noise that cancels leaves least in the running sum of corrected gradients",
     "trusted-mu2": "corrected gradients that add up need least noise of a trusted server",
     "online": "correlated noise leaves least in what local steps add up to",

@@ -363,8 +363,11 @@ class Method(ABC):
         )
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
-        """A policy's words for the caption of many runs."""
-        return policy.words
+        """A policy's words for the caption of many runs, which may differ in their number of rounds."""
+        if policy.order != "all":
+            return policy.words
+        often = f"every sample in up to {policy.participations} releases"
+        return policy.words.replace(often, "every sample in every release")
 
     def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
         """What a run minimises, from the model's loss on the test set."""

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...privacy import SIMULATED, Guarantee, caption
+from ..centring import is_centred
 from ..config import RunConfig
 from ..experiment import prepare
 from ..methods import METHODS, Problem
 from ..methods.auto import AUTO
+from ..methods.presets import constant_feature
 from ..models.softmax import SoftmaxRegression
 from ..tasks.base import Dataset, Shard
 from .unread import without_unread
@@ -36,7 +38,9 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
     if config.strategy == AUTO:  # the words are those of what was chosen
         config = prepare(config).config
     method = METHODS[config.strategy]
-    rounds, model = config.passes * _NOMINAL, SoftmaxRegression(1, 2)
+    rounds = config.passes * _NOMINAL
+    # As a run's: what has a constant among its features needs no bias.
+    model = SoftmaxRegression(1, 2, bias=not (constant_feature(config) or is_centred(config)))
     values = method.settled(config, rounds, model, [config.batch_size * _NOMINAL]).overridden(config)
     nothing = np.zeros((config.batch_size * _NOMINAL, 1), np.float32), np.zeros(config.batch_size * _NOMINAL, np.int64)
     data = Dataset(*nothing, *nothing, num_classes=2)
