@@ -259,8 +259,8 @@ class PrivacyPolicy:
         shares = dict(self.mechanism_options).get("shares", "uniform")
         if shares != "uniform":
             raise ConfigurationError(
-                f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have made "
-                "different numbers of releases, and each counts on the others' noise being as large as its own."
+                f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have "
+                "made different numbers of releases, and each counts on the others' noise being as large as its own."
             )
         if self.budget_local_mu is not None:
             _check_positive("budget_local_mu", self.budget_local_mu)

@@ -401,8 +401,8 @@ MUTANTS = (
     Mutant(
         "zeroing a sample out by half of the shift",
         "privacy/allocation.py",
-        "total = likelihood_sum(shift, slots)",
-        "total = likelihood_sum(shift / 2, slots)",
+        "likelihood_sum(shift, slots), np.minimum",
+        "likelihood_sum(shift / 2, slots), np.minimum",
         (ALLOCATION,),
     ),
     Mutant(
