@@ -51,7 +51,7 @@ def summary() -> str:
     for line in picture.LINES:
         rows = {row["epsilon"]: row for row in drawn.get(line, [])}
         if line.algorithm == picture.FULL:
-            rows |= {None: row for row in picture.best_rows(made) if _is_without_noise(row, line.features)}
+            rows[None] = _without_noise(made, line.features)
         cells = [_percent(rows.get(one)) for one in (*epsilons, None)]
         lines.append(f"| {line.name} | {' | '.join(cells)} |")
     central = picture.CENTRAL
@@ -70,8 +70,9 @@ def summary() -> str:
     )
 
 
-def _is_without_noise(row: Mapping[str, Any], features: str) -> bool:
-    return row["epsilon"] is None and row["table"] == features
+def _without_noise(made: Mapping[str, Any], features: str) -> Mapping[str, Any] | None:
+    noiseless = (row for row in picture.best_rows(made) if row["epsilon"] is None)
+    return next((row for row in noiseless if row["table"] == features), None)
 
 
 def _percent(row: Mapping[str, Any] | None) -> str:

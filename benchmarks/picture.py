@@ -56,7 +56,9 @@ class Record(NamedTuple):
     assumes: str
 
 
-CENTRAL = Record("DP-SGD's record", 2.93, 98.7, "central: one trusted trainer has all data; ε for a sample added or removed")
+CENTRAL = Record(
+    "DP-SGD's record", 2.93, 98.7, "central: one trusted trainer has all data; ε for a sample added or removed"
+)
 """Tramèr and Boneh 2021, "Differentially Private Learning Needs Better Features (or Much More Data)": scattering and a
 linear model, delta = 1e-5."""
 
@@ -122,7 +124,13 @@ def _draw_line(axes: Any, line: Line, rows: Sequence[Mapping[str, Any]]) -> None
 
 def _note(axes: Any, epsilon: float, accuracy: float, text: str, colour: str) -> None:
     axes.annotate(
-        text, (epsilon, 100 - accuracy), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8, color=colour
+        text,
+        (epsilon, 100 - accuracy),
+        xytext=(0, 6),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+        color=colour,
     )
 
 

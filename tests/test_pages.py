@@ -56,7 +56,9 @@ def test_a_figure_that_changed_would_be_noticed_in_the_picture(tmp_path):
     made = pages.document("best-accuracy")
     made["cells"][0]["algorithms"][picture.FULL]["accuracy"]["mean"] += 0.01
     picture.draw(made, "", tmp_path / "other.svg")
-    (line,) = (line for line in picture.LINES if line.features == made["cells"][0]["table"] and line.algorithm == picture.FULL)
+    (line,) = (
+        line for line in picture.LINES if line.features == made["cells"][0]["table"] and line.algorithm == picture.FULL
+    )
     changed = picture.percent_text(line.rows(made)[0]["accuracy %"])
     assert changed in (tmp_path / "other.svg").read_text()
     assert f">{changed}<" not in pages.PICTURE.read_text()
