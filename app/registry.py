@@ -15,6 +15,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..privacy import ConfigurationError
@@ -111,6 +112,19 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
     def is_file(self, name: str) -> bool:
         """Whether a name is the path of a file."""
         return bool(self.suffix) and name.endswith(self.suffix)
+
+    def located(self, name: str, folder: Path | None = None) -> str:
+        """A name that means the same everywhere: the path of a file from the root, if it is one in a folder.
+
+        Parameters
+        ----------
+        name : str
+        folder : Path, optional
+            What a relative path is taken from; the current folder by default.
+        """
+        if not self.is_file(name):
+            return name
+        return str((folder or Path.cwd()).resolve() / Path(name).expanduser())
 
     def reading(self, key: str) -> list[str]:
         """The built-in names of those that read a run-config key."""

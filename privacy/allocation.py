@@ -44,6 +44,8 @@ LARGEST_SHIFT = 25.0
 EPSILON_ROUNDING = 1e-9
 """Added to every epsilon, for float64 and for orders that are drawn with 53 bits."""
 
+_LARGEST_EPSILON = 600.0
+"""Beyond it e^epsilon leaves the range of float64; delta there is at most what it is here."""
 _SPLITS = 129
 _BISECTIONS = 60
 
@@ -81,6 +83,8 @@ def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, fl
     ['2.1e-06', '1.4e-06']
     """
     _check(shift, "shift", slots)
+    if shift > LARGEST_SHIFT:
+        raise ConfigurationError(f"Expected shift <= {LARGEST_SHIFT:g}, got {shift!r}: no order hides so much.")
     if not epsilon >= 0:
         raise ConfigurationError(f"Expected epsilon >= 0, got {epsilon!r}.")
     with_it, without_it = _deltas(shift, slots, np.array([epsilon]))
@@ -163,7 +167,7 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
     if not 0.0 <= resolution_mu < mu:
         raise ConfigurationError(f"Expected 0 <= resolution_mu < mu = {mu!r}, got {resolution_mu!r}.")
     shift = math.sqrt((mu - resolution_mu) * (mu + resolution_mu)) / 2
-    if shift > LARGEST_SHIFT or slots == 1:
+    if shift > LARGEST_SHIFT or slots == 1 or known > _LARGEST_EPSILON:
         return known
     # What the normals' resolution and range may show is no Gaussian's shift in a secret place: it composes.
     resolved = gdp_epsilon(resolution_mu, delta * (_FOR_RESOLUTION - _FOR_RANGE)) if resolution_mu else 0.0
@@ -184,19 +188,18 @@ _FOR_RANGE = 2.0**-19
 
 def _replacement(shift: float, slots: int, epsilon: float) -> float:
     """Delta of replacing a sample, by the best split of epsilon between taking it away and adding another."""
+    epsilon = min(epsilon, _LARGEST_EPSILON)
     first = np.linspace(0.0, epsilon, _SPLITS)
     with_it, without_it = _deltas(shift, slots, np.concatenate([first, epsilon - first]))
-    with np.errstate(over="ignore"):
-        split = with_it[:_SPLITS] + np.exp(first) * without_it[_SPLITS:]
+    split = with_it[:_SPLITS] + np.exp(first) * without_it[_SPLITS:]
     return min(float(split.min()), 1.0)
 
 
 def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Upper bounds of both deltas of zeroing a sample out, at each epsilon, with what float64 is charged for."""
-    total = likelihood_sum(shift, slots)
-    with np.errstate(over="ignore", invalid="ignore"):
-        with_it = total.above(slots * np.exp(epsilons)) / slots
-        without_it = np.exp(epsilons) * total.below(slots * np.exp(-epsilons)) / slots
+    total, epsilons = likelihood_sum(shift, slots), np.minimum(epsilons, _LARGEST_EPSILON)
+    with_it = total.above(slots * np.exp(epsilons)) / slots
+    without_it = np.exp(epsilons) * total.below(slots * np.exp(-epsilons)) / slots
     charged = 1.0 + ROUNDING
     return np.minimum(with_it * charged, 1.0), np.minimum(without_it * charged, 1.0)
 

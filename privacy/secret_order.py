@@ -30,8 +30,8 @@ from .noise import KEY_BYTES, NONCE_BYTES, keystream_words
 _DISCARDED_BITS = np.uint64(11)
 
 
-@lru_cache(maxsize=256)
-def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArray[np.int64]:
+@lru_cache(maxsize=128)
+def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArray[np.int32]:
     """The release of each sample, counted from 1: a pure function of its arguments.
 
     Parameters
@@ -47,7 +47,7 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
 
     Returns
     -------
-    ndarray of shape (samples,), int64, read-only
+    ndarray of shape (samples,), int32, read-only
 
     Raises
     ------
@@ -64,7 +64,7 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
         )
     key = hmac.digest(secret_key, b"murmurfl secret order\x00" + nonce, hashlib.sha256)
     uniform = (keystream_words(key, samples) >> _DISCARDED_BITS).astype(np.float64) * 2.0**-53
-    drawn = 1 + np.minimum((uniform * slots).astype(np.int64), slots - 1)
+    drawn = 1 + np.minimum((uniform * slots).astype(np.int32), np.int32(slots - 1))
     drawn.setflags(write=False)
     return drawn
 

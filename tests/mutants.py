@@ -613,8 +613,8 @@ MUTANTS = (
     Mutant(
         "the sensitivity of a batch of one row fewer",
         "privacy/policy.py",
-        "delta = 2.0 * self.clip_norm / self.batch_size",
-        "delta = 2.0 * self.clip_norm / (self.batch_size + 1)",
+        "delta = self.bound.distance / self.batch_size",
+        "delta = self.bound.distance / (self.batch_size + 1)",
         ("tests/privacy/test_policy.py", RELEASE),
     ),
     Mutant(

@@ -131,6 +131,11 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     experiment = prepare(config)
     experiment.check_rounds()
     policy = experiment.policy()
+    if experiment.is_centred:
+        raise ConfigurationError(
+            "Expected centring = 'none' to audit, got a run whose machines release the mean of their features first: "
+            f"audit what follows it, with --set centring=none --set mu={policy.mu!r}."
+        )
     if not policy.adds_noise:
         raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")
     measure = _Measurement(experiment, runs)
@@ -198,8 +203,9 @@ class _Measurement:
             # Of sums, and where there is an estimate only, the claim is the one that holds whoever knows the order.
             proved = claimed_mu is None and found is not None and found.proved
             epsilon = found.epsilon if proved and found is not None else None
-            claims = {"claimed_epsilon": epsilon, "claimed_mu": claimed_mu}
-            return audit_secret_order(self._policy, streams, move, runs=self._runs, **claims)
+            return audit_secret_order(
+                self._policy, streams, move, claimed_epsilon=epsilon, claimed_mu=claimed_mu, runs=self._runs
+            )
         # What is built on nothing holds all that came before: each message is a prefix sum of the ignored machine's.
         lost = [True] * len(self._lost) if ignored else self._lost
         return audit_client(self._policy, streams, self.shifts, runs=self._runs, lost=lost, claimed_mu=claimed_mu)

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...privacy import NO_NOISE, ConfigurationError, gdp_best_guess
+from ...privacy import NO_NOISE, gdp_best_guess
 from ..config import RunConfig, run_keys
+from ..keys import Value
 from ..methods.auto import AUTO
 from ..summary import shown, shown_accuracy
 
@@ -16,15 +17,15 @@ _BETTER = ("task", "features", "num-clients", "clients-per-round", "mu")
 """Keys that stay as they are where another strategy is tried."""
 
 
-def closing_lines(document: Mapping[str, Any], *, measure: bool = False) -> list[str]:
+def closing_lines(document: Mapping[str, Any], settings: Mapping[str, Value] | None = None) -> list[str]:
     """The end of a summary.
 
     Parameters
     ----------
     document : mapping
         Of a simulated run.
-    measure : bool
-        Whether to make the same run without noise now, in this process: only where that takes a moment.
+    settings : mapping, optional
+        What it was started with, to make the same run without noise now; only where that takes a moment.
 
     Notes
     -----
@@ -34,11 +35,12 @@ def closing_lines(document: Mapping[str, Any], *, measure: bool = False) -> list
     if document["mu"] is None:
         return []
     lines = ["", f"  {meaning(document['mu'])}"]
-    settings = {key: value for key, value in document["config"].items() if key in run_keys()}
-    if measure and (told := _without_noise(settings)):
-        lines.append(f"  Without noise the same run reaches {told}: measured now, in simulation, and not private.")
-    if settings["strategy"] != AUTO and document["accuracy"] is not None:
-        lines.append(f"  The most accuracy for this epsilon: {better(settings)}")
+    if settings is not None and document["config"]["mechanism"] != NO_NOISE:
+        lines.append(
+            f"  Without noise the same run reaches {_without_noise(settings)}: just measured, and not private."
+        )
+    if document["config"]["strategy"] != AUTO and document["accuracy"] is not None:
+        lines.append(f"  The most accuracy for this epsilon: {better(document['config'])}")
     return lines
 
 
@@ -63,20 +65,16 @@ def better(settings: Mapping[str, Any]) -> str:
     return " ".join(["murmurfl run", f"--set strategy={AUTO}", *kept, *trust])
 
 
-def _without_noise(settings: Mapping[str, Any]) -> str:
-    """The accuracy of the same run without noise; empty where there is none such."""
+def _without_noise(settings: Mapping[str, Value]) -> str:
+    """The accuracy of the same run without noise, with the step that the preset takes for a very large mu."""
     from ..engines.start import run_cohort
     from ..record import result_document
 
-    plain = {name: key.default for name, key in run_keys().items() if key.read_by == "mechanism" or name == "schedule"}
+    changes: dict[str, Value] = {key.name: key.default for key in run_keys().values() if key.read_by == "mechanism"}
+    changes |= {"mechanism": NO_NOISE, "schedule": "", "track": "", "evaluate-every": 1_000_000}
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # that nothing is private is what this run is for
     try:
-        config = RunConfig.from_mapping(
-            {**settings, **plain, "mechanism": NO_NOISE, "track": "", "evaluate-every": 1_000_000}
-        )
-        return shown_accuracy(result_document(run_cohort(config)))
-    except ConfigurationError:
-        return ""
+        return shown_accuracy(result_document(run_cohort(RunConfig.from_mapping({**settings, **changes}))))
     finally:
         logging.disable(before)

@@ -54,7 +54,10 @@ def run(
                 _run_here(RunConfig.from_mapping(settings), engine, folder)
         document = json.loads((folder / RESULT_NAME).read_text())
         typer.echo("")
-        for line in [*summary_lines(document, folder), *closing_lines(document, measure=is_default_run(given))]:
+        for line in [
+            *summary_lines(document, folder),
+            *closing_lines(document, settings if is_default_run(given) else None),
+        ]:
             say(line)
 
 

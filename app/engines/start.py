@@ -103,9 +103,10 @@ def ray_environment(config: RunConfig) -> dict[str, str]:
 
 def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The configuration as overrides, with files and folders as absolute paths: Ray's workers stand elsewhere."""
-    root, features = config.data_root or os.environ.get("MURMURFL_DATA", ""), config.features
-    if registry("features").is_file(features):
-        features = str(Path(features).expanduser().resolve())
+    root, features = (
+        config.data_root or os.environ.get("MURMURFL_DATA", ""),
+        registry("features").located(config.features),
+    )
     root = str(Path(root).expanduser().resolve()) if root else ""
     return {**config.to_mapping(), "data-root": root, "features": features}
 

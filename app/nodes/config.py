@@ -255,10 +255,9 @@ class NodeConfig(CentredNode, SummedNode):
         """
         files = ["ledger", "samples", "data_root", "roster", "signing_key"]
         config = read_operators_file(path, cls.from_mapping, files)
-        if not registry("features").is_file(config.features):
-            return config
-        folder = path.expanduser().resolve().parent
-        return replace(config, features=str(folder / Path(config.features).expanduser()))
+        return replace(
+            config, features=registry("features").located(config.features, path.expanduser().resolve().parent)
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> NodeConfig:

@@ -28,6 +28,7 @@ from ..engines.toml import Scalar
 from ..experiment import Experiment, prepare
 from ..methods import METHODS
 from ..record import FAILURE_NAME, RESULT_NAME
+from ..registry import registry
 from ..trust import SECURE
 from .config import NodeConfig, node_strategies
 from .deployment import deployment
@@ -72,7 +73,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "strategy": config.strategy,
         "model": config.model,
         "task": config.task,
-        "features": config.features,
+        "features": registry("features").located(config.features),
         "partition": config.partition,
         "partition-seed": config.seed,
         "num-partitions": config.num_clients,

@@ -43,7 +43,8 @@ class SummedNode:
         able = self.method.trusts
         named = f"{' or '.join(map(repr, able))} with strategy = {self.strategy!r}"
         self._check("trust", self.trust in ("", *able), named)
-        unset = {f.name: f.default for f in fields(self) if f.name in SUMS}  # type: ignore[arg-type] - a dataclass is made of it
+        kind: Any = type(self)  # a dataclass
+        unset = {f.name: f.default for f in fields(kind) if f.name in SUMS}
         if self.trust != SECURE:
             for name, default in unset.items():
                 expected = f"unset, for it is read with trust = {SECURE!r} only"

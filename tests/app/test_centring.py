@@ -7,6 +7,8 @@ import jsonschema
 import numpy as np
 import pytest
 from murmurfl.app import simulate
+from murmurfl.app.analysis.audit import audit_run
+from murmurfl.app.analysis.request import request_of
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.experiment import prepare
@@ -148,3 +150,11 @@ def test_gradient_norms_are_of_what_the_model_is_trained_on(full):
     result = simulate(**FULL, gradient_norm=True)
     assert np.isfinite(result.gradient_norms["values"]).all()
     assert result.accuracy == full.accuracy
+
+
+def test_an_audit_says_how_what_follows_the_mean_is_audited():
+    with pytest.raises(ConfigurationError, match=r"--set centring=none --set mu=2\.9240"):
+        audit_run(RunConfig(**SETTINGS, num_rounds=2), runs=3)
+    request = request_of(RunConfig(**SETTINGS))
+    assert request.mu == pytest.approx(3.0 * math.sqrt(0.95))
+    assert gdp_epsilon(request.mu, 1e-5) == request.epsilon

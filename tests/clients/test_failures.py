@@ -11,6 +11,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.clients import (
     DelayedMomentumClient,
+    FullBatchClient,
     IsrlDpClient,
     Mu2Client,
     NoisySGDClient,
@@ -111,8 +112,10 @@ def shuffled(**changes):
 
 
 PUBLIC = np.ones((COUNT, D)) / 2
+ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 KINDS = {
     "mu2": (Mu2Client, policy(), {}),
+    "full-batch": (FullBatchClient, policy(**ALL), {}),
     "noisy-sgd": (NoisySGDClient, policy(mechanism="independent"), {}),
     "isrl-dp": (
         IsrlDpClient,

@@ -7,6 +7,7 @@ from flwr.clientapp import ClientApp
 from murmurfl.clients import (
     CorrelatedNoiseMod,
     DelayedMomentumClient,
+    FullBatchClient,
     IsrlDpClient,
     Mu2Client,
     NoisySGDClient,
@@ -55,8 +56,10 @@ def policy(**changes):
 
 
 RETURNING = {"sample_participations": 2, "min_separation": 3, "mechanism": "independent"}
+ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 KINDS = {
     "mu2": (Mu2Client, policy(), {}),
+    "full-batch": (FullBatchClient, policy(**ALL), {}),
     "noisy-sgd": (NoisySGDClient, policy(mechanism="independent"), {}),
     "isrl-dp": (IsrlDpClient, policy(**RETURNING), {}),
     "delayed-momentum": (DelayedMomentumClient, policy(), {}),

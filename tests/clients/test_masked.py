@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from murmurfl.clients import (
     ContextLedger,
     DelayedMomentumClient,
+    FullBatchClient,
     IsrlDpClient,
     Mu2Client,
     NoisySGDClient,
@@ -54,10 +55,12 @@ def policy(**changes):
     return PrivacyPolicy(**{**fields, "min_honest": 3, "min_cohort": 5, **changes})
 
 
+ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 KINDS = {
     "mu2": (Mu2Client, policy(), {}),
     "mu2, blt": (Mu2Client, policy(mechanism="blt"), {}),
     "online": (OnlineClient, policy(clip_unit="update"), {"learning_rate": 0.1}),
+    "full-batch": (FullBatchClient, policy(**ALL), {}),
     "noisy-sgd": (NoisySGDClient, policy(mechanism="independent"), {}),
     "noisy-sgd, alone": (NoisySGDClient, policy(mechanism="independent", release_rule="paper"), {}),
 }
@@ -89,7 +92,7 @@ def test_a_reply_is_the_recorded_release_under_masks(kind):
         assert (header.machine, header.release, header.session, header.size) == ("1", k, "s", SIZE)
         assert (header.min_cohort, header.roster) == (5, ROSTER.digest)
         assert header.builds_on == KINDS[kind][1].builds_on
-        assert num_examples == 2
+        assert num_examples == (10 if kind == "full-batch" else 2)
         assert (entries[protocol.RELEASE], entries[protocol.ACK]) == (k, ack)
 
 

@@ -144,7 +144,7 @@ def test_edge_deployment_files_are_in_order(clinics):
     ledger = str(config.parent / "ledger.sqlite")
     assert CliRunner().invoke(cli, ["ledger", "create", ledger, "--mu", "4", "--delta", "1e-5"]).exit_code == 0
     said = CliRunner().invoke(cli, ["node", str(config), "--check"]).stdout
-    stated = Guarantee(2.0, 1e-5, "cancelling (uniform) noise on each machine").sentence
+    stated = Guarantee(2.0, 1e-5, "decay noise on each machine").sentence
     assert f"clinic-0: up to 6 releases of 25 samples a run, {stated}" in " ".join(said.split())
     assert len(NodeConfig.read(config).load_samples()[0]) == 150
 
@@ -244,7 +244,7 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
     assert accuracy(lines) > 0.8
     assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
-    stated = Guarantee(2.0, 1e-5, "cancelling noise on each machine, by its own account").sentence
+    stated = Guarantee(2.0, 1e-5, "decay noise on each machine, by its own account").sentence
     assert any(f"clinic-2: 3 of 6 releases. {stated}" in line for line in lines)
 
 

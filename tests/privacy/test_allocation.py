@@ -133,6 +133,16 @@ def test_more_releases_and_less_noise_do_what_they_must():
     assert allocation_epsilon(3 * LARGEST_SHIFT, 20, 1e-5) == gdp_epsilon(3 * LARGEST_SHIFT, 1e-5)
 
 
+@pytest.mark.parametrize(("mu", "delta"), [(27.0, 1e-3), (29.0, 1e-12), (45.0, 1e-5), (1e3, 1e-5)])
+def test_beyond_the_range_of_numbers_nothing_is_gained_and_nothing_is_lost(mu, delta):
+    epsilon = allocation_epsilon(mu, 3, delta)
+    assert math.isfinite(epsilon)
+    assert epsilon <= gdp_epsilon(mu, delta)
+    assert epsilon == gdp_epsilon(mu, delta) or gdp_epsilon(mu, delta) < 600
+    for found in (*zero_out_deltas(2.0, 3, 1e4), allocation_delta(4.0, 3, 1e4), allocation_delta(mu, 3, 20.0)):
+        assert 0 <= found <= 1
+
+
 def test_what_the_resolution_of_normals_tells_is_added():
     without, tiny = allocation_epsilon(1.0, 20, 1e-5), allocation_epsilon(1.0, 20, 1e-5, resolution_mu=1e-6)
     assert without < tiny < without * 1.001
@@ -159,7 +169,8 @@ def test_a_rounded_sum_keeps_its_mass_and_its_mean(count):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(0.0, 2, 0.1), (-1.0, 2, 0.1), (1.0, 0, 0.1), (1.0, 2.5, 0.1), (1.0, True, 0.1), (1.0, 2, -0.1)]
+    "arguments",
+    [(0.0, 2, 0.1), (-1.0, 2, 0.1), (1.0, 0, 0.1), (1.0, 2.5, 0.1), (1.0, True, 0.1), (1.0, 2, -0.1), (26.0, 2, 1.0)],
 )
 def test_impossible_arguments_are_refused(arguments):
     with pytest.raises(ConfigurationError):
