@@ -499,6 +499,13 @@ MUTANTS = (
         (ADMISSION,),
     ),
     Mutant(
+        "an attacker's best guess is said to be worse than it is",
+        "privacy/gdp.py",
+        'return float(ndtr(_check("mu", mu, 0.0) / 2))',
+        'return float(ndtr(_check("mu", mu, 0.0) / 4))',
+        ("tests/privacy/test_gdp.py",),
+    ),
+    Mutant(
         "mus of sessions do not add up",
         "privacy/gdp.py",
         "return math.sqrt(math.fsum(",
