@@ -203,7 +203,8 @@ def search(
     -----
     **Formal guarantees.** :attr:`Search.guarantee`: every trial, every count and the last training together are mu-GDP
     for replacement of one sample, against the server that sees all of them and chooses by them; mu is infinite where
-    the range of the noise serves one of them not at all. Each is a session on the machine's ledger, which admits none beyond the budget; what to try was settled before anything was seen.
+    the range of the noise cannot serve one of them. Each is a session on the machine's ledger, which admits none beyond
+    the budget; what to try was settled before anything was seen.
     """
     _check(config, candidates)
     parts = divided(config.mu, len(candidates), share, 0.0 if public else counting)

@@ -101,8 +101,8 @@ def bounded_scales(
     clip_norm : float or ndarray of shape (samples,)
         S, > 0.
     stability : float, optional
-        gamma >= ``LEAST_STABILITY``: every row g then becomes S g / (||g|| + gamma), which is automatic clipping (Bu, Wang, Zha and
-        Karypis 2022).
+        gamma >= ``LEAST_STABILITY``: every row g then becomes S g / (||g|| + gamma), which is automatic clipping (Bu,
+        Wang, Zha and Karypis 2022).
 
     Notes
     -----

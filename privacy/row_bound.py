@@ -85,8 +85,8 @@ class RowBound:
     def __post_init__(self) -> None:
         if self.stability is not None and not self.stability >= LEAST_STABILITY:
             raise ConfigurationError(
-                f"Expected clip_stability >= {LEAST_STABILITY:g}, got {self.stability!r}: the norm of a row as short as "
-                "that is lost to rounding, and the row would become longer than the clip."
+                f"Expected clip_stability >= {LEAST_STABILITY:g}, got {self.stability!r}: the norm of a row as short "
+                "as that is lost to rounding, and the row would become longer than the clip."
             )
 
     @property
