@@ -189,6 +189,7 @@ class PrivacyPolicy:
         """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
         _check_positive("clip_stability", self.clip_stability)
         self._check_moments()
+        _ = self.bound  # refuses a stability that norms are not precise to
         if self.clipping != "clip" and self.clip_unit != "sample":
             raise ConfigurationError(
                 f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}."

@@ -91,6 +91,27 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "rows that others used since join a secret order",
+        "privacy/admission.py",
+        "account.reserved.keys() != {session}",
+        "False",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "automatic clipping with a stability that norms are not precise to",
+        "privacy/clipping.py",
+        "LEAST_STABILITY = 1e-100",
+        "LEAST_STABILITY = 1e-300",
+        (ROW_BOUND,),
+    ),
+    Mutant(
+        "a search prints the mu that was asked for where its ledgers know of none",
+        "app/search.py",
+        "config.mu if math.isfinite(spent) else math.inf",
+        "config.mu",
+        ("tests/app/test_search.py",),
+    ),
+    Mutant(
         "features that may be negative are charged as if they were not",
         "privacy/centring.py",
         'clip_unit="nonnegative" if nonnegative else "sample"',
