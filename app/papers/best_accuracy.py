@@ -32,8 +32,11 @@ FULL, ONE_PASS, NOISY_SGD, SHOT = "full batches", "one pass of mu2", "one pass o
 SECURE, WITHOUT = f"full batches, sums of {_HONEST} honest machines", "full batches without noise"
 
 
-_BATCHES = {0.1: (100, 100), 0.25: (50, 100), 0.5: (50, 50), 1.0: (50, 50), 2.0: (25, 25)}
-"""By mu, the best of 12, 25, 50 and 100 on held-out images: of mu^2, and of noisy SGD."""
+_BATCHES = {
+    SOFT: {0.1: (100, 100), 0.25: (50, 100), 0.5: (50, 50), 1.0: (50, 50), 2.0: (25, 25)},
+    BEST: {0.1: (100, 100), 0.25: (100, 100), 0.5: (100, 100), 1.0: (50, 50), 2.0: (25, 25)},
+}
+"""By features and mu, the best of 12, 25, 50 and 100 on held-out images: of mu^2, and of noisy SGD."""
 
 
 def _one_pass(batch_size: int, of_sgd: int = 0) -> dict[str, Overrides]:
@@ -48,7 +51,7 @@ def _algorithms(features: str, mu: float) -> dict[str, Overrides]:
     found: dict[str, Overrides] = {FULL: FULL_BATCH}
     if features == STROKES:
         return {**found, SHOT: ONE_SHOT}
-    found |= _one_pass(*_BATCHES[mu])
+    found |= _one_pass(*_BATCHES[features][mu])
     return {**found, SECURE: SUMS} if features == BEST and mu <= 0.25 else found
 
 

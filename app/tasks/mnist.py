@@ -28,7 +28,10 @@ class Mnist(ImageTask):
         "pixels": Tuned(8.0, 110.0, 0.5, 4.0, 0.0135, 20.0, 150.0, 600.0),
         "oriented-gradients": Tuned(1.0, 700.0, 1.0, 1.0, 0.15, 1000.0, 60.0, 140.0),
         # The same, for features of norm 1 and not 4.
-        "soft-gradients": Tuned(0.25, 11200.0, 1.0, 0.25, 2.4, 4000.0, 60.0, 140.0),
+        **dict.fromkeys(
+            ("soft-gradients", "strokes", "scattering", "scattering+strokes"),
+            Tuned(0.25, 11200.0, 1.0, 0.25, 2.4, 4000.0, 60.0, 140.0),
+        ),
     }
 
     def images(self, config: RunConfig, root: str) -> Images:
