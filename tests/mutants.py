@@ -91,6 +91,13 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a plan of what comes after the mean of the features speaks for the run",
+        "app/analysis/request.py",
+        "after_mean=experiment.is_centred",
+        "after_mean=False",
+        ("tests/app/analysis/test_plan.py",),
+    ),
+    Mutant(
         "rows that others used since join a secret order",
         "privacy/admission.py",
         "account.reserved.keys() != {session}",
