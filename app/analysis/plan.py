@@ -29,7 +29,7 @@ _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "optimal": ("workload", WORKLOADS),
 }
 
-BESIDE_MEAN = "Not in it: the mean of the features, which is one release more of every sample, and has the rest of the run's mu^2."
+BESIDE_MEAN = "Not in it: the mean of the features, one more release of every sample, with the rest of the run's mu^2."
 
 # Beyond these, nobody waits for a plan as long as it takes to find the optimal factorisation, and B is large to write.
 _MOST_OPTIMAL = {"prefix-sum": 1024, "mu2": 512}
