@@ -140,8 +140,10 @@ class OnlineClient(LocalStepsClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        if policy.clip_unit == "sample":
-            raise ConfigurationError("Expected clip_unit 'update' or 'contractive' for local steps, got 'sample'.")
+        if policy.clip_unit not in ("update", "contractive"):
+            raise ConfigurationError(
+                f"Expected clip_unit 'update' or 'contractive' for local steps, got {policy.clip_unit!r}."
+            )
 
     def release(self, request: Request) -> Release:
         """The machine's next release.

@@ -65,13 +65,17 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
     Notes
     -----
     **Formal guarantees.** A reply that passes moves the sum by at most min(most_releases, cap) times the clip (and the
-    charge of the grid), and is a multiple of the grid's spacing. Nobody else's privacy rests on it.
+    charge of the grid), and is a multiple of the grid's spacing. One that says that it is of other samples than a batch
+    does not pass where batches were charged. Nobody else's privacy rests on it.
     """
     numbers = reply.release, reply.ack
     if any(type(number) is not int for number in numbers):  # a bool is an int, and no machine sends one
         return False
     releases = 1 if policy.release_rule == "paper" else reply.release - reply.ack
     if not (0 <= reply.ack < reply.release <= policy.max_participations and releases <= most_releases):
+        return False
+    # A machine that sums all of its samples uses each of them every time, and another number of times was charged.
+    if not policy.sums_samples and reply.samples not in (0, policy.batch_size):
         return False
     plan = policy.plan(len(reply.values))
     stated = reply.metrics.get(protocol.SENSITIVITY)

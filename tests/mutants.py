@@ -91,6 +91,27 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a trusted server that charged batches takes sums over all samples",
+        "strategies/trusted_server.py",
+        "not policy.sums_samples and reply.samples not in (0, policy.batch_size)",
+        "False",
+        ("tests/strategies/test_trusted_server.py",),
+    ),
+    Mutant(
+        "a file's layers of maps may stand behind one that makes rows",
+        "app/tasks/features/file.py",
+        "    if behind:\n",
+        "    if False:\n",
+        ("tests/app/tasks/features/test_file.py",),
+    ),
+    Mutant(
+        "a plan of what comes after the mean of the features speaks for the run",
+        "app/analysis/request.py",
+        "after_mean=experiment.is_centred",
+        "after_mean=False",
+        ("tests/app/analysis/test_plan.py",),
+    ),
+    Mutant(
         "rows that others used since join a secret order",
         "privacy/admission.py",
         "account.reserved.keys() != {session}",

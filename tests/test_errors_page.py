@@ -163,7 +163,7 @@ class World:
         return said, training(1.4)
 
     def too_many_rounds(self):
-        return run("--set", "num-rounds=1000"), run("--set", "num-rounds=17")
+        return run("--set", "num-rounds=1000"), run("--set", "num-rounds=8")
 
     def run_exists(self):
         assert run() == ""

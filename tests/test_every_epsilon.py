@@ -94,6 +94,7 @@ SHOWING = {
     "ledger show": ["ledger", "show", "ledger.sqlite"],
     "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
     "node": ["node", "node.toml", "--check"],
+    "search": ["search", "--learning-rate", "1,2", "--set", "strategy=full-batch", "--set", "num-rounds=2"],
 }
 SUMMED = ["--set", "trust=secure-aggregation", "--set", "mu=1", "--set", "num-rounds=2"]
 SUMS = {
@@ -110,7 +111,7 @@ SECRETS = {
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
-AS_JSON = ("reproduce", "audit", "plan", "ledger show")
+AS_JSON = ("reproduce", "audit", "plan", "search", "ledger show")
 SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "helper")
 ABOUT_KEYS = ("roster key", "roster make", "roster show", "roster check")  # who takes part: no figure follows from it
 NAMING = ("keys", "list")  # what there is, before there is any figure

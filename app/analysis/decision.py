@@ -207,4 +207,5 @@ def request_of_choice(choice: Choice) -> PlanRequest | None:
         trust=policy.trust,
         min_honest=policy.min_honest,
         min_cohort=policy.min_cohort,
+        after_mean=problem.is_centred,
     )

@@ -29,6 +29,8 @@ _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "optimal": ("workload", WORKLOADS),
 }
 
+BESIDE_MEAN = "Not in it: the mean of the features, one more release of every sample, with the rest of the run's mu^2."
+
 # Beyond these, nobody waits for a plan as long as it takes to find the optimal factorisation, and B is large to write.
 _MOST_OPTIMAL = {"prefix-sum": 1024, "mu2": 512}
 _MOST_DENSE = 2048
@@ -129,8 +131,9 @@ class Plan:
         request = self.request
         words = "noise of any of these mechanisms on each machine"
         covers = f"over all {self.releases} releases of a machine, a sample in at most {request.passes} of them"
+        notes = (BESIDE_MEAN,) if request.after_mean else ()
         if not request.secure:
-            return Guarantee(self.mu, request.delta, words, covers=covers)
+            return Guarantee(self.mu, request.delta, words, covers=covers, notes=notes)
         local = [math.inf if made.mu_local is None else made.mu_local for made in self.mechanisms]
         return Guarantee(
             self.mu,
@@ -140,6 +143,7 @@ class Plan:
             covers=covers,
             mu_local=max(local),
             min_honest=request.min_honest,
+            notes=notes,
         )
 
 

@@ -43,6 +43,9 @@ class PlanRequest:
         As in :class:`~murmurfl.privacy.PrivacyPolicy`.
     secret_order : bool
         Whether each sample draws its release.
+    after_mean : bool
+        Whether machines release the mean of their features before all that is planned here, with a part of mu^2 that
+        is not in ``mu`` and ``epsilon``.
     """
 
     machines: int
@@ -63,6 +66,7 @@ class PlanRequest:
     min_honest: int = 1
     min_cohort: int = 1
     secret_order: bool = False
+    after_mean: bool = False
 
     def __post_init__(self) -> None:
         if not self.mu:
@@ -188,4 +192,5 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
         min_honest=policy.min_honest,
         min_cohort=policy.min_cohort,
         secret_order=config.secret_order,
+        after_mean=experiment.is_centred,
     )

@@ -12,7 +12,6 @@ import numpy as np
 from ...privacy import SIMULATED, Guarantee, caption
 from ..centring import is_centred
 from ..config import RunConfig
-from ..experiment import prepare
 from ..methods import METHODS, Problem
 from ..methods.auto import AUTO
 from ..methods.presets import constant_feature
@@ -36,6 +35,8 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
         What holds whatever happens, under secure aggregation, as the run had it.
     """
     if config.strategy == AUTO:  # the words are those of what was chosen
+        from ..experiment import prepare  # which imports everything that a run needs
+
         config = prepare(config).config
     method = METHODS[config.strategy]
     rounds = config.passes * _NOMINAL

@@ -7,7 +7,6 @@ from typing import Any
 
 from ...privacy import rounded_up
 from ..config import RunConfig
-from ..experiment import prepare
 from ..methods.auto import AUTO
 from ..report.table import Column, Table
 from .kind import TableKind, Trial
@@ -77,6 +76,8 @@ class GridTable(TableKind):
 def chosen_settings(config: RunConfig) -> dict[str, Any]:
     """What ``auto`` chose for a configuration, as settings in its place."""
     asked = {**config.to_mapping(), "strategy": AUTO}
+    from ..experiment import prepare  # which imports everything that a run needs
+
     chosen = prepare(config).config.to_mapping()
     return {name: value for name, value in chosen.items() if value != asked[name]}
 

@@ -36,7 +36,8 @@ def config(strategy: str, **changes) -> RunConfig:
     more = {}
     if strategy == "shuffled":
         more = {"task": "digits", "model": "softmax", "accounting": "composed", "public_samples": 400}
-    return replace(RunConfig(strategy=strategy, mechanism="none", mu=MU, num_rounds=6), **more, **changes)
+    rounds = 1 if strategy == "one-shot" else 6
+    return replace(RunConfig(strategy=strategy, mechanism="none", mu=MU, num_rounds=rounds), **more, **changes)
 
 
 @pytest.mark.parametrize("strategy", METHODS)

@@ -151,6 +151,8 @@ def test_contractive_is_refused_where_it_does_not_hold():
     check_contractive(NoClipping(), 0.1, 3.0)
     with pytest.raises(ConfigurationError, match="'update' or 'contractive'"):
         client(clip_unit="sample")
+    with pytest.raises(ConfigurationError, match="'nonnegative'"):
+        client(clip_unit="nonnegative")
     with pytest.raises(ConfigurationError, match="learning_rate"):
         client(learning_rate=math.nan)
 

@@ -1,11 +1,19 @@
 """What a trusted server believes of a machine that adds no noise."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from murmurfl.privacy import ConfigurationError, SimulatedKeys, protocol
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    SimulatedKeys,
+    protocol,
+)
 from murmurfl.privacy.normals import FINEST_GRID
 from murmurfl.strategies import Reply
 from murmurfl.strategies.trusted_server import could_be_honest
@@ -66,6 +74,19 @@ def test_what_no_honest_machine_can_send_is_dropped(sent):
 def test_under_the_papers_rule_a_reply_is_one_release_whatever_was_acknowledged():
     assert honest(reply(9, 0, 1.0), 1, policy())
     assert not honest(reply(9, 0, 2.0), 1, policy())
+
+
+def test_a_machine_that_sums_all_its_samples_every_time_is_not_believed_where_batches_were_charged():
+    """Configured for full batches it states the same sensitivity, and at an optimum its sums are no longer than S."""
+    batches = PrivacyPolicy(1.0, 1, CAP, 1.0, mechanism="independent", release_rule="paper", trust="trusted-server")
+    ledger, keys, rows = MemoryLedger(), SimulatedKeys(1, "0"), np.tile([[0.5, 0, 0, 0], [-0.5, 0, 0, 0]], (20, 1))
+    machine = PrivateMachine(replace(batches, order="all"), SIZE, len(rows), ledger, keys)
+    release = machine.release("s", 0, lambda samples: rows[samples])
+    stated = {protocol.SENSITIVITY: machine.plan.sensitivity, protocol.NUM_EXAMPLES: release.samples}
+    sent = Reply("0", 1, 0, release, stated)
+    assert honest(sent, 1, replace(batches, order="all"))
+    assert not honest(sent, 1, batches)
+    assert honest(replace(sent, metrics=stated | {protocol.NUM_EXAMPLES: 1}), 1, batches), "nothing else is wrong"
 
 
 class Scripted(Machines):

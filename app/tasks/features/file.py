@@ -44,6 +44,8 @@ _LAYERS = {
 }
 """Each layer that a file may have, and its settings; a bias is settled by the weights."""
 _BIASED = ("Conv2d", "Linear")
+_OF_MAPS = ("Conv2d", "BatchNorm2d", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d")
+"""Layers of maps: of rows, some take the images of a block for one map, and mix them."""
 _IDLE = ("Dropout", "Dropout2d", "Identity")  # nothing once training is over
 
 
@@ -62,7 +64,7 @@ def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
     Raises
     ------
     ConfigurationError
-        If the module has other layers, or normalisation without running means.
+        If the module has other layers, or in another order than maps first, or normalisation without running means.
 
     Notes
     -----
@@ -86,6 +88,7 @@ def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
             settings["bias"] = layer.bias is not None
         layers.append([kind, settings])
         state.append({name: values.detach().cpu() for name, values in layer.state_dict().items()})
+    _check_sequence([kind for kind, _ in layers])
     torch.save({"layers": layers, "state": state}, path)
 
 
@@ -109,6 +112,14 @@ def _check_layer(layer: Any, kind: str) -> None:
     extra = {"Flatten": ("start_dim", 1), "MaxPool2d": ("dilation", 1)}.get(kind)
     if extra is not None and getattr(layer, extra[0]) != extra[1]:
         raise ConfigurationError(f"Expected {kind} with {extra[0]} = {extra[1]}, got {getattr(layer, extra[0])}.")
+
+
+def _check_sequence(kinds: list[str]) -> None:
+    """Refuse layers of maps behind a layer that makes rows of them."""
+    flat = kinds[kinds.index("Flatten") :] if "Flatten" in kinds else []
+    behind = [kind for kind in flat if kind in _OF_MAPS]
+    if behind:
+        raise ConfigurationError(f"Expected no {behind[0]} behind Flatten, got one: it would mix images.")
 
 
 class FileFeatures(OfImages):
@@ -174,6 +185,7 @@ def _read(name: str) -> torch.nn.Sequential:
     try:
         held = torch.load(Path(name).expanduser(), map_location="cpu", weights_only=True)
         layers = [_layer(*described) for described in held["layers"]]
+        _check_sequence([kind for kind, _ in held["layers"]])
         for layer, state in zip(layers, held["state"], strict=True):
             layer.load_state_dict(state)
     except ConfigurationError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.analysis.plan import PlanRequest, make_plan, plan_lines, plan_table, request_of
+from murmurfl.app.analysis.plan import BESIDE_MEAN, PlanRequest, make_plan, plan_lines, plan_table, request_of
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import run_cohort
@@ -185,6 +185,15 @@ def test_the_plan_of_a_run_has_the_noise_of_its_machines(settings, name, tmp_pat
     assert plan["releases"] == largest["max-participations"]
     assert plan["mu"] == RunConfig.from_mapping(settings).mu
     assert plan["request"]["parameters"] == result.experiment.model.num_parameters
+
+
+@pytest.mark.parametrize("centring", ["none", "private"])
+def test_a_plan_of_what_comes_after_the_mean_of_the_features_says_that_a_run_guarantees_less(centring):
+    config = RunConfig(epsilon=2.0, features="soft-gradients", strategy="mu2", centring=centring)
+    guarantee = make_plan(request_of(config)).guarantee
+    whole = math.isclose(guarantee.epsilon, 2.0)
+    assert whole == (centring == "none")
+    assert (BESIDE_MEAN in guarantee.sentence) == (not whole)
 
 
 def test_options_win_over_a_runs_configuration(tmp_path):

@@ -71,6 +71,7 @@ def test_a_run_is_made_on_them(path):
         ([nn.BatchNorm2d(4, track_running_stats=False)], "would mix samples"),
         ([nn.Flatten(0)], "start_dim = 1"),
         ([nn.Conv2d(1, 2, 3), nn.Identity(), nn.LSTM(2, 2)], "got LSTM"),
+        ([nn.Flatten(), nn.AdaptiveAvgPool2d(1)], "would mix images"),
     ],
 )
 def test_other_layers_are_refused_by_name(layers, said, tmp_path):
@@ -110,6 +111,17 @@ def test_a_file_that_is_none_is_refused_and_never_run(held, tmp_path, monkeypatc
     with pytest.raises(ConfigurationError, match=r"Expected (features = 'net\.pt'|a layer)"):
         RunConfig(features="net.pt")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_layer_of_maps_behind_one_that_makes_rows_is_refused_because_it_mixes_images(tmp_path):
+    """Pooled to one value, PyTorch takes the rows of all images for one map, and says nothing."""
+    pooled = nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool2d(1))(torch.from_numpy(IMAGES / np.float32(16)))
+    assert pooled.numel() == 1, "of six images"
+    torch.save(
+        {"layers": [["Flatten", {}], ["AdaptiveAvgPool2d", {"output_size": 1}]], "state": [{}, {}]}, tmp_path / "n.pt"
+    )
+    with pytest.raises(ConfigurationError, match="behind Flatten"):
+        RunConfig(features=str(tmp_path / "n.pt"))
 
 
 def test_images_that_do_not_fit_are_refused(path):
