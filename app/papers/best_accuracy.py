@@ -95,6 +95,14 @@ _TABLES = {"credit-default": 48, "recidivism": 28}
 """Tables of people, and how many samples there are in a release of one pass: the best of three on held-out people."""
 
 
+_UNCLIPPED: Overrides = {"clip-norm": 2.0}
+_NOISELESS_STEPS: dict[str, Overrides] = {
+    "credit-default": {"learning-rate": 10.0},
+    "recidivism": {"learning-rate": 3.0},
+}
+"""The preset's clip and step are for noise; tables of people are small enough that it shows without."""
+
+
 def _tables() -> list[Cell]:
     noisy = [
         Cell(task, {**_SHARED, "task": task, "mu": mu}, {FULL: FULL_BATCH, **_one_pass(batch_size)})
@@ -102,7 +110,8 @@ def _tables() -> list[Cell]:
         for mu in (0.25, 1.0)
     ]
     return noisy + [
-        Cell(task, {**_SHARED, "task": task, "mechanism": NO_NOISE}, {WITHOUT: FULL_BATCH}) for task in _TABLES
+        Cell(task, {**_SHARED, "task": task, "mechanism": NO_NOISE}, {WITHOUT: {**FULL_BATCH, **_UNCLIPPED, **step}})
+        for task, step in _NOISELESS_STEPS.items()
     ]
 
 
