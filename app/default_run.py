@@ -17,6 +17,8 @@ DEFAULT_RUN: Mapping[str, Value] = {
     "mu": 1.0,
     "features": "soft-gradients",
     "passes": 4,
+    "mechanism": "decay",
+    "decay": 0.5,  # samples return: more of the noise is better kept than where each is used once
 }
 """What the default run sets beside ``batch-size``, by hyphenated key; how it was chosen: docs/tuning.md."""
 
@@ -43,7 +45,10 @@ def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
     """
     if not is_default_run(settings):
         return dict(settings)
-    return layered({**DEFAULT_RUN, "batch-size": _batch_size(settings)}, settings)
+    own: dict[str, Value] = {**DEFAULT_RUN, "batch-size": _batch_size(settings)}
+    if "mechanism" in settings:  # and with it go its options
+        own = {name: value for name, value in own.items() if run_keys()[name].read_by != "mechanism"}
+    return layered(own, settings)
 
 
 def is_default_run(settings: Mapping[str, Value]) -> bool:

@@ -202,8 +202,9 @@ def search(
     Notes
     -----
     **Formal guarantees.** :attr:`Search.guarantee`: every trial, every count and the last training together are mu-GDP
-    for replacement of one sample, against the server that sees all of them and chooses by them. Each is a session on
-    the machine's ledger, which admits none beyond the budget; what to try was settled before anything was seen.
+    for replacement of one sample, against the server that sees all of them and chooses by them; mu is infinite where
+    the range of the noise cannot serve one of them. Each is a session on the machine's ledger, which admits none beyond
+    the budget; what to try was settled before anything was seen.
     """
     _check(config, candidates)
     parts = divided(config.mu, len(candidates), share, 0.0 if public else counting)
@@ -221,7 +222,9 @@ def search(
     experiment = _experiment(config, parts.last, candidates[chosen], len(candidates))
     result = _trained(experiment, ledgers)
     spent = max(_reserved(ledger) for ledger in ledgers.values())
-    return Search(trials, chosen, result, _guarantee(experiment, config.mu, len(trials), share, public=public), spent)
+    # A session of noise that guarantees nothing reserves everything; a real machine would not begin it.
+    mu = config.mu if math.isfinite(spent) else math.inf
+    return Search(trials, chosen, result, _guarantee(experiment, mu, len(trials), share, public=public), spent)
 
 
 def _check(config: RunConfig, candidates: Sequence[Mapping[str, float]]) -> None:

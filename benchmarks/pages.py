@@ -35,95 +35,64 @@ def document(name: str) -> dict[str, Any]:
     return json.loads((DOCUMENTS / f"{name}.json").read_text())
 
 
-def accuracy(entry: Mapping[str, Any]) -> str:
-    """Mean and standard deviation over seeds, in percent."""
-    return spread(100 * entry["accuracy"]["mean"], 100 * entry["accuracy"]["std"], ".1f")
-
-
 ROWS = 8
 """Rows of the README's table."""
 
 
 def summary() -> str:
-    """The README's table: what was printed, and what comes out here."""
-    made = document("reshef-levy-2025")
-    printed = [pair for pair in picture.pairs(made) if not pair.practical and pair.asked == "50 of 100"]
-    rows = [*printed, *picture.drawn(made)][1 - ROWS :]
-    summed = _summed()
+    """The README's table: the picture's lines, and a record of others."""
+    made = document("best-accuracy")
+    drawn = picture.drawn(made)
+    epsilons = sorted({row["epsilon"] for rows in drawn.values() for row in rows if row["epsilon"] is not None})
     lines = [
-        "| setting | machines | ε | DP-μ²-FL | noisy SGD |",
-        "|---|---|---|---|---|",
+        f"| | {' | '.join(f'ε = {rounded_up(one)}' for one in epsilons)} | no noise |",
+        f"|---|{'---|' * (len(epsilons) + 1)}",
     ]
-    for pair in rows:
-        cells = []
-        for entry in pair.entries.values():
-            told = entry["paper"].get("accuracy")
-            cells.append(accuracy(entry) + ("" if told is None else f" ({told:.1f})"))
-        note = "" if pair.other == "noisy-sgd" else " (the papers' release rule)"
-        setting = f"{pair.cell['table']}, μ = {pair.cell['settings']['mu']:g}"
-        lines.append(f"| {setting} | {pair.asked} | {pair.epsilon} | {cells[0]} | {cells[1]}{note} |")
-    lines.append(_line_of(summed))
+    for line in picture.LINES:
+        rows = {row["epsilon"]: row for row in drawn.get(line, [])}
+        if line.algorithm == picture.FULL:
+            rows[None] = _without_noise(made, line.features)
+        cells = [_percent(rows.get(one)) for one in (*epsilons, None)]
+        lines.append(f"| {line.name} | {' | '.join(cells)} |")
+    central = picture.CENTRAL
+    assumed = f"{central.accuracy:g} at ε = {central.epsilon:g}; {central.assumes}"
     return "\n".join(
         [
-            "MNIST, one pass, no trusted server; test accuracy in percent, mean ± standard deviation over "
-            f"{made['seeds']} seeds, in brackets what the paper prints.",
-            "",
-            told_of(rows, summed).replace("Epsilon", "ε"),
+            "MNIST, 60,000 samples on 100 machines; test accuracy in percent, mean ± standard deviation over "
+            f"{made['seeds']} seeds.",
             "",
             *lines,
             "",
-            _many_passes(rows),
+            f"For comparison: {central.name}, {assumed}.",
+            "",
+            told_of(drawn).replace("Epsilon", "ε"),
         ]
     )
 
 
-def _summed() -> dict[str, Any]:
-    """The README's line of secure aggregation: its cell, the entry, and the same with an untrusted server."""
-    cell = next(one for one in document("secure-aggregation")["cells"] if _is_of_summary(one["settings"]))
-    algorithms = cell["algorithms"]
-    return {"cell": cell, "entry": algorithms["h = 0.5 m"], "without": algorithms["untrusted server"]}
+def _without_noise(made: Mapping[str, Any], features: str) -> Mapping[str, Any] | None:
+    noiseless = (row for row in picture.best_rows(made) if row["epsilon"] is None)
+    return next((row for row in noiseless if row["table"] == features), None)
 
 
-def _line_of(summed: Mapping[str, Any]) -> str:
-    settings, entry = summed["cell"]["settings"], summed["entry"]
-    shown = (
-        f"secure aggregation, {summed['cell']['table']}, μ = {settings['mu']:g}",
-        f"{settings['clients-per-round']} of {settings['num-clients']}",
-        rounded_up(entry["epsilon"]["mean"]),
-        accuracy(entry),
-        f"{accuracy(summed['without'])} (DP-μ²-FL, each release seen by itself)",
-    )
-    return f"| {' | '.join(shown)} |"
+def _percent(row: Mapping[str, Any] | None) -> str:
+    return "" if row is None else spread(row["accuracy %"], row["± std"], ".1f")
 
 
-def _is_of_summary(settings: Mapping[str, Any]) -> bool:
-    everybody = settings["clients-per-round"] == settings["num-clients"]
-    return everybody and settings["features"] == "oriented-gradients" and settings["mu"] == 0.25
-
-
-def told_of(rows: Sequence[picture.Pair], summed: Mapping[str, Any] | None = None) -> str:
-    """What the epsilons of such rows are true of."""
-    cells = [{**pair.cell, "algorithms": pair.entries} for pair in rows]
-    if summed is not None:
-        cells.append({**summed["cell"], "algorithms": {"secure aggregation": summed["entry"]}})
+def told_of(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> str:
+    """What the epsilons of the picture's lines are true of."""
+    wanted = {(line.features, line.algorithm): line.name for line in drawn}
+    cells = []
+    for cell in document("best-accuracy")["cells"]:
+        named = {wanted.get((cell["table"], label)): entry for label, entry in cell["algorithms"].items()}
+        cells.append({**cell, "algorithms": {name: entry for name, entry in named.items() if name is not None}})
     return table_caption({"cells": cells})
-
-
-def _many_passes(rows: Sequence[picture.Pair]) -> str:
-    """The baselines of the same cells that use samples more than once: no comparison without them."""
-    found = [
-        f"{label}, {accuracy(entry)} ({pair.cell['table']}, μ = {pair.cell['settings']['mu']:g})"
-        for pair in rows
-        for label, entry in pair.cell["algorithms"].items()
-        if pair.practical and entry["settings"].get("passes", 1) > 1
-    ]
-    return f"Baselines that use every sample many times, at the same ε: {'; '.join(found)}."
 
 
 def draw_pictures() -> None:
     """Draw the README's picture anew."""
-    rows = picture.drawn(document("reshef-levy-2025"))
-    picture.draw(rows, told_of(rows), PICTURE)
+    made = document("best-accuracy")
+    picture.draw(made, told_of(picture.drawn(made)), PICTURE)
 
 
 def table(name: str) -> str:
@@ -132,12 +101,11 @@ def table(name: str) -> str:
     return f"{first.caption}\n\n{first.markdown().rstrip()}"
 
 
-def by_trust() -> str:
-    """Accuracies by whom a machine trusts beside each other, and what holds whatever happens."""
-    name = "secure-aggregation"
-    _, *crosswise = tables_of(document(name), name, PAPERS[name].table)
-    shown = [f"{one.title[0].upper()}{one.title[1:]}:\n\n{one.markdown().rstrip()}" for one in crosswise]
-    return "\n\n".join([crosswise[0].caption, *shown])
+def crosswise(name: str) -> str:
+    """Figures of a reproduction beside each other: its tables but for the first, which has a line for each run."""
+    _, *further = tables_of(document(name), name, PAPERS[name].table)
+    shown = [f"{one.title[0].upper()}{one.title[1:]}:\n\n{one.markdown().rstrip()}" for one in further]
+    return "\n\n".join([further[0].caption, *shown])
 
 
 def performance() -> str:
@@ -220,7 +188,8 @@ BLOCKS = {
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/results.md": {
         **{name: lambda name=name: table(name) for name in PAPERS if (DOCUMENTS / f"{name}.json").exists()},
-        "secure-aggregation": by_trust,
+        "best-accuracy": lambda: crosswise("best-accuracy"),
+        "secure-aggregation": lambda: crosswise("secure-aggregation"),
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
     },

@@ -4,8 +4,8 @@ A machine gets x_t, x_{t-1} and t, takes b samples it has never used before, and
 
     s = mean over samples of clip_S( t grad f(x_t; z) - (t - 1) grad f(x_{t-1}; z) )
 
-released through the release rule with noise that cancels. Clipping is on the machine: the papers' bound ||s|| <= S holds
-only for query points an honest server would send.
+released through the release rule with noise that cancels. Clipping is on the machine: the papers' bound ||s|| <= S
+holds only for query points an honest server would send.
 """
 
 from __future__ import annotations

@@ -153,6 +153,8 @@ class AdmissionRule:
             account = self._reserved(account, session)
             stream = StreamRecord(self.fingerprint, terms=self.policy.terms(self.num_parameters))
         if self.policy.order == "secret":
+            if account.reserved.keys() != {session}:  # of rows that were added since: these may not hide here as well
+                raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
             stream = self._in_secret_order(stream, session)
         self._check_stream(stream)
         samples = self._samples(stream, account)

@@ -52,6 +52,7 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
     -----
     **Formal guarantees.** Of releases that are mu_1-GDP and, whatever those were, mu_2-GDP, all are sqrt(mu_1^2 +
     mu_2^2)-GDP for the same neighbouring relation (Dong, Roth and Su 2022): that is mu here, up to rounding.
+    Proof: docs/proofs/release-rule.md.
     """
     if not 0 < share < 1:
         raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1 for centring, got {share!r}.")

@@ -13,6 +13,9 @@ from .training import observe
 # Rounding of the norm and of the scaling is a few units in the last place of float64; this margin swallows it, so the
 # bound below is true of the numbers, not only of the reals behind them.
 _MARGIN = 1.0 - 2.0**-40
+LEAST_STABILITY = 1e-100
+"""The smallest gamma of automatic clipping. Squares of entries below 1e-154 are lost, so the norm of so short a row may
+come out as zero; beside this that is nothing, and a smaller gamma alone would make a row of any length of it."""
 
 
 def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.float64]:
@@ -98,8 +101,8 @@ def bounded_scales(
     clip_norm : float or ndarray of shape (samples,)
         S, > 0.
     stability : float, optional
-        gamma > 0: every row g then becomes S g / (||g|| + gamma), which is automatic clipping (Bu, Wang, Zha and
-        Karypis 2022).
+        gamma >= ``LEAST_STABILITY``: every row g then becomes S g / (||g|| + gamma), which is automatic clipping (Bu,
+        Wang, Zha and Karypis 2022).
 
     Notes
     -----

@@ -189,6 +189,7 @@ class PrivacyPolicy:
         """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
         _check_positive("clip_stability", self.clip_stability)
         self._check_moments()
+        _ = self.bound  # refuses a stability that norms are not precise to
         if self.clipping != "clip" and self.clip_unit != "sample":
             raise ConfigurationError(
                 f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}."
@@ -259,8 +260,8 @@ class PrivacyPolicy:
         shares = dict(self.mechanism_options).get("shares", "uniform")
         if shares != "uniform":
             raise ConfigurationError(
-                f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have made "
-                "different numbers of releases, and each counts on the others' noise being as large as its own."
+                f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have "
+                "made different numbers of releases, and each counts on the others' noise being as large as its own."
             )
         if self.budget_local_mu is not None:
             _check_positive("budget_local_mu", self.budget_local_mu)

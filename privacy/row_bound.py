@@ -25,8 +25,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .clipping import bounded_scales, clip_contributions, clip_per_sample
+from .clipping import LEAST_STABILITY, bounded_scales, clip_contributions, clip_per_sample
 from .contributions import StackedContributions
+from .errors import ConfigurationError
 from .moments import Moments
 from .training import observe
 
@@ -57,12 +58,16 @@ class RowBound:
     nonnegative : bool
         Whether negative entries become zero first.
     stability : float, optional
-        gamma of ``automatic``; None for ``clip``.
+        gamma of ``automatic``, at least ``LEAST_STABILITY``; None for ``clip``.
     observed : bool
         Whether a simulation may see what clipping did.
     moments : Moments, optional
         That rows are made here from features and marks of a class, k + C values a sample: what is bounded is the
         features.
+
+    Raises
+    ------
+    ConfigurationError
 
     Notes
     -----
@@ -76,6 +81,13 @@ class RowBound:
     stability: float | None = None
     observed: bool = True
     moments: Moments | None = None
+
+    def __post_init__(self) -> None:
+        if self.stability is not None and not self.stability >= LEAST_STABILITY:
+            raise ConfigurationError(
+                f"Expected clip_stability >= {LEAST_STABILITY:g}, got {self.stability!r}: the norm of a row as short "
+                "as that is lost to rounding, and the row would become longer than the clip."
+            )
 
     @property
     def distance(self) -> float:

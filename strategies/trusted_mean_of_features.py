@@ -42,6 +42,7 @@ class TrustedMeanOfFeatures(TrustedServer[MeanState], MeanOfFeatures):
     another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
     (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With mechanism ``none``, which is refused unless the
     keys are simulated, nothing is guaranteed.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     def __init__(self, **options: Unpack[TrustedMeanOptions]) -> None:

@@ -94,6 +94,27 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "rows that others used since join a secret order",
+        "privacy/admission.py",
+        "account.reserved.keys() != {session}",
+        "False",
+        (SECRET_ORDER,),
+    ),
+    Mutant(
+        "automatic clipping with a stability that norms are not precise to",
+        "privacy/clipping.py",
+        "LEAST_STABILITY = 1e-100",
+        "LEAST_STABILITY = 1e-300",
+        (ROW_BOUND,),
+    ),
+    Mutant(
+        "a search prints the mu that was asked for where its ledgers know of none",
+        "app/search.py",
+        "config.mu if math.isfinite(spent) else math.inf",
+        "config.mu",
+        ("tests/app/test_search.py",),
+    ),
+    Mutant(
         "features that may be negative are charged as if they were not",
         "privacy/centring.py",
         'clip_unit="nonnegative" if nonnegative else "sample"',
@@ -439,8 +460,8 @@ MUTANTS = (
     Mutant(
         "zeroing a sample out by half of the shift",
         "privacy/allocation.py",
-        "total = likelihood_sum(shift, slots)",
-        "total = likelihood_sum(shift / 2, slots)",
+        "likelihood_sum(shift, slots), np.minimum",
+        "likelihood_sum(shift / 2, slots), np.minimum",
         (ALLOCATION,),
     ),
     Mutant(
@@ -535,6 +556,13 @@ MUTANTS = (
         "reserved={**self.reserved, session: -mu if trusted else mu}",
         "reserved={**self.reserved, session: 0.0}",
         (ADMISSION,),
+    ),
+    Mutant(
+        "an attacker's best guess is said to be worse than it is",
+        "privacy/gdp.py",
+        'return float(ndtr(_check("mu", mu, 0.0) / 2))',
+        'return float(ndtr(_check("mu", mu, 0.0) / 4))',
+        ("tests/privacy/test_gdp.py",),
     ),
     Mutant(
         "mus of sessions do not add up",

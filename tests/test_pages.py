@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MECHANISMS
+from murmurfl.privacy import MECHANISMS, rounded_up
 
 from benchmarks import masks, pages, picture
 
@@ -38,22 +38,37 @@ def test_a_page_without_its_marks_is_refused():
 
 
 def test_the_picture_shows_what_the_documents_say():
-    """Its text is text: every figure of the summary's rows, and what their epsilons are true of."""
-    shown = " ".join(re.sub(r"<[^>]+>", " ", pages.PICTURE.read_text()).split())
-    rows = picture.drawn(pages.document("reshef-levy-2025"))
-    assert len(rows) >= 4
-    for pair in rows:
-        assert f"ε = {pair.epsilon}" in shown
-        for mean, _ in pair.accuracies():
-            assert picture.percent_text(mean) in shown
-    assert pages.told_of(rows) in html.unescape(shown)
+    """Its text is text: every figure of its lines, their names, and what their epsilons are true of."""
+    shown = html.unescape(" ".join(re.sub(r"<[^>]+>", " ", pages.PICTURE.read_text()).split()))
+    lines = picture.drawn(pages.document("best-accuracy"))
+    assert set(lines) == {*picture.LINES, picture.NOISELESS}
+    for line, rows in lines.items():
+        assert line.name in shown
+        for row in rows:
+            if row["epsilon"] is not None:
+                assert f"ε = {rounded_up(row['epsilon'])}" in shown
+                assert picture.percent_text(row["accuracy %"]) in shown
+    assert picture.CENTRAL.assumes in shown
+    assert pages.told_of(lines) in shown
+
+
+def test_a_figure_that_changed_would_be_noticed_in_the_picture(tmp_path):
+    made = pages.document("best-accuracy")
+    made["cells"][0]["algorithms"][picture.FULL]["accuracy"]["mean"] += 0.01
+    picture.draw(made, "", tmp_path / "other.svg")
+    (line,) = (
+        line for line in picture.LINES if line.features == made["cells"][0]["table"] and line.algorithm == picture.FULL
+    )
+    changed = picture.percent_text(line.rows(made)[0]["accuracy %"])
+    assert changed in (tmp_path / "other.svg").read_text()
+    assert f">{changed}<" not in pages.PICTURE.read_text()
 
 
 def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
-    rows = picture.drawn(pages.document("reshef-levy-2025"))
+    made = pages.document("best-accuracy")
     first, again = tmp_path / "first.svg", tmp_path / "again.svg"
     for path in (first, again):
-        picture.draw(rows, pages.told_of(rows), path)
+        picture.draw(made, pages.told_of(picture.drawn(made)), path)
     assert first.read_bytes() == again.read_bytes()
 
 

@@ -166,7 +166,8 @@ def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], work
         chosen["num-rounds"] = problem.num_rounds
         own = {name: value for name, value in chosen.items() if name != "strategy" and situation.differs(name, value)}
         shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + _features_leave(problem, situation)
-        return Option(rule.strategy, own, problem, noise_to_signal_of(problem), shortfall, _uses(problem))
+        ratio = noise_to_signal_of(problem)
+        return Option(rule.strategy, own, problem, ratio, shortfall, _uses(problem), rule.loudness)
 
     first = made()
     uses, rounds = situation.most_uses, situation.most_rounds

@@ -46,6 +46,8 @@ class Option:
         What so few rounds leave undone, in the same units: a rule of thumb (:mod:`.deciding`).
     uses : int
         In how many releases a sample is.
+    loudness : float
+        How much more noise does to it than to a step.
     """
 
     strategy: str
@@ -54,11 +56,12 @@ class Option:
     noise_to_signal: float
     shortfall: float
     uses: int
+    loudness: float = 1.0
 
     @property
     def score(self) -> float:
         """What options are ranked by; less is better."""
-        return self.noise_to_signal + self.shortfall
+        return self.loudness * self.noise_to_signal + self.shortfall
 
     @property
     def features(self) -> str:

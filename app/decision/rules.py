@@ -51,6 +51,8 @@ class Rule:
         How many full-batch rounds one of its rounds is worth.
     leaves : float
         What it leaves undone however many its rounds are.
+    loudness : float
+        How much more noise does to it than to a step: second moments with noise are inverted.
     tuned : bool
         Whether its clip and step are chosen for each task and features, so that it is tried on those they are for.
     stream : bool
@@ -64,6 +66,7 @@ class Rule:
     whole: bool = False
     worth: float = 0.2
     leaves: float = 0.0
+    loudness: float = 1.0
     tuned: bool = False
     stream: bool = True
     standing: bool = True
@@ -137,7 +140,7 @@ def _online(situation: Situation) -> list[Settings] | str:
 RULES = (
     Rule("full-batch", _full_batch, whole=True, worth=1.0, stream=False),
     Rule("trusted-full-batch", _full_batch, whole=True, worth=1.0, stream=False),
-    Rule("one-shot", _one_shot, whole=True, worth=math.inf, leaves=_OF_RIDGE, stream=False),
+    Rule("one-shot", _one_shot, whole=True, worth=math.inf, leaves=_OF_RIDGE, loudness=1.7, stream=False),
     Rule("mu2", _one_pass, leaves=_OF_BATCHES, tuned=True),
     Rule("trusted-mu2", _one_pass, leaves=_OF_BATCHES, tuned=True),
     Rule("online", _online, leaves=_OF_LOCAL_STEPS, tuned=True, standing=False),

@@ -24,6 +24,7 @@ class GridTable(TableKind):
     name = "grid"
     sentence = "how good every strategy is on the same data at the same mu, and how far behind the best"
     digits = 5
+    indent = None
 
     columns = (
         Column("data", "what was learnt, and on how many machines", label=True),

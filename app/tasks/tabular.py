@@ -8,12 +8,14 @@ itself.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import RunConfig
-from .base import Dataset, Task
+from .base import Dataset, Task, Tuned
 from .files import data_file, table_rows
 
 _CONSTANT = 0.7
@@ -61,6 +63,7 @@ class CreditDefault(TabularTask):
 
     name = "credit-default"
     sentence = "30,000 holders of credit cards and whether they pay next month, from data-root"
+    tuned: ClassVar[Mapping[str, Tuned]] = {"pixels": Tuned(0.7, 400.0, 0.8, 0.7, 0.2, 1000.0, 60.0, 80.0)}
 
     def rows(self, root: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         table = np.array(table_rows(data_file(root, "uci/UCI_Credit_Card.csv.gz")), dtype=np.float64)
@@ -79,6 +82,7 @@ class Recidivism(TabularTask):
 
     name = "recidivism"
     sentence = "7,214 defendants and whether they are charged again within two years (COMPAS), from data-root"
+    tuned: ClassVar[Mapping[str, Tuned]] = {"pixels": Tuned(0.35, 300.0, 0.8, 0.35, 0.2, 1000.0, 60.0, 80.0)}
 
     def rows(self, root: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         table = np.array(table_rows(data_file(root, "compas/compas-two-years.csv.gz")))

@@ -24,6 +24,16 @@ def test_everything_together_costs_what_is_printed_and_every_machine_has_recorde
     assert found.result.mu < 8.0
 
 
+@pytest.mark.parametrize("public", [False, True])
+def test_nothing_is_said_to_be_guaranteed_where_noise_ends_within_reach(public):
+    """Of a mu so large a run by itself guarantees nothing, and says so; a search of such runs guarantees no more."""
+    found = search(RunConfig(**{**FEW, "num_rounds": 1, "mu": 30.0}), TWO, public=public)
+    assert math.isinf(found.result.mu)
+    assert math.isinf(found.spent)
+    assert math.isinf(found.guarantee.mu)
+    assert "Nothing is guaranteed" in found.guarantee.sentence
+
+
 def test_the_better_step_is_chosen_and_its_multiple_is_of_the_last_mu():
     found = search(RunConfig(**FEW), TWO)
     assert found.chosen == 1

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+from murmurfl.privacy.clipping import LEAST_STABILITY
 from murmurfl.privacy.row_bound import BLOCK_ROWS, SUMMING_ERROR, RowBound, blocks
 
 BOUNDS = {
@@ -50,6 +51,21 @@ def test_two_bounded_rows_are_never_further_apart_than_the_distance(bound):
     assert gaps.max() > 0.9 * bound.distance
     assert np.isfinite(rows).all()
     assert not rows[-2:].any()
+
+
+def test_automatic_clipping_bounds_rows_whose_norm_is_lost_to_rounding_too():
+    rows, shortest = 10.0 ** np.arange(-310.0, 300.0)[:, None] * np.ones(3), RowBound(0.7, stability=LEAST_STABILITY)
+    with np.errstate(all="ignore"):
+        assert np.linalg.norm(rows[30]) == 0, "a row that is not zero, and whose norm is"
+        scales = shortest.scales(np.linalg.norm(rows, axis=1))
+    assert np.linalg.norm(shortest.rows(rows), axis=1).max() <= 0.7
+    finite = np.isfinite(scales)
+    assert np.linalg.norm(rows[finite] * scales[finite, None], axis=1).max() <= 0.7
+    # The bug that would be: at a smaller stability the same row is many times as long as the clip.
+    assert 0.7 / (0.0 + 1e-300) * rows[30, 0] > 1e9
+    policy = {"clip_norm": 0.7, "batch_size": 1, "max_participations": 1, "mu": 1.0, "clipping": "automatic"}
+    with pytest.raises(ConfigurationError, match="clip_stability >= 1e-100"):
+        PrivacyPolicy(**policy, clip_stability=1e-300)
 
 
 def test_rows_without_negative_entries_are_as_far_apart_as_the_root_of_two_and_others_further():

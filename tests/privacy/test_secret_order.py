@@ -157,6 +157,23 @@ def test_samples_that_return_or_come_in_turn_are_refused_after_a_secret_order_to
     refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), budget_mu=9.0, **passes), "u", 0)
 
 
+def test_rows_that_were_added_and_used_elsewhere_do_not_join_a_secret_order():
+    ledger, seen = DurableLedger(), []
+
+    def watched(samples):
+        seen.append(samples.stop)
+        return DATA[samples]
+
+    def started(rows, **policy):
+        return machine(ledger=ledger, keys=SystemKeys(KEY), num_samples=rows, budget_mu=9.0, **policy)
+
+    started(100, **SECRET).release("s", 0, contribution)
+    started(150, **SECRET).release("s", 1, watched)
+    assert max(seen) == 150, "added rows join the order while they are in no other session"
+    started(200).release("t", 0, contribution)  # in turn, of rows that were added
+    refused(protocol.SAMPLES_USED_UP, started(200, **SECRET), "s", 2)
+
+
 def test_samples_that_were_used_cannot_hide_in_a_secret_order():
     ledger = DurableLedger()
     machine(ledger=ledger, keys=SystemKeys(KEY), budget_mu=9.0).release("s", 0, contribution)

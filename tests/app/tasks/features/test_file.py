@@ -104,7 +104,7 @@ def test_a_file_that_is_none_is_refused_and_never_run(held, tmp_path, monkeypatc
     if isinstance(held, bytes):
         (tmp_path / "net.pt").write_bytes(held)
     elif isinstance(held, Bad):
-        (tmp_path / "net.pt").write_bytes(pickle.dumps(held))
+        (tmp_path / "net.pt").write_bytes(pickle.dumps(held, protocol=2))
     elif held is not None:
         torch.save(held, tmp_path / "net.pt")
     with pytest.raises(ConfigurationError, match=r"Expected (features = 'net\.pt'|a layer)"):

@@ -1,0 +1,116 @@
+"""What an epsilon buys: cells, tables and pictures, and the published figures (best-accuracy)."""
+
+import csv
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from murmurfl.app.papers import PAPERS, Cell, making
+from murmurfl.app.papers.best import BestTable, epsilon_name
+from murmurfl.app.papers.best_accuracy import BEST, FULL, MUS, NOISY_SGD, ONE_PASS, SECURE, SHOT, SOFT, STROKES, WITHOUT
+from murmurfl.app.papers.reproduce import run_cells, write_reproduction
+from murmurfl.app.papers.runs import plan_runs
+
+from benchmarks import pages
+
+PAPER = PAPERS["best-accuracy"]
+SMALL = {"num-clients": 4, "clients-per-round": 4, "checkpoint": False, "noise-quality": "fast"}
+TWO_CLASSES = """
+import numpy as np
+
+def two():
+    generator = np.random.Generator(np.random.Philox(key=3))
+    labels = generator.integers(2, size=300)
+    features = generator.normal(size=(300, 5)) + labels[:, None]
+    return features[:200], labels[:200], features[200:], labels[200:]
+"""
+
+
+def test_the_cells_are_all_features_and_methods_at_every_mu_and_other_partitions_and_people():
+    assert PAPER.seeds == 5
+    cells = PAPER.cells()
+    runs = plan_runs(cells, 1, "cohort", PAPER.table)
+    found = {}
+    for key, config in runs.items():
+        found.setdefault((cells[key.cell].table, key.algorithm), set()).add(config.mu if config.private else None)
+        assert (config.num_clients, config.clients_per_round) == (100, 100)
+        assert config.trust_model == ("secure-aggregation" if key.algorithm == SECURE else "untrusted-server")
+        if key.algorithm == SECURE:
+            assert (config.min_honest, config.cohort_floor) == (70, 100)
+        if key.algorithm == ONE_PASS:
+            assert (config.mechanism, config.passes) == ("decay", 1)
+        assert not config.clip_norm, "presets as they are"
+        assert not config.learning_rate
+    for place in ((SOFT, FULL), (BEST, FULL), (STROKES, FULL), (STROKES, SHOT), (SOFT, ONE_PASS), (BEST, ONE_PASS)):
+        assert found[place] == set(MUS)
+    for features in (SOFT, BEST):
+        assert found[features, NOISY_SGD] == found[features, ONE_PASS], "whoever shows one shows the other"
+        assert found[features, WITHOUT] == {None}
+        for name in ("labels skewed (Dirichlet 0.1)", "machines of unequal size"):
+            assert found[f"{features}, {name}", FULL] == {0.25, 1.0}
+    assert found[BEST, SECURE] == {0.1, 0.25}
+    for task in ("credit-default", "recidivism"):
+        assert found[task, FULL] == found[task, ONE_PASS] == found[task, NOISY_SGD] == {0.25, 1.0}
+        assert found[task, WITHOUT] == {None}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A small reproduction: digits at two mus and without noise, and a task with two classes; two seeds."""
+    out = tmp_path_factory.mktemp("made")
+    (out / "my_two_classes.py").write_text(TWO_CLASSES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(out)
+        # In this process: a new one would import everything anew, and test_reproduce.py has it.
+        patch.setattr(making, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+        methods = {FULL: {"strategy": "full-batch", "num-rounds": 3}, ONE_PASS: {"strategy": "mu2", "num-rounds": 3}}
+        cells = [Cell("digits", {**SMALL, "mu": mu}, methods) for mu in (1.0, 4.0)]
+        cells.append(Cell("digits", {**SMALL, "mechanism": "none"}, {WITHOUT: methods[FULL]}))
+        cells.append(Cell("people", {**SMALL, "task": "my_two_classes:two", "mu": 4.0}, methods))
+        document = {"reproduction": "small", "seeds": 2, **run_cells(cells, BestTable(), seeds=2, out=out, jobs=1)}
+        tables = write_reproduction(document, "small", BestTable(), out)
+    return document, tables, out
+
+
+def test_two_classes_are_scored_by_auc_and_others_are_not(made):
+    document, (table, *_), out = made
+    assert [row["AUC %"] is None for row in table.rows] == [True] * 5 + [False] * 2
+    people = table.rows[-2]
+    assert 50 < people["AUC %"] <= 100
+    entry = document["cells"][-1]["algorithms"][FULL]
+    assert people["AUC %"] == pytest.approx(100 * sum(entry["auc"]["runs"]) / 2)
+    assert json.loads((out / "small.json").read_text()) == document
+    assert len(list(csv.DictReader((out / "small.csv").open()))) == 7
+    assert (out / "small.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_stand_beside_each_other_by_epsilon(made):
+    _, (table, accuracies, aucs), _ = made
+    epsilons = sorted({row["epsilon"] for row in table.rows if row["epsilon"] is not None})
+    full, one_pass, without = accuracies.texts()
+    assert list(full) == ["table", "algorithm", *map(epsilon_name, epsilons), "no noise"]
+    assert full[epsilon_name(epsilons[0])] == table.texts()[0]["accuracy %"]
+    assert one_pass[epsilon_name(epsilons[1])] == table.texts()[3]["accuracy %"]
+    assert without["no noise"] == table.texts()[4]["accuracy %"]
+    assert not full["no noise"]
+    assert aucs.texts()[0][epsilon_name(epsilons[1])] == table.texts()[5]["AUC %"]
+
+
+LEAST = {
+    (SOFT, FULL): (92.0, 95.0, 96.1, 96.9, 97.4),
+    (BEST, FULL): (95.5, 96.8, 97.5, 97.9, 98.3),
+    (BEST, SECURE): (97.5, 98.2),
+}
+"""Accuracies that forty lines of NumPy without machines reach, less what seeds differ by; at the mus in order."""
+
+
+@pytest.mark.parametrize("place", LEAST)
+def test_the_published_figures_are_those_of_the_arithmetic_alone(place):
+    features, algorithm = place
+    cells = [cell for cell in pages.document("best-accuracy")["cells"] if cell["table"] == features]
+    entries = [cell["algorithms"][algorithm] for cell in cells if algorithm in cell["algorithms"]]
+    for entry, least, mu in zip(entries, LEAST[place], MUS, strict=False):
+        assert len(entry["accuracy"]["runs"]) == 5
+        assert entry["mu"]["mean"] == pytest.approx(mu)
+        assert 100 * entry["accuracy"]["mean"] >= least
+    assert len(entries) == len(LEAST[place])
