@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .clipping import bounded_scales
+from .clipping import LEAST_STABILITY, bounded_scales
 from .errors import ConfigurationError
 
 QUANTILE_SHARE = 0.02
@@ -43,9 +43,9 @@ class CountedRows:
     Notes
     -----
     **Formal guarantees.** For replacement of one sample: a row depends on its sample and on C, which is public, and is
-    no longer than 1 where C > 0. It is the machine's clip to S = 1 that bounds it, for every C: mu of a release covers
-    the whole row, whatever this class makes of it. The marks alone are sqrt(q) mu-GDP, for two of them are 2 sqrt(q)
-    apart.
+    no longer than 1 for every C, if lengths are true up to a relative error of 2^-41, or lost to rounding below 1e-150. A
+    machine clips the whole row to S = 1 besides, and mu of a release covers all of it. The marks alone are sqrt(q)
+    mu-GDP, for two of them are 2 sqrt(q) apart.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -57,13 +57,14 @@ class CountedRows:
 
     def scales(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
         """What gradients of these lengths are multiplied with; NaN where nothing can be, and the row becomes zero."""
+        at = _believed(clip)
         with np.errstate(all="ignore"):
-            return math.sqrt(1.0 - self.share) * bounded_scales(norms, clip) / np.float64(clip)
+            return math.sqrt(1.0 - self.share) * bounded_scales(norms, at) / at
 
     def marks(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
         """The last value of the rows of gradients of these lengths."""
         with np.errstate(all="ignore"):
-            return math.sqrt(self.share) * np.where(norms <= clip, 1.0, -1.0)
+            return math.sqrt(self.share) * np.where(norms <= _believed(clip), 1.0, -1.0)
 
     def read(self, mean: NDArray[np.float64], clip: float) -> tuple[NDArray[np.float64], float]:
         """The mean clipped gradient at C, and the share of gradients within C, from the mean of rows.
@@ -77,3 +78,8 @@ class CountedRows:
         """
         within = 0.5 * (1.0 + float(mean[-1]) / math.sqrt(self.share))
         return clip / math.sqrt(1.0 - self.share) * mean[:-1], min(max(within, 0.0), 1.0)
+
+
+def _believed(clip: float) -> float:
+    """A clip no shorter than lengths can be told: over a shorter one a gradient of lost length would be long."""
+    return clip if math.isnan(clip) else max(clip, LEAST_STABILITY)

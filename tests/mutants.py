@@ -339,10 +339,10 @@ MUTANTS = (
         (QUANTILE,),
     ),
     Mutant(
-        "of rows of gradients and marks only gradients are bounded",
-        "clients/full_batch.py",
-        "np.hypot(self._scales * norms, self._marks)",
-        "np.abs(self._scales * norms)",
+        "a clip may be shorter than lengths can be told",
+        "privacy/quantile.py",
+        "max(clip, LEAST_STABILITY)",
+        "clip",
         (COUNTED,),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from tests.harness.models import Quadratic
 D, N, SHARE = 3, 9, 0.2
 POLICY = PrivacyPolicy(1.0, 1, 2, 1.0, order="all", mechanism="independent", release_rule="paper")
 HOSTILE = [0.7, 1e-300, 1e-320, 0.0, -0.0, -1.0, -1e300, 1e300]
-EDGES = [0.0, 1e-310, 0.7, 0.70001, 3.0, 1e200]
+EDGES = [0.0, 1e-310, 1e-170, 0.7, 0.70001, 3.0, 1e200]
 SAMPLES = np.random.Generator(np.random.Philox(key=8)).normal(size=(N, D))
 
 
