@@ -43,8 +43,8 @@ class CountedRows:
     Notes
     -----
     **Formal guarantees.** For replacement of one sample: a row depends on its sample and on C, which is public, and is
-    no longer than 1 for every C, if lengths are true up to a relative error of 2^-41, or lost to rounding below 1e-150. A
-    machine clips the whole row to S = 1 besides, and mu of a release covers all of it. The marks alone are sqrt(q)
+    no longer than 1 for every C, if lengths are true up to a relative error of 2^-41, or lost to rounding below 1e-150.
+    A machine clips the whole row to S = 1 besides, and mu of a release covers all of it. The marks alone are sqrt(q)
     mu-GDP, for two of them are 2 sqrt(q) apart.
     Proof: docs/proofs/sensitivities.md.
     """
