@@ -25,6 +25,9 @@ ONE_POLICY = "Machines that share sums have one noise: all of them the cap of th
 MEAN_FIRST = "It includes the mean of the features, which is released first."
 MEAN_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
 
+COUNTED = "It includes how many gradients are clipped, which is a part of every release."
+COUNTED_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for how many gradients are clipped."
+
 _ROUNDING = 1e-9
 """Mus are compared with this much room for the rounding of sums of squares."""
 
@@ -183,6 +186,7 @@ def run_guarantee(
     words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
     notes = (
         *_of_the_mean(experiment, deployed),
+        *_of_the_quantile(experiment, deployed),
         _basis(experiment, deployed, statements),
         *_of_one_policy(experiment, deployed),
     )
@@ -230,6 +234,18 @@ def _of_the_mean(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     if deployed:
         return (MEAN_FIRST,)
     return (MEAN_SHARE.format(mu=rounded_up(experiment.mean_mu), share=100 * config.centring_share),)
+
+
+def _of_the_quantile(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
+    """What of mu is for how many gradients are clipped, where releases say it."""
+    config = experiment.config
+    if not config.quantile or not config.private or not experiment.asked_rounds:
+        return ()
+    if deployed:
+        return (COUNTED,)
+    # Of what is left after the mean of the features, where there is one.
+    mu = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
+    return (COUNTED_SHARE.format(mu=rounded_up(mu), share=100 * (mu / experiment.guaranteed_mu()) ** 2),)
 
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:

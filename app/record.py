@@ -22,6 +22,7 @@ import numpy as np
 
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
+from ..strategies import FullBatch
 from .centring import NONE, PRIVATE
 from .experiment import Experiment
 from .result import RunResult
@@ -104,6 +105,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "sampling": result.experiment.values.sampling,
         },
         "centring": centring_document(result),
+        "clip": clip_document(result),
         "online": result.online,
         "gradient_norms": result.gradient_norms,
         "training": training_document(result),
@@ -111,6 +113,20 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "machines": {name: _finite(entries) for name, entries in result.statements.items()},
         "per_round": per_round,
     }
+
+
+def clip_document(result: RunResult) -> dict[str, Any] | None:
+    """Where the clip came to; None unless it follows the gradients.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing that a server does not know: it is made of releases.
+    """
+    strategy, config = result.strategy, result.experiment.config
+    if not isinstance(strategy, FullBatch) or not strategy.quantile or strategy.state is None:
+        return None
+    last = float(strategy.state.clip)
+    return {"quantile": config.quantile, "share": config.quantile_share, "first": strategy.first_clip, "last": last}
 
 
 def centring_document(result: RunResult) -> dict[str, Any] | None:
@@ -196,7 +212,7 @@ def machines_document(result: RunResult) -> dict[str, Any]:
     streams: list[dict[str, Any]] = []
     known: dict[tuple[Any, ...], list[str]] = {}
     experiment = result.experiment
-    size = experiment.method.release_size(experiment.model)
+    size = experiment.method.release_size(experiment)
     for plan, policy in ((policy.plan(size), policy) for policy in _policies(experiment)):
         if not math.isfinite(plan.mu):
             continue

@@ -20,6 +20,7 @@ from ..privacy import (
     SHARES,
     TRUST_MODELS,
 )
+from ..privacy.quantile import QUANTILE_SHARE
 from ..privacy.roster import MOST_HELPERS
 from ..privacy.row_bound import CLIPPINGS
 from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
@@ -198,6 +199,18 @@ class RunKeys:
     )
     clip_stability: float = key(
         0.01, "gamma of automatic clipping, in the gradients' own units.", above=0, read_by="strategy"
+    )
+    quantile: float = key(
+        0.0,
+        "Which share of gradients is not to be clipped: the clip of full batches follows from how many are, which is "
+        "released with the same noise, and `clip-norm` is where it starts.",
+        at_least=0,
+        below=1,
+        zero="a clip that stays",
+        read_by="strategy",
+    )
+    quantile_share: float = key(
+        QUANTILE_SHARE, "Of mu^2, for how many gradients are clipped.", above=0, below=1, read_by="strategy"
     )
     feature_bound: float = key(
         0.0, "R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"

@@ -9,7 +9,7 @@ from .centring import Centring
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
-from .full_batch import FullBatchClient
+from .full_batch import CountedGradients, FullBatchClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
@@ -49,6 +49,7 @@ __all__ = [
     "ContextOpeningRecord",
     "ConvexSmoothGradients",
     "CorrelatedNoiseMod",
+    "CountedGradients",
     "DelayedMomentumClient",
     "FullBatchClient",
     "IsrlDpClient",

@@ -107,7 +107,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         self._meet(grid)
         self._nodes = self.machines.node_map()
         request = self._plan_round(server_round, self._nodes)
-        records = {key: self._record(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
+        records = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
         return [
             Message(
                 RecordDict({**records, protocol.CONFIG: _request_entries(config, request, name)}),

@@ -8,25 +8,38 @@ which is Nesterov's momentum. Published is w_t, or the average of w_1 .. w_t wit
 
 A round's sum is divided by the samples that it is a sum of, so a machine that is lost leaves a mean over fewer samples
 and nothing else; nothing is carried over, because a gradient at a model that is gone is no use.
+
+With a target quantile the clip moves as well: machines say beside each gradient whether it was clipped, with the same
+noise (:mod:`murmurfl.privacy.quantile`), and the next round's clip follows from how many were.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Required, TypedDict, Unpack, get_args
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from ..privacy import ConfigurationError
+from ..privacy.quantile import QUANTILE_SHARE, CountedRows
 from .base import ReleaseStrategy
-from .layout import Vector
+from .layout import Layout, Vector, array_record
 from .options import ReleaseOptions
 from .projected import check_step
 from .replies import Reply, RoundReport
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
+QUANTILE_RATE = 4.0
+"""How fast a clip follows in the first round. There are few rounds, so it must find its place in the first ones, and
+then stay near it: gradients become shorter as a model learns, and a clip that followed them would stop it."""
+_SLOWING = 1.5
+"""The t-th step of a clip's logarithm is 1 / t^1.5 of the first: together they reach e^3 times a clip that is too short
+for any gradient at a quantile of 0.3, and e^-7 times one that is too long."""
+_FARTHEST = 1e6
+"""How many times the first clip a clip may become, and its inverse: noise alone must not lead it to 0 or infinity."""
 
 
 class DescentOptions(TypedDict, total=False):
@@ -38,7 +51,16 @@ class DescentOptions(TypedDict, total=False):
     l2: float
 
 
-class FullBatchOptions(DescentOptions, ReleaseOptions, total=False):
+class QuantileOptions(TypedDict, total=False):
+    """How the clip follows the gradients: options of :class:`FullBatch`, where they are described."""
+
+    quantile: float
+    quantile_share: float
+    quantile_rate: float
+    first_clip: float
+
+
+class FullBatchOptions(DescentOptions, QuantileOptions, ReleaseOptions, total=False):
     """Options of :class:`FullBatch`, where they are described."""
 
     learning_rate: Required[float]
@@ -56,12 +78,15 @@ class FullBatchState:
         Of the iterates so far, with weights 1, 2, and so on.
     steps : ndarray of shape ()
         How many steps were taken: rounds in which something came.
+    clip : ndarray of shape ()
+        C of the next round, where it follows the gradients; else 0.
     """
 
     w: Vector
     velocity: Vector
     average: Vector
     steps: Vector
+    clip: Vector = field(default_factory=lambda: np.zeros(()))
 
 
 def full_batch_start(start: Vector) -> FullBatchState:
@@ -106,7 +131,24 @@ def full_batch_step(
         )
     steps = state.steps + 1.0
     average = state.average + (2.0 / (float(steps) + 1.0)) * (w - state.average)  # k is 2 / (k + 1) of 1 + .. + k
-    return FullBatchState(w, velocity, average, np.asarray(steps))
+    return replace(state, w=w, velocity=velocity, average=average, steps=np.asarray(steps))
+
+
+def next_clip(clip: float, within: float, *, quantile: float, rate: float) -> float:
+    """The clip after one at which the share ``within`` of gradients was not cut: a pure function.
+
+    Parameters
+    ----------
+    clip : float
+        C.
+    within : float
+        From 0 to 1.
+    quantile : float
+        What that share is to be.
+    rate : float
+        The logarithm of C moves by as many times the difference.
+    """
+    return clip * math.exp(-rate * (within - quantile))
 
 
 class FullBatch(ReleaseStrategy[FullBatchState]):
@@ -124,6 +166,15 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         Which model is published: the last iterate, or the average of all with weights 1 .. t.
     l2 : float
         lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the machines.
+    quantile : float
+        Which share of gradients is not to be clipped, 0 < quantile < 1; 0 where the clip is the machines' and stays.
+        Otherwise machines have :class:`~murmurfl.clients.CountedGradients`.
+    quantile_share : float
+        Of mu^2, for how many are: as the machines have it.
+    quantile_rate : float
+        How fast the clip follows, > 0: in the t-th round in which something came, rate / t^1.5.
+    first_clip : float
+        C of the first round, > 0 with a quantile.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`.
 
@@ -132,6 +183,9 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines', whose releases stand
     alone. A reply that is lost, refused or malformed changes nothing but what that round's mean is over, and so the
     noise in it; a round in which nothing came changes nothing.
+
+    The clip of a query point follows from what was released before. No machine's privacy rests on it: a machine bounds
+    what it releases whatever clip it is sent.
 
     How many samples a release is a sum over is public, and the machine's own word: a machine that lies about it spoils
     the model as one that lies about its gradients does, and nobody's privacy.
@@ -147,6 +201,10 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         nesterov: bool = True,
         average: Average = "last",
         l2: float = 0.0,
+        quantile: float = 0.0,
+        quantile_share: float = QUANTILE_SHARE,
+        quantile_rate: float = QUANTILE_RATE,
+        first_clip: float = 0.0,
         **options: Unpack[ReleaseOptions],
     ) -> None:
         super().__init__(**options)
@@ -162,19 +220,48 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         self.nesterov = bool(nesterov)
         self.average: Average = average
         self.l2 = float(l2)
+        self._check_quantile(quantile, quantile_rate, first_clip)
+        self.quantile = float(quantile)
+        self.quantile_rate = float(quantile_rate)
+        self.first_clip = float(first_clip)
+        self.counted = CountedRows(quantile_share)
+
+    def _check_quantile(self, quantile: float, rate: float, first_clip: float) -> None:
+        if not 0 <= quantile < 1:
+            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {quantile!r}.")
+        if not (math.isfinite(rate) and rate > 0):
+            raise ConfigurationError(f"Expected quantile_rate > 0 and finite, got {rate!r}.")
+        if not math.isfinite(first_clip) or (first_clip > 0) != (quantile > 0):
+            expected = "> 0 and finite with a quantile" if quantile else "left at 0 without a quantile"
+            raise ConfigurationError(f"Expected first_clip {expected}, got {first_clip!r}.")
 
     def settings(self) -> dict[str, Any]:
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "nesterov": self.nesterov}
-        return {**super().settings(), **own, "average": self.average, "l2": self.l2}
+        followed = {
+            "quantile": self.quantile,
+            "quantile_share": self.counted.share,
+            "quantile_rate": self.quantile_rate,
+        }
+        clip = {**followed, "first_clip": self.first_clip} if self.quantile else {}
+        return {**super().settings(), **own, "average": self.average, "l2": self.l2, **clip}
+
+    @property
+    def release_layout(self) -> Layout:
+        model = super().release_layout
+        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.quantile else model
+
+    def _asked_at(self, point: Vector) -> ArrayRecord:
+        return array_record(point, self.release_layout)
 
     def check_reply(self, reply: Reply) -> bool:
         return reply.samples > 0  # nothing can be divided by what it does not say
 
     def initial_state(self, start: Vector) -> FullBatchState:
-        return full_batch_start(start)
+        return replace(full_batch_start(start), clip=np.asarray(self.first_clip))
 
     def query_points(self, state: FullBatchState) -> tuple[Vector, ...]:
-        return (query_point(state, momentum=self.momentum, nesterov=self.nesterov),)
+        point = query_point(state, momentum=self.momentum, nesterov=self.nesterov)
+        return (np.append(point, state.clip),) if self.quantile else (point,)
 
     def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
         if not report.samples:
@@ -182,7 +269,16 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         return self.step(state, release_sum / report.samples, report.server_round)
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
-        """The step along what :meth:`next_state` makes of a round's sum: the mean gradient."""
+        """The step along what :meth:`next_state` makes of a round's sum: the mean gradient, or the mean of its rows."""
+        if self.quantile:
+            clip = float(state.clip)
+            release_sum, within = self.counted.read(release_sum, clip)
+            rate = self.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
+            following = next_clip(clip, within, quantile=self.quantile, rate=rate)
+            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * _FARTHEST)
+            # A clip that was too long let in more noise than there need be: the step is as short as the next one says.
+            release_sum *= min(1.0, following / clip)
+            state = replace(state, clip=np.asarray(following))
         return full_batch_step(
             state,
             release_sum,

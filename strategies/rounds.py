@@ -310,6 +310,10 @@ class Rounds(ABC, Generic[StateT]):
     def _record(self, vector: Vector) -> ArrayRecord:
         return array_record(vector, self._layout)
 
+    def _asked_at(self, point: Vector) -> ArrayRecord:
+        """A query point as requests have it: the arrays of a model, where it says nothing else."""
+        return self._record(point)
+
     # The checkpoint.
 
     def _save(self) -> None:

@@ -54,6 +54,10 @@ class TrustedFullBatch(TrustedServer[FullBatchState], FullBatch):
                 f"{self.policy.order!r} and {self.policy.release_rule!r}: the noise is for sums over all samples, each "
                 "of which stands alone."
             )
+        if self.quantile:
+            raise ConfigurationError(
+                f"Expected quantile 0 for TrustedFullBatch, got {self.quantile:g}: its noise is for gradients alone."
+            )
         self.rounds_noise = IndependentNoise(self.num_rounds, shares=shares)
         """The noise of all rounds, in units of that of a sum."""
 

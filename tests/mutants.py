@@ -42,6 +42,9 @@ FULL_BATCH = "tests/strategies/test_full_batch.py"
 INDEPENDENT = "tests/privacy/mechanisms/test_independent.py"
 MECHANISMS = "tests/privacy/mechanisms/test_mechanisms.py"
 MOMENTS = "tests/privacy/test_moments.py"
+QUANTILE = "tests/privacy/test_quantile.py"
+COUNTED = "tests/clients/test_counted_gradients.py"
+COUNTED_RUNS = "tests/app/methods/test_quantile.py"
 OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
@@ -341,6 +344,41 @@ MUTANTS = (
         "        Moments(self.classes, self.class_weight)\n        if self.order",
         "        Moments(self.classes, self.class_weight)\n        if False and self.order",
         (MOMENTS,),
+    ),
+    Mutant(
+        "gradients beside marks leave them no room",
+        "privacy/quantile.py",
+        "return math.sqrt(1.0 - self.share) * bounded",
+        "return bounded",
+        (QUANTILE,),
+    ),
+    Mutant(
+        "marks take more than their share",
+        "privacy/quantile.py",
+        "return math.sqrt(self.share) * np.where",
+        "return self.share**0.25 * np.where",
+        (QUANTILE,),
+    ),
+    Mutant(
+        "a clip may be shorter than lengths can be told",
+        "privacy/quantile.py",
+        "max(clip, LEAST_STABILITY)",
+        "clip",
+        (COUNTED,),
+    ),
+    Mutant(
+        "gradients of counted rows are not scaled in closed form",
+        "clients/full_batch.py",
+        "gradients.scaled_sum(scales * self._scales)",
+        "gradients.scaled_sum(scales)",
+        (COUNTED,),
+    ),
+    Mutant(
+        "the sentence says a share of mu where it is one of mu^2",
+        "app/guarantees.py",
+        "* math.sqrt(config.quantile_share)",
+        "* config.quantile_share",
+        (COUNTED_RUNS,),
     ),
     Mutant(
         "a secret order from its nonce alone",

@@ -136,6 +136,11 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
             "Expected centring = 'none' to audit, got a run whose machines release the mean of their features first: "
             f"audit what follows it, with --set centring=none --set mu={policy.mu!r}."
         )
+    if config.quantile:
+        raise ConfigurationError(
+            f"Expected quantile 0 to audit, got {config.quantile:g}: canaries are made for gradients alone. The noise "
+            f"is that of --set quantile=0 --set clip-norm={policy.clip_norm:g}."
+        )
     if not policy.adds_noise:
         raise ConfigurationError("Expected machines that add noise, got a run whose machines do not: nothing to audit.")
     measure = _Measurement(experiment, runs)
@@ -155,7 +160,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
         result,
         policy.mechanism,
         policy.max_participations,
-        experiment.method.release_size(experiment.model),
+        experiment.method.release_size(experiment),
         math.sqrt(max(squares) / summed) / plan.noise_std,
         run_guarantee(experiment, figures if config.secure else Figures(result.claimed_mu)),
         summed,
@@ -171,7 +176,7 @@ class _Measurement:
         config = experiment.config
         self._seed, self._runs, self._scene = config.seed, runs, Scene(experiment)
         self._policy = policy = self._scene.policy
-        self.plan = policy.plan(experiment.method.release_size(experiment.model))
+        self.plan = policy.plan(experiment.method.release_size(experiment))
         self._secret = policy.order == "secret"
         last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
         first = [1] if self._secret else sorted({1, min(2, last), last})

@@ -95,7 +95,7 @@ def noise_to_signal_of(problem: CentredProblem) -> float:
     if method.trusted:
         policy = replace(policy, trust="untrusted-server")
         together = math.sqrt(config.clients_per_round)
-    values = method.release_size(problem.model)
+    values = method.release_size(problem)
     found = noise_to_signal(
         policy.plan(values),
         longest=policy.bound.longest,

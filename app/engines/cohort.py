@@ -115,4 +115,5 @@ class CohortMachines:
         for shape, dtype, size in self._layout:
             arrays.append(np.asarray(point[start : start + size].reshape(shape), dtype=dtype))
             start += size
-        return arrays
+        # A point may say more than a model: one more array.
+        return [*arrays, *([point[start:]] if start < len(point) else [])]

@@ -250,9 +250,9 @@ class Method(ABC):
             **fields,
         )
 
-    def release_size(self, model: Model) -> int:
+    def release_size(self, problem: Problem) -> int:
         """How many values a release has: those of the model, where machines send nothing else."""
-        return model.num_parameters
+        return problem.model.num_parameters
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:
         """Fields of a machine's policy that its model settles."""
@@ -261,7 +261,7 @@ class Method(ABC):
     def plans(self, problem: Problem) -> list[NoisePlan]:
         """The different noise plans of a simulation's machines."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
-        return [plan_or_largest_mu(policy, self.release_size(problem.model)) for policy in policies]
+        return [plan_or_largest_mu(policy, self.release_size(problem)) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:
         """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
@@ -353,9 +353,9 @@ class Method(ABC):
         words, amplified = self.brief_words(policy) if brief else words, None
         if not (brief or stated):  # real machines have their own order, or none
             policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
-            amplified = worth_of_order(policies, self.release_size(problem.model))
+            amplified = worth_of_order(policies, self.release_size(problem))
         if policy.trust == SECURE and mu_local is None:
-            mu_local = policy.plan(self.release_size(problem.model)).mu_local
+            mu_local = policy.plan(self.release_size(problem)).mu_local
         if min_honest is not None:
             policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
         return policy_guarantee(

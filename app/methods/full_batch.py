@@ -14,15 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients import FullBatchClient
+from ...clients import CountedGradients, FullBatchClient, PrivateClient
 from ...privacy import PrivacyPolicy
+from ...privacy.quantile import COUNTED_CLIP_NORM
 from ...strategies import FullBatch, TrustedFullBatch
-from ..config import RunConfig
+from ..config import RunConfig, run_keys
+from ..keys import refusal
 from ..models.base import Model
 from .base import Method
 from .bounding import BOUNDING, bounding
 from .presets import in_unit_range, usual_squared_norm, wanted_mu
 from .problem import Hyperparameters, Problem
+
+QUANTILE = frozenset({"quantile", "quantile-share"})
+"""The keys of a clip that follows the gradients."""
 
 
 class _Row(NamedTuple):
@@ -80,7 +85,7 @@ class FullBatchMethod(Method):
 
     name = "full-batch"
     sentence = "Full batches: all samples in each of few rounds, fresh noise, momentum; the server is not trusted."
-    keys = frozenset({"momentum", "average", "l2", "shares"}) | BOUNDING
+    keys = frozenset({"momentum", "average", "l2", "shares"}) | QUANTILE | BOUNDING
     mechanisms = ("independent",)
     default_mechanism = "independent"
     # A gradient at a model that is gone is no use: a release stands alone.
@@ -92,6 +97,14 @@ class FullBatchMethod(Method):
     on_real_nodes = True
     client_type = FullBatchClient
     strategy_type = FullBatch
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        if config.quantile and config.clipping == "automatic":
+            raise refusal("clipping", "clip with a quantile, which is that of gradients that are cut", config.clipping)
+        usual = run_keys()["quantile-share"].default
+        if not config.quantile and config.quantile_share != usual:
+            raise refusal("quantile_share", f"{usual} unless there is a quantile", config.quantile_share)
 
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """The preset's T."""
@@ -127,7 +140,7 @@ class FullBatchMethod(Method):
         config = problem.config
         shared = {"min_honest": config.min_honest, "min_cohort": config.cohort_floor} if config.secure else {}
         return self.machine_policy(
-            clip_norm=problem.values.clip_norm,
+            clip_norm=COUNTED_CLIP_NORM if config.quantile else problem.values.clip_norm,
             batch_size=1,
             max_participations=config.max_participations or _most_asked(problem),
             mu=config.mu,
@@ -144,9 +157,22 @@ class FullBatchMethod(Method):
         """The policy of a machine that releases sums over all samples, of which there is one kind."""
         return super().machine_policy(**{**fields, "order": "all"})
 
+    def release_size(self, problem: Problem) -> int:
+        return super().release_size(problem) + bool(problem.config.quantile)
+
+    def client(self, *parts: Any, quantile_share: float = 0.0, **options: Any) -> PrivateClient:
+        model, *others = parts
+        return super().client(CountedGradients(model, quantile_share) if quantile_share else model, *others, **options)
+
+    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
+        return {"quantile_share": problem.config.quantile_share} if problem.config.quantile else {}
+
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
-        values = problem.values
-        return {name: getattr(values, name) for name in ("momentum", "average", "l2")}
+        config, values = problem.config, problem.values
+        names = ("quantile", "quantile_share")
+        counted = {name: getattr(config, name) for name in names} | {"first_clip": values.clip_norm}
+        own = {name: getattr(values, name) for name in ("momentum", "average", "l2")}
+        return {**own, **(counted if config.quantile else {})}
 
 
 class TrustedFullBatchMethod(FullBatchMethod):
@@ -154,6 +180,7 @@ class TrustedFullBatchMethod(FullBatchMethod):
 
     name = "trusted-full-batch"
     sentence = "Full batches with a server that is trusted with the machines' sums and adds the noise for everybody."
+    keys = FullBatchMethod.keys - QUANTILE
     trusted = True
     sums_suffice = False
     with_trusted_server = ""

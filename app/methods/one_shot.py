@@ -68,7 +68,8 @@ class OneShotMethod(Method):
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
         return 1, "all samples in one release"
 
-    def release_size(self, model: Model) -> int:
+    def release_size(self, problem: Problem) -> int:
+        model = problem.model
         return Moments(model.num_classes).num_values(model.num_features + _has_bias(model))
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:

@@ -29,6 +29,7 @@ from ...privacy import (
     SQLiteLedger,
     protocol,
 )
+from ...privacy.quantile import COUNTED_CLIP_NORM
 from ...privacy.row_bound import CLIPPINGS
 from ..centring import beside_mean
 from ..config import RunConfig
@@ -102,6 +103,9 @@ class NodeConfig(CentredNode, SummedNode):
         ever use these samples.
     clipping, clip_stability : str, float
         How gradients are bounded, and gamma: as in the run configuration.
+    quantile_share : float
+        Of mu^2, for how many gradients are clipped at the clip that the server asks for; ``clip_norm`` is then 1. The
+        server must know the same share to read releases. 0 for releases of gradients alone.
     mechanism : str
         How the noise is correlated over the releases; empty for the strategy's own.
     centring : str
@@ -160,6 +164,7 @@ class NodeConfig(CentredNode, SummedNode):
     secret_order: bool = False
     clipping: str = ""
     clip_stability: float = 0.01
+    quantile_share: float = 0.0
     centring: str = ""
     centring_share: float = CENTRING_SHARE
     centring_norm: float = 0.0
@@ -221,6 +226,12 @@ class NodeConfig(CentredNode, SummedNode):
             self._check(
                 "clipping", self.clipping in CLIPPINGS and "clipping" in keys, "clip, or automatic for gradients"
             )
+        if self.quantile_share:
+            able = "quantile-share" in self.method.keys and self.clipping != "automatic"
+            expected = f"0 with strategy = {self.strategy!r} and clipping = {self.clipping!r}"
+            self._check("quantile_share", able, expected)
+            self._check("quantile_share", 0 < self.quantile_share < 1, "a number >= 0 and < 1")
+            self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a quantile-share")
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
@@ -345,6 +356,8 @@ class NodeConfig(CentredNode, SummedNode):
         policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
         parts = (model, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
+        if self.quantile_share:
+            own["quantile_share"] = self.quantile_share
         masking = self.masking()
         if masking is not None:
             own["masking"] = masking

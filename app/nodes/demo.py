@@ -89,6 +89,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     }
     if policy.clipping != "clip":
         settings |= {"clipping": policy.clipping, "clip-stability": policy.clip_stability}
+    if config.quantile:
+        settings["quantile-share"] = config.quantile_share
     if experiment.is_centred:
         settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
     elif config.centring:

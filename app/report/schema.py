@@ -112,6 +112,19 @@ def _training() -> Schema:
     )
 
 
+def _clip() -> Schema:
+    return _object(
+        "With a `quantile`, the clip that followed the gradients; else null.",
+        {
+            "quantile": _value("number", "Which share of gradients was not to be clipped."),
+            "share": _value("number", "Of mu^2 of the releases, for how many were."),
+            "first": _value("number", "Of the first round."),
+            "last": _value("number", "After the last one."),
+        },
+        null=True,
+    )
+
+
 def _centring() -> Schema:
     return _object(
         "With `centring = private`, what became of the mean of the features, which machines release before the first "
@@ -229,6 +242,7 @@ def _parts() -> dict[str, Schema]:
             properties=config,
         ),
         "centring": _centring(),
+        "clip": _clip(),
         "online": _online(),
         "gradient_norms": _norms(),
         "training": _training(),

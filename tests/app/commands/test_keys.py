@@ -116,7 +116,10 @@ def test_an_assignment_is_completed(typed, completions):
     ("words", "expected"),
     [
         (["murmurfl", "run", "--set", "strat"], ["strategy="]),
-        (["murmurfl", "run", "--set", "strategy", "=", "tr"], ["trusted-mu2", "trusted-full-batch", "tree-momentum", "trusted-sgd"]),
+        (
+            ["murmurfl", "run", "--set", "strategy", "=", "tr"],
+            ["trusted-mu2", "trusted-full-batch", "tree-momentum", "trusted-sgd"],
+        ),
         (["murmurfl", "audit", "--set", "download", "="], ["true", "false"]),
         (["murmurfl", "keys", "num-r"], ["num-rounds"]),
         (["murmurfl", "reproduce", "zhang"], ["zhang-2025-logistic", "zhang-2025-cnn"]),
