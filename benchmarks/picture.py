@@ -119,14 +119,15 @@ def _draw_line(axes: Any, line: Line, rows: Sequence[Mapping[str, Any]]) -> None
         capsize=2,
     )
     for row in rows:
-        _note(axes, row["epsilon"], row["accuracy %"], percent_text(row["accuracy %"]), line.colour)
+        text = percent_text(row["accuracy %"])
+        _note(axes, row["epsilon"], row["accuracy %"], text, line.colour, below=line is LINES[-1])
 
 
-def _note(axes: Any, epsilon: float, accuracy: float, text: str, colour: str) -> None:
+def _note(axes: Any, epsilon: float, accuracy: float, text: str, colour: str, *, below: bool = False) -> None:
     axes.annotate(
         text,
         (epsilon, 100 - accuracy),
-        xytext=(0, 6),
+        xytext=(0, -14 if below else 6),
         textcoords="offset points",
         ha="center",
         fontsize=8,

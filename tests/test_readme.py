@@ -50,7 +50,7 @@ def test_make_run_with_settings(tmp_path):
         cwd=ROOT, check=True, timeout=200, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     document = json.loads((tmp_path / "x" / "result.json").read_text())
-    assert (document["mu"], document["num_clients"], document["rounds"]) == (2.0, 20, 17)
+    assert (document["mu"], document["num_clients"], document["rounds"]) == (2.0, 20, 16)
     assert {path.name for path in (tmp_path / "x").iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
 
 
