@@ -74,6 +74,8 @@ def is_left(words):
     whole = words[:2] == ["murmurfl", "reproduce"] and "--set" not in words
     # Nets are taught for half an hour: a tiny one is in the tests of features.
     taught = words[:3] == ["python", "-m", "murmurfl.app.strokes"]
+    # Features of 70,000 images take a minute and more; `reproduce best-accuracy` has them.
+    taught = taught or "features=scattering+strokes" in words
     return whole or taught or words[0] in ("pip", "systemctl", "journalctl", "export")
 
 
