@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachine, RefusedError, Release, protocol
 from ..privacy.centring import CENTRING_CONSTANT, centred
+from ..privacy.mechanisms import noise_stands_alone
 from .gradients import Samples
 from .requests import ReleaseOf, malformed
 
@@ -55,7 +56,7 @@ class Centring:
 
     def __post_init__(self) -> None:
         policy = self.policy
-        alone = policy.builds_on == "nothing" and policy.mechanism in ("independent", NO_NOISE)
+        alone = policy.builds_on == "nothing" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
         if not (policy.order == "all" and policy.max_participations == 1 and policy.clipping == "clip" and alone):
             raise ConfigurationError(
                 "Expected for a mean of features a policy with order 'all', max_participations 1, clipping 'clip', "

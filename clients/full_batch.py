@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
 from ..privacy.contributions import DenseContributions, StackedContributions
+from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.quantile import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
 from .base import PrivateClient
 from .gradients import PerSampleGradients, stacked_gradients
@@ -120,7 +121,7 @@ class FullBatchClient(PrivateClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        if policy.mechanism not in ("independent", NO_NOISE):
+        if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
             raise ConfigurationError(f"Expected mechanism 'independent' for full batches, got {policy.mechanism!r}.")
         for name, expected in (("order", "all"), ("clip_unit", "sample"), ("release_rule", "paper")):
             if getattr(policy, name) != expected:

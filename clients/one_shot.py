@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
+from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.moments import Moments
 from .base import PrivateClient, Request
 from .gradients import PerSampleGradients
@@ -66,7 +67,7 @@ class OneShotClient(PrivateClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        if policy.mechanism not in ("independent", NO_NOISE):
+        if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
             raise ConfigurationError(f"Expected mechanism 'independent' for one shot, got {policy.mechanism!r}.")
         if policy.clip_unit != "moments":
             raise ConfigurationError(f"Expected clip_unit 'moments' for one shot, got {policy.clip_unit!r}.")

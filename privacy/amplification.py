@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .allocation import allocation_epsilon
 from .gdp import gdp_epsilon
 from .keys import derived_seed
+from .mechanisms import noise_stands_alone
 from .noise_plan import NoisePlan
 from .policy import PrivacyPolicy
 
@@ -102,7 +103,7 @@ def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) ->
     policy, plan = min(machines, key=lambda machine: machine[0].max_participations)
     slots, known = policy.max_participations, max(plan.epsilon(policy.delta) for policy, plan in machines)
     shift, hint = max(zero_out_shift(*machine) for machine in machines), max(plan.resolution_mu for _, plan in machines)
-    if all(policy.mechanism == "independent" for policy, _ in machines):
+    if all(noise_stands_alone(policy.mechanism) for policy, _ in machines):
         # With the range and the resolution of computed normals, which no order hides.
         epsilon = allocation_epsilon(math.hypot(2 * shift, hint), slots, policy.delta, resolution_mu=hint)
         return Amplification(min(known, epsilon), slots, proved=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from ...privacy import NoisePlan
+from ...privacy.mechanisms import noise_stands_alone
 from ..centred import CentredProblem
 from ..methods import METHODS
 
@@ -104,7 +105,7 @@ def noise_to_signal_of(problem: CentredProblem) -> float:
         asked=config.clients_per_round,
         machines=config.num_clients,
         # Correlated noise is taken out again whatever a release is built on.
-        stands_alone=policy.builds_on == "nothing" and policy.mechanism == "independent",
+        stands_alone=policy.builds_on == "nothing" and noise_stands_alone(policy.mechanism),
         samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.sums_samples else 1.0,
     )
     return found / together
