@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..privacy import LedgeredMachine, PrivacyStatement, protocol
+from ..privacy.stated_noise import stated_noise
 
 
 def statement_entries(machine: LedgeredMachine, session: str, mean: LedgeredMachine | None = None) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def statement_entries(machine: LedgeredMachine, session: str, mean: LedgeredMach
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
+        **stated_noise(machine.policy, machine.plan, machine.num_samples),
         **{name: value for name, value in sums.items() if value is not None},
     }
 

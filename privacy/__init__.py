@@ -8,6 +8,7 @@ from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_polic
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
+from .forecast import Forecast, forecast_of
 from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
@@ -47,6 +48,7 @@ from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit,
 from .release import PrivateMachine
 from .roster import HelperEntry, HelperKey, MachineKey, Roster
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
+from .stated_noise import StatedNoise, stated_noise
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ __all__ = [
     "Amplification",
     "ClipUnit",
     "ConfigurationError",
+    "Forecast",
     "Grid",
     "Guarantee",
     "Header",
@@ -143,6 +146,7 @@ __all__ = [
     "ShuffledMachine",
     "ShuffledPolicy",
     "SimulatedKeys",
+    "StatedNoise",
     "StreamRecord",
     "SystemKeys",
     "Trust",
@@ -165,6 +169,7 @@ __all__ = [
     "divided_mu",
     "epoch_mu",
     "epoch_words",
+    "forecast_of",
     "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
@@ -187,6 +192,7 @@ __all__ = [
     "server_noise_words",
     "set_digest",
     "standard_normals",
+    "stated_noise",
     "stated_words",
     "upgrade_ledger",
 ]

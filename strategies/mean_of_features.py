@@ -60,6 +60,7 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
     """
 
     state_type: ClassVar[type[MeanState]] = MeanState
+    foresees: ClassVar[bool] = False
 
     def __init__(self, *, num_features: int, num_clients: int, **options: Unpack[RoundOptions]) -> None:
         # How often a machine answers is known: once.
