@@ -8,6 +8,12 @@ from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_polic
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
+from .evaluation import (
+    EVALUATION_SHARE,
+    EvaluationRows,
+    Measured,
+    evaluation_policy,
+)
 from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
@@ -83,6 +89,7 @@ __all__ = [
     "CENTRING_CONSTANT",
     "CENTRING_SHARE",
     "CLIP_UNITS",
+    "EVALUATION_SHARE",
     "FAST_NOISE",
     "MECHANISMS",
     "NOISE_QUALITIES",
@@ -101,6 +108,7 @@ __all__ = [
     "Amplification",
     "ClipUnit",
     "ConfigurationError",
+    "EvaluationRows",
     "Grid",
     "Guarantee",
     "Header",
@@ -115,6 +123,7 @@ __all__ = [
     "MaskedRelease",
     "MaskedReleaseError",
     "Masking",
+    "Measured",
     "Mechanism",
     "MemoryLedger",
     "MemoryOpeningRecord",
@@ -165,6 +174,7 @@ __all__ = [
     "divided_mu",
     "epoch_mu",
     "epoch_words",
+    "evaluation_policy",
     "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
