@@ -6,7 +6,7 @@ z = 1.96, and the interval has every p for which it does: Wilson's interval, wit
 sampling it is a +- z s, for these very samples. Where machines draw from different sources, p (1 - p) / n is more than
 the variance, so that the interval is not too short.
 
-**AUC.** Scores are known in bins, and two scores in one bin count half. With the noisy counts C_0 and C_1 of the classes
+**AUC.** Scores are known in bins, and two scores in one bin count half. With the classes' noisy counts C_0 and C_1
 
     A = sum_b C_1[b] (C_0[0] + ... + C_0[b - 1] + C_0[b] / 2) / (|C_0| |C_1|),
 
