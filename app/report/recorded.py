@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from ...privacy import MurmurflError, gdp_epsilon
 from ..config import RunConfig
-from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME
+from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, WORKED_OUT
 
 _NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
-_WORKED_OUT = (
-    *("num-rounds", "clip-norm", "learning-rate", "diameter", "schedule", "sampling"),
-    *("run-name", "out-dir"),
-)
-"""Keys under which a record has what the run worked out or where it lies, so that they tell nothing of what was set."""
+_OF_THE_FOLDER = ("run-name", "out-dir")
+"""Keys that say where a run lies, so that they tell nothing of what was set."""
 
 
 class ReportError(MurmurflError):
@@ -161,9 +158,15 @@ class RecordedRun:
     def settings(self) -> dict[str, tuple[str, bool]]:
         """Every key of the configuration: its value, and whether it was set to other than the default."""
         default = RunConfig().to_mapping()
+        config = self.document["config"]
+        # What an earlier murmurfl worked out tells nothing of what was set.
+        asked = {**config, **dict.fromkeys(WORKED_OUT), **(self.document.get("asked") or {})}
         return {
-            key: (setting_text(value), key not in _WORKED_OUT and value != default.get(key))
-            for key, value in self.document["config"].items()
+            key: (
+                setting_text(value),
+                key not in _OF_THE_FOLDER and asked[key] is not None and asked[key] != default.get(key),
+            )
+            for key, value in config.items()
         }
 
 
