@@ -54,7 +54,7 @@ class RecordedRun:
         """
         path = folder / RESULT_NAME
         if not path.is_file():
-            raise ReportError(f"Expected the folder of a finished run, got {folder}: {_what_is_there(folder)}.")
+            raise ReportError(f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.")
         document = _json(path)
         missing = [key for key in _NEEDED if key not in document]
         if missing:
@@ -170,7 +170,8 @@ class RecordedRun:
         }
 
 
-def _what_is_there(folder: Path) -> str:
+def what_is_there(folder: Path) -> str:
+    """Why a folder is no finished run, in words."""
     if not folder.exists():
         return "there is nothing"
     if (folder / FAILURE_NAME).is_file():
