@@ -35,6 +35,7 @@ from ..privacy.training import observing
 from .centring import Centred, Centring, read_release_of
 from .gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
 from .masked import check_can_send, check_masking, outgoing_reply
+from .own_forecast import log_own_forecast
 from .requests import Request, check_version, integer_entry, malformed, read_points, session_entry
 from .simulation import training_entries
 from .statement import statement_entries
@@ -277,6 +278,8 @@ class PrivateClient(NumPyClient):
             figures = observer.figures()
         else:
             release = self.released(request)
+            if release.release == 1 and request.of == "gradients":
+                log_own_forecast(self.name, self.machine)
         # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
         machine, shapes = self.machine, self._shapes
         if request.of == "mean" and self.centred is not None:
