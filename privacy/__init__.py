@@ -8,6 +8,12 @@ from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_polic
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
+from .evaluation import (
+    EVALUATION_SHARE,
+    EvaluationRows,
+    Measured,
+    evaluation_policy,
+)
 from .forecast import Forecast, forecast_of
 from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
@@ -85,6 +91,7 @@ __all__ = [
     "CENTRING_CONSTANT",
     "CENTRING_SHARE",
     "CLIP_UNITS",
+    "EVALUATION_SHARE",
     "FAST_NOISE",
     "MECHANISMS",
     "NOISE_QUALITIES",
@@ -103,6 +110,7 @@ __all__ = [
     "Amplification",
     "ClipUnit",
     "ConfigurationError",
+    "EvaluationRows",
     "Forecast",
     "Grid",
     "Guarantee",
@@ -118,6 +126,7 @@ __all__ = [
     "MaskedRelease",
     "MaskedReleaseError",
     "Masking",
+    "Measured",
     "Mechanism",
     "MemoryLedger",
     "MemoryOpeningRecord",
@@ -169,6 +178,7 @@ __all__ = [
     "divided_mu",
     "epoch_mu",
     "epoch_words",
+    "evaluation_policy",
     "forecast_of",
     "gdp_best_guess",
     "gdp_delta",
