@@ -157,6 +157,8 @@ class ModuleGradients:
         self.module = module
         self.loss = loss
         self.chunk = chunk
+        self.together = True
+        """Whether vmap can compute this module's samples together."""
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
         self._constants = _constants(module)
@@ -166,8 +168,8 @@ class ModuleGradients:
             output = torch.func.functional_call(module, trained, arguments, named)
             return loss(output, with_batch_axis(target))
 
-        self._gradient = torch.func.grad(sample_loss)
-        self._gradients = torch.func.vmap(self._gradient, in_dims=(None, 0, 0))
+        self.of_one = torch.func.grad(sample_loss)
+        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
@@ -182,7 +184,7 @@ class ModuleGradients:
         for start in range(0, count, max(step, 1)):
             chosen = slice(start, min(start + step, count))
             self._write(rows[chosen], trained, picked(inputs, chosen), picked(targets, chosen))
-        self._check_constants()
+        self.check_constants()
         return rows
 
     def stacked(
@@ -217,10 +219,15 @@ class ModuleGradients:
         """The gradients of some samples; of a single one, as a real machine asks, without what vmap costs."""
         import torch
 
+        if not self.together and len(rows) > 1:
+            for i in range(len(rows)):
+                one = slice(i, i + 1)
+                self._write(rows[one], trained, picked(inputs, one), picked(targets, one))
+            return
         if len(rows) == 1:
-            made = self._gradient(trained, picked(inputs, 0), picked(targets, 0))
+            made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
         else:
-            made = self._gradients(trained, inputs, targets)
+            made = self.of_many(trained, inputs, targets)
         start = 0
         out = torch.from_numpy(rows)
         for name, shape in zip(self.names, self.shapes, strict=True):
@@ -228,7 +235,7 @@ class ModuleGradients:
             out[:, start : start + size] = made[name].detach().reshape(len(rows), size)
             start += size
 
-    def _check_constants(self) -> None:
+    def check_constants(self) -> None:
         """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
 
         Raises
