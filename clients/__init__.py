@@ -9,6 +9,7 @@ from .centring import Centring
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
+from .evaluation import Evaluation
 from .full_batch import CountedGradients, FullBatchClient
 from .gradients import PerSampleGradients, Samples, TorchGradients
 from .isrl_dp import IsrlDpClient
@@ -56,6 +57,7 @@ __all__ = [
     "CorrelatedNoiseMod",
     "CountedGradients",
     "DelayedMomentumClient",
+    "Evaluation",
     "FullBatchClient",
     "IsrlDpClient",
     "LabelledFeatures",

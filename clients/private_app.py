@@ -16,7 +16,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
-from ..privacy.gdp import gdp_mu
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
@@ -254,7 +253,8 @@ def private_client_app(
             batch_size=batch_size,
             clip_norm=clip_norm,
             max_participations=_rounds(rounds),
-            mu=_mu(epsilon, mu, delta),
+            mu=0.0 if mu is None else mu,
+            epsilon=epsilon,
             delta=delta,
             trust=trust,
             min_honest=min_honest,
@@ -281,12 +281,6 @@ def _rounds(rounds: int | None) -> int:
             "Expected rounds, the most releases of one training, got none: noise is made for so many."
         )
     return rounds
-
-
-def _mu(epsilon: float | None, mu: float | None, delta: float) -> float:
-    if (epsilon is None) == (mu is None):
-        raise ConfigurationError(f"Expected exactly one of epsilon and mu, got {epsilon!r} and {mu!r}.")
-    return gdp_mu(epsilon, delta) if epsilon is not None else float(mu or 0.0)
 
 
 def _is_function(samples: Any) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, RecordDict
 
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
+from ..privacy.asked import asked_mu
 from ..privacy.masking import Masking
 from .app_node import AppNode
 from .base import PrivateClient
@@ -124,10 +125,11 @@ class SampleNode(AppNode):
         **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget.
         """
         delta = float(ledger.delta or 0.0)
+        mu = asked_mu(self.mu, self.epsilon or None, delta)
         local = ledger.budget_local_mu if self.trust == "secure-aggregation" else None
         return self._policy(
             delta=delta,
-            budget_mu=covering_budget(self._mu(delta), ledger),
+            budget_mu=covering_budget(mu, ledger),
             budget_local_mu=local,
             noise_quality="exact",
         )
@@ -186,13 +188,6 @@ class SampleNode(AppNode):
     def _method(self) -> SampleMethod:
         return sample_method(self.method)
 
-    def _mu(self, delta: float) -> float:
-        if bool(self.mu) == bool(self.epsilon):
-            raise ConfigurationError(
-                f"Expected exactly one of mu and epsilon, got mu = {self.mu!r} and epsilon = {self.epsilon!r}."
-            )
-        return gdp_mu(self.epsilon, delta) if self.epsilon else self.mu
-
     def _policy(self, *, delta: float, **given: Any) -> PrivacyPolicy:
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 0:
             raise ConfigurationError(f"Expected batch-size to be an integer >= 0, got {self.batch_size!r}.")
@@ -201,7 +196,7 @@ class SampleNode(AppNode):
             batch_size=self.batch_size or None,
             clip_norm=self.clip_norm,
             max_participations=self.max_participations,
-            mu=self._mu(delta),
+            mu=asked_mu(self.mu, self.epsilon or None, delta),
             delta=delta,
             trust=self.trust,
             min_honest=self.min_honest,

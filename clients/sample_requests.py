@@ -51,7 +51,7 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
         _check_asked_as(method, updates=False)
         return kind, RecordDict({protocol.CONFIG: entries})
     records = [record for record in message.content.array_records.values() if len(record)]
-    if len(records) != method.client.query_points:
+    if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:
         raise malformed(
             f"expected {method.client.query_points} models, got {len(records)}: this machine is for {method.strategy}"
         )
