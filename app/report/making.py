@@ -77,6 +77,7 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
         "tiles": _tiles(run),
         "plots": plots,
         "refusals": _refusals(run),
+        "forecast": run.document.get("forecast"),
         "training": run.document.get("training"),
         "machines": _machines(run),
         "left_out": max(len(run.names) - _MOST_MACHINES, 0),

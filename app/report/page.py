@@ -129,6 +129,19 @@ knows, but what is marked as a simulation's alone.</p>
 {% endfor %}
 </p>
 {% endif %}
+{% if run.forecast %}
+<p{% if run.forecast.warning %} class="worrying"{% endif %}>{{ run.forecast.sentence }}</p>
+{% if run.forecast.changes %}
+<details{% if run.forecast.warning %} open{% endif %}><summary>What would help</summary>
+<table>
+<thead><tr><th scope="col">each alone</th><th scope="col">noise over a typical update</th></tr></thead>
+<tbody>
+{% for change in run.forecast.changes %}
+<tr><td>{{ change.words }}</td><td>{{ "%.2g" | format(change.ratio) }}</td></tr>
+{% endfor %}
+</tbody></table></details>
+{% endif %}
+{% endif %}
 {% if run.training %}
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
 {{ run.training.sentence }}</p>
