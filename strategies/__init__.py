@@ -8,6 +8,7 @@ from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .evaluation_figures import EvaluationResult
 from .full_batch import (
     AVERAGES,
     FullBatch,
@@ -22,6 +23,7 @@ from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
+from .private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation
 from .reduced_tree_momentum import (
     IncompleteRoundError,
     ReducedTreeMomentum,
@@ -50,15 +52,35 @@ from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momen
 from .trusted_full_batch import TrustedFullBatch
 from .trusted_mean_of_features import TrustedMeanOfFeatures
 from .trusted_mu2 import TrustedMu2
+from .trusted_private_evaluation import TrustedPrivateEvaluation
 
 if TYPE_CHECKING:
-    from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step
+    from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
+    from .optimizers import (
+        OPTIMIZERS,
+        ServerAdam,
+        ServerMomentum,
+        ServerOptimizer,
+        ServerYogi,
+        adam_step,
+        momentum_step,
+        yogi_step,
+    )
 
 # For other people's projects, whose clients stay as they are: no method of murmurfl's own app uses it.
 _LATE = {
     "AverageState": "correlated_fedavg",
     "CorrelatedFedAvg": "correlated_fedavg",
+    "OPTIMIZERS": "optimizers",
+    "ServerAdam": "optimizers",
+    "ServerMomentum": "optimizers",
+    "ServerOptimizer": "optimizers",
+    "ServerYogi": "optimizers",
+    "adam_step": "optimizers",
     "average_step": "correlated_fedavg",
+    "momentum_step": "optimizers",
+    "optimizer_step": "correlated_fedavg",
+    "yogi_step": "optimizers",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
@@ -66,6 +88,7 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
 __all__ = [
     "AVERAGES",
     "MOMENTUM_MECHANISMS",
+    "OPTIMIZERS",
     "REGULARIZERS",
     "SAMPLINGS",
     "VARIANTS",
@@ -77,6 +100,8 @@ __all__ = [
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
+    "EvaluationResult",
+    "EvaluationState",
     "FullBatch",
     "FullBatchState",
     "HelperUnavailableError",
@@ -92,12 +117,14 @@ __all__ = [
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "NotEvaluatedError",
     "OneShot",
     "OneShotState",
     "OnlineFedSGD",
     "OnlineState",
     "OpeningError",
     "Outcome",
+    "PrivateEvaluation",
     "PublicEpochs",
     "ReducedTreeMomentum",
     "ReducedTreeMomentumState",
@@ -108,6 +135,10 @@ __all__ = [
     "RoundReport",
     "RoundRequest",
     "SecureAggregation",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerOptimizer",
+    "ServerYogi",
     "ShuffledAvg",
     "ShuffledState",
     "TreeMomentum",
@@ -115,18 +146,22 @@ __all__ = [
     "TrustedFullBatch",
     "TrustedMeanOfFeatures",
     "TrustedMu2",
+    "TrustedPrivateEvaluation",
     "WrongSumError",
+    "adam_step",
     "average_step",
     "delayed_momentum_step",
     "full_batch_start",
     "full_batch_step",
     "isrl_dp_step",
     "load_checkpoint",
+    "momentum_step",
     "mu2_start",
     "mu2_step",
     "node_sum",
     "noisy_sgd_step",
     "online_step",
+    "optimizer_step",
     "private_rounds",
     "proximal",
     "reduced_tree_momentum_step",
@@ -135,4 +170,5 @@ __all__ = [
     "save_checkpoint",
     "tree_momentum_start",
     "tree_momentum_step",
+    "yogi_step",
 ]

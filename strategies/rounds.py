@@ -10,7 +10,7 @@ import hashlib
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -24,9 +24,12 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
+from ..privacy.forecast import Forecast
+from ..privacy.stated_noise import StatedNoise
 from ..privacy.training import TrainingFigures
 from .checkpoint import load_checkpoint, save_checkpoint
 from .clipping_watch import ALL_MACHINES, ClippingWatch
+from .forecast import read_noise
 from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory, Sampling, sample_machines
 from .opening import Helpers
@@ -56,6 +59,8 @@ class Rounds(ABC, Generic[StateT]):
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
     sums_suffice: ClassVar[bool] = True
     """Whether the rounds need nothing of releases but their sum, so that they may come under masks."""
+    foresees: ClassVar[bool] = True
+    """Whether what noise leaves of the model is forecast; not where the rounds make no model."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
     """The type of the messages in which machines are asked who they are and what they have spent."""
 
@@ -93,6 +98,8 @@ class Rounds(ABC, Generic[StateT]):
         self.participation: dict[str, int | None] = {}
         """The machines asked in the last round, and the number of the release aggregated of each, or None."""
         self.history: list[RoundReport] = []
+        self.forecast: Forecast | None = None
+        """What the noise will leave of the model, as machines stated it before the first round; None without noise."""
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
         """What clipping did in each round; of simulated machines only, and not private."""
@@ -163,6 +170,10 @@ class Rounds(ABC, Generic[StateT]):
                 else {}
             ),
         }
+
+    def _stated_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
+        """The noise of each machine's releases in all, by its own words; of a trusted server, its part of the noise."""
+        return read_noise(statements)
 
     def check_reply(self, reply: Reply) -> bool:
         """Whether a well-formed reply may be aggregated; for subclasses that expect more of their machines.
