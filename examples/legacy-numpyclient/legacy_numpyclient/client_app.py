@@ -30,6 +30,6 @@ def client_fn(context: Context) -> Client:
 
 # Before: app = ClientApp(client_fn)
 POLICY = UpdatePolicy(
-    clip_norm=1.0, mu=0.9249, max_participations=15, trust="secure-aggregation", min_honest=90, min_cohort=95
+    clip_norm=1.0, epsilon=4.0, max_participations=15, trust="secure-aggregation", min_honest=90, min_cohort=95
 )
 app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(simulation=POLICY)])

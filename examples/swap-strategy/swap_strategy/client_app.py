@@ -7,7 +7,7 @@ from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from .task import Net, load_data, train
 
 # Before: app = ClientApp()
-POLICY = UpdatePolicy(clip_norm=1.0, mu=0.9249, max_participations=5)
+POLICY = UpdatePolicy(clip_norm=1.0, epsilon=4.0, max_participations=5)
 app = ClientApp(mods=[CorrelatedNoiseMod(simulation=POLICY)])
 
 

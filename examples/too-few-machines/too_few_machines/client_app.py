@@ -10,7 +10,7 @@ from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 
 from .task import Net, load_data, train
 
-UNTRUSTED = UpdatePolicy(clip_norm=2.0, mu=0.9249, max_participations=10)
+UNTRUSTED = UpdatePolicy(clip_norm=2.0, epsilon=4.0, max_participations=10)
 SUMS = replace(UNTRUSTED, trust="secure-aggregation", min_honest=80, min_cohort=90)
 MODS = {policy.trust: CorrelatedNoiseMod(simulation=policy) for policy in (UNTRUSTED, SUMS)}
 
