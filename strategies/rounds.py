@@ -30,8 +30,8 @@ from ..privacy.training import TrainingFigures
 from .attendance import Attendance
 from .checkpoint import load_checkpoint, save_checkpoint
 from .clipping_watch import ALL_MACHINES, ClippingWatch
-from .forecast import read_noise
 from .flower_arguments import refuse_arguments
+from .forecast import read_noise
 from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory, Sampling, sample_machines
 from .opening import Helpers
