@@ -23,6 +23,7 @@ from .forecast import log_forecast
 from .layout import vector_size
 from .machines import NodesUnavailableError, by_length_and_name, rounds_possible
 from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, is_masked, read_outcome
+from .reports import say_unlike
 from .rounds import Rounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements, releases_left
@@ -131,7 +132,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
-        self._say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
+        say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
@@ -139,24 +140,6 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         )
         report = self._take_round(server_round, outcomes)
         return self._record(self._published()), report.metrics
-
-    def _say_unlike(self, server_round: int, unlike: int, *, masked: bool) -> None:
-        """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
-        if unlike and masked:
-            log(
-                WARNING,
-                "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
-                "dropped. Have these machines set trust = 'secure-aggregation'.",
-                *(server_round, unlike),
-            )
-        elif unlike:
-            log(
-                WARNING,
-                "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
-                "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
-                "app with trust=secure-aggregation.",
-                *(server_round, unlike),
-            )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -92,9 +92,7 @@ class Rounds(ABC, Generic[StateT]):
         self._attendance = Attendance(
             num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes
         )
-        check_rounds_options(sampling, session, evaluate_every)
-        if not largest_value > 0:
-            raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
+        check_rounds_options(sampling, session, evaluate_every, largest_value)
         self.num_clients = num_clients or 0
         """M; 0 as long as it is not known, which it is when a training begins."""
         self.clients_per_round = 0
@@ -102,12 +100,8 @@ class Rounds(ABC, Generic[StateT]):
         self.seed = secrets.randbits(63) if seed is None else seed
         self.sampling: Sampling = sampling
         self.session = secrets.token_hex(16) if session is None else session
-        self.machines = MachineDirectory(
-            num_clients,
-            node_deadline_s,
-            message_type=self.message_type_of_queries,
-            fewest=self._attendance.fewest,
-        )
+        queries, fewest = self.message_type_of_queries, self._attendance.fewest
+        self.machines = MachineDirectory(num_clients, node_deadline_s, message_type=queries, fewest=fewest)
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
@@ -127,7 +121,7 @@ class Rounds(ABC, Generic[StateT]):
         self._secure: SecureRounds | None = None
         if secure_aggregation is not None:
             refuse_sums(secure_aggregation, "" if self.sums_suffice and self.acknowledges else type(self).__name__)
-            helpers = Helpers(secure_aggregation, self.machines, self.message_type_of_queries)
+            helpers = Helpers(secure_aggregation, self.machines, queries)
             self._secure = SecureRounds(secure_aggregation, helpers, self.largest_value)
         if num_clients is not None:
             self._settle(num_clients)
