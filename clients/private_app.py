@@ -277,6 +277,10 @@ def private_client_app(
 
 def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, *, seed: int, chunk: int | None) -> MachineModel:
     """A model of whatever library it is."""
+    from .sklearn_model import estimator_model, is_estimator
+
+    if is_estimator(model):
+        return estimator_model(model, loss)
     from .torch_machine import torch_machine_model
 
     return torch_machine_model(model, loss, seed=seed, chunk=chunk)
