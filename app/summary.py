@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import rounded_up
+from ..privacy.plain_words import plain_meaning
 
 
 def shown(value: float | None) -> str:
@@ -18,6 +19,20 @@ def shown(value: float | None) -> str:
 def noise_note(noise_quality: str) -> str:
     """What must stand beside an epsilon that rests on noise of this quality."""
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
+
+
+def plain_words(document: Mapping[str, Any]) -> str:
+    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: those of the document's ``privacy``.
+    """
+    privacy = document.get("privacy")
+    if not privacy:  # of a murmurfl that did not write its parts
+        return ""
+    parts = {name: privacy.get(name) for name in ("unit", "trust", "mu_local", "min_honest")}
+    return privacy.get("meaning") or plain_meaning(math.inf if privacy["mu"] is None else privacy["mu"], **parts)
 
 
 def loss_text(loss: float | None) -> str:

@@ -8,8 +8,8 @@ the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Required, TypedDict
 
 import numpy as np
@@ -30,31 +30,17 @@ from ..privacy import (
 )
 from ..privacy.contributions import StackedContributions
 from ..privacy.masking import Masking
-from ..privacy.mechanisms import State
 from ..privacy.training import observing
-from .centring import Centred, Centring, read_release_of
+from .centring import Centred, Centring
+from .evaluation import Evaluated, Evaluation, MachineTerms
 from .gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
 from .masked import check_can_send, check_masking, outgoing_reply
-from .requests import Request, check_version, integer_entry, malformed, read_points, session_entry
+from .parts import make_parts, refuse_parts
+from .release_of import read_release_of
+from .requests import ReleaseOf, Request, check_version, integer_entry, malformed, read_points, session_entry
 from .simulation import training_entries
 from .statement import statement_entries
-
-
-@dataclass(frozen=True)
-class Together:
-    """How several simulated machines of one kind and one model are computed at once.
-
-    Parameters
-    ----------
-    contributions : callable
-        Takes positions of machines and one batch of their samples, machine after machine. Gives, in the same order,
-        what :meth:`PrivateClient.contribution` gives for each machine, up to rounding; unclipped.
-    note : tuple of floating-point arrays, optional
-        Public values that each of them remembers with its release (:meth:`~murmurfl.privacy.PrivateMachine.noted`).
-    """
-
-    contributions: Callable[[Sequence[int], Any], StackedContributions]
-    note: State | None = None
+from .together import Together as Together
 
 
 class ClientOptions(TypedDict, total=False):
@@ -64,6 +50,7 @@ class ClientOptions(TypedDict, total=False):
     rows: RowCache | None
     masking: Masking | None
     centring: Centring | None
+    evaluation: Evaluation | None
 
 
 class PrivateClient(NumPyClient):
@@ -89,6 +76,8 @@ class PrivateClient(NumPyClient):
         The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     centring : Centring, optional
         That the machine releases the mean of its features first, and computes everything else around a centre.
+    evaluation : Evaluation, optional
+        That the machine says, privately and once a session, how good a model is on its samples.
 
     Raises
     ------
@@ -113,6 +102,8 @@ class PrivateClient(NumPyClient):
     standing alone. A subclass is another kind of machine, and says so for itself."""
     centres: ClassVar[bool] = True
     """Whether this kind of machine can see its samples from a centre."""
+    evaluates: ClassVar[bool] = True
+    """Whether this kind of machine can evaluate a model privately."""
 
     def __init__(
         self,
@@ -126,6 +117,7 @@ class PrivateClient(NumPyClient):
         rows: RowCache | None = None,
         masking: Masking | None = None,
         centring: Centring | None = None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
@@ -148,18 +140,21 @@ class PrivateClient(NumPyClient):
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
-        # Under another roster a helper may not know what was opened in the session.
-        bound = {} if masking is None else {"roster": masking.roster.digest}
-        known = {"data": row_bytes(samples), **bound}
-        self.machine = self.machine_type(policy, size, len(samples), ledger, keys, rows, **known)
-        self.centred: Centred | None = None
-        if centring is not None:
-            if not self.centres:
-                raise ConfigurationError(
-                    f"Expected no centring for {type(self).__name__}, got one: its samples are not seen from a centre."
-                )
-            mean = PrivateMachine(centring.policy, centring.num_features, len(samples), ledger, keys, **known)
-            self.centred = Centred(centring, samples, mean, beside=policy)
+        refuse_parts(
+            type(self).__name__,
+            centres=self.centres,
+            evaluates=self.evaluates,
+            centring=centring,
+            evaluation=evaluation,
+        )
+        known: MachineTerms = {"data": row_bytes(samples)}
+        if masking is not None:
+            known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
+        count = len(samples) if evaluation is None else evaluation.trained_on(samples)
+        self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
+        shapes, parts = getattr(gradients, "model_shapes", self._shapes), (samples, ledger, keys, known)
+        own = {"shapes": shapes, "beside": policy, "centring": centring, "evaluation": evaluation}
+        self.parts = make_parts(self.machine, *parts, **own)
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
@@ -278,9 +273,8 @@ class PrivateClient(NumPyClient):
         else:
             release = self.released(request)
         # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
-        machine, shapes = self.machine, self._shapes
-        if request.of == "mean" and self.centred is not None:
-            machine, shapes = self.centred.machine, self.centred.shapes
+        part = self.parts.of(request.of)
+        machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)
         sent, entries = outgoing_reply(
             release, shapes, masking=self.masking, session=request.session, policy=machine.policy
         )
@@ -288,18 +282,23 @@ class PrivateClient(NumPyClient):
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
             protocol.ACK: release.ack,
-            protocol.SENSITIVITY: machine.plan.sensitivity,
             protocol.MACHINE: self.name,
+            **self.public_entries(request.of),
             **entries,
             **training_entries(self.name, figures),
         }
         return sent, release.samples, metrics
 
     def released(self, request: Request) -> Release:
-        """What a request asks for that has passed every check: :meth:`release`, or the mean of the features."""
-        if request.of == "gradients" or self.centred is None:
-            return self.release(request)
-        return self.centred.release(request.session, request.ack)
+        """What a request asks for that has passed every check: :meth:`release`, the mean, or an evaluation."""
+        part = self.parts.of(request.of)
+        return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
+
+    def public_entries(self, of: ReleaseOf) -> dict[str, Any]:
+        """What a reply says of its release beside whose and which it is; independent of data."""
+        part = self.parts.of(of)
+        machine, entries = (self.machine, {}) if part is None else (part.machine, part.entries)
+        return {protocol.SENSITIVITY: machine.plan.sensitivity, **entries}
 
     def batch(self, request: Request, samples: slice) -> Any:
         """Samples as a request is answered from them: as they are, or seen from its centre."""
@@ -361,12 +360,27 @@ class PrivateClient(NumPyClient):
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent in a session and what it guarantees, as plain values."""
-        return statement_entries(self.machine, session, None if self.centred is None else self.centred.machine)
+        return statement_entries(self.machine, session, self.parts.machines)
+
+    @property
+    def centred(self) -> Centred | None:
+        """The part that releases the mean of its features first, if it does."""
+        return self.parts.centred
+
+    @property
+    def evaluated(self) -> Evaluated | None:
+        """The part that says how good a model is on its samples, if it does."""
+        return self.parts.evaluated
 
     @property
     def centring(self) -> Centring | None:
         """That the machine releases the mean of its features first, if it does."""
         return None if self.centred is None else self.centred.centring
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """That the machine says how good a model is on its samples, if it does."""
+        return None if self.evaluated is None else self.evaluated.evaluation
 
     def _read(self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]) -> Request:
         check_version(config)
@@ -375,6 +389,9 @@ class PrivateClient(NumPyClient):
         server_round = integer_entry(config, protocol.SERVER_ROUND, 1, protocol.LARGEST_ROUND)
         ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         session = session_entry(config)
-        of, centre = read_release_of(config, self.centring)
-        count = self.query_points if of == "gradients" else 0
-        return Request(server_round, session, ack, read_points(parameters, self._shapes, count), of, centre)
+        of, centre = read_release_of(config, self.centring, self.evaluation)
+        part = self.parts.of(of)
+        shapes, count = self._shapes, self.query_points
+        if part is not None:
+            shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
+        return Request(server_round, session, ack, read_points(parameters, shapes, count), of, centre)

@@ -6,23 +6,19 @@ What is released and what it costs stands in :mod:`murmurfl.privacy.centring`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachine, RefusedError, Release, protocol
+from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, PrivateMachine, Release
 from ..privacy.centring import CENTRING_CONSTANT, centred
 from ..privacy.mechanisms import noise_stands_alone
+from .beside import check_beside
 from .gradients import Samples
-from .requests import ReleaseOf, malformed
-
-_IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
-
-_TAKES_NO_CENTRE = "this machine is not configured for centring: it releases no mean and takes no centre"
-_NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
+from .requests import Request
 
 
 @dataclass(frozen=True)
@@ -74,28 +70,7 @@ class Centring:
         ------
         ConfigurationError
         """
-        if policy.order == "in-turn" and policy.sample_participations == 1:
-            raise ConfigurationError(
-                "Expected order 'again' beside centring, got 'in-turn': the mean takes every sample, and none would be "
-                "left that no session has used."
-            )
-        if policy.order == "secret":
-            raise ConfigurationError(
-                "Expected another order than 'secret' beside centring, got it: what a secret order is worth is counted "
-                "for samples that show nowhere else, and the mean is of all of them."
-            )
-        for name in _IN_COMMON:
-            ours, theirs = getattr(self.policy, name), getattr(policy, name)
-            if ours != theirs:
-                raise ConfigurationError(
-                    f"Expected one {name} for the mean of features and for everything else on this machine, got "
-                    f"{ours!r} and {theirs!r}."
-                )
-        if self.policy.adds_noise != policy.adds_noise:
-            raise ConfigurationError(
-                "Expected noise on the mean of features and on everything else, or on neither, got mechanism "
-                f"{self.policy.mechanism!r} and {policy.mechanism!r}."
-            )
+        check_beside(self.policy, policy, beside="centring", release="the mean of features")
 
     def features(self, batch: Any) -> NDArray[np.float64]:
         """The features of a batch of samples, an array or a tuple that begins with it: one row each."""
@@ -148,6 +123,7 @@ class Centred:
         self.centring = centring
         self.machine = machine
         self.shapes = [(centring.num_features,)]
+        self.asked_at: list[tuple[int, ...]] | None = None
         self._samples = samples
         # A simulation whose releases are from all samples asks for the same ones again and again.
         self._keeps = machine.simulated and beside.sums_samples
@@ -169,6 +145,20 @@ class Centred:
         """
         return self.machine.release(session, ack, lambda chosen: self.centring.features(self._samples[chosen]))
 
+    @property
+    def entries(self) -> dict[str, Any]:
+        """What a reply says of the mean beside what every reply says: nothing."""
+        return {}
+
+    def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
+        """:meth:`release`, for a request that has passed every check.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :meth:`release`.
+        """
+        return self.release(request.session, request.ack)
+
     def batch(self, samples: slice, centre: NDArray[np.float32]) -> Any:
         """The samples of a slice, seen from a centre."""
         if not self._keeps:
@@ -179,46 +169,3 @@ class Centred:
         if key not in self._batches:
             self._batches[key] = self.centring.batch(self._samples[samples], centre)
         return self._batches[key]
-
-
-def read_release_of(
-    config: Mapping[str, Any], centring: Centring | None
-) -> tuple[ReleaseOf, NDArray[np.float32] | None]:
-    """What a training request is for, and the centre it brings; refused where the machine is configured otherwise.
-
-    Parameters
-    ----------
-    config : mapping
-        The request's entries.
-    centring : Centring or None
-        The machine's.
-
-    Raises
-    ------
-    RefusedError
-        With a fixed text.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: an answer or a refusal that depends on the request and on what is public of
-    the machine.
-    """
-    of, content = config.get(protocol.RELEASE_OF), config.get(protocol.CENTRE)
-    if of not in (None, protocol.OF_MEAN):
-        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
-    if centring is None:
-        if of is not None or content is not None:
-            raise RefusedError(protocol.NOT_CONFIGURED, _TAKES_NO_CENTRE)
-        return "gradients", None
-    if of is not None:
-        if content is not None:
-            raise malformed("a request for the mean brings no centre")
-        return "mean", None
-    if content is None:
-        raise RefusedError(protocol.NOT_CONFIGURED, _NEEDS_CENTRE)
-    if not isinstance(content, bytes) or len(content) != 4 * centring.num_features:
-        raise malformed(f"expected {protocol.CENTRE} to be {centring.num_features} float32 values, little endian")
-    centre = np.frombuffer(content, dtype="<f4").astype(np.float32)
-    if not np.isfinite(centre).all():
-        raise malformed(f"expected {protocol.CENTRE} to be finite")
-    return "gradients", centre

@@ -20,8 +20,8 @@ from ..privacy import ConfigurationError, RefusedError, Release
 from ..privacy.cohort import release_together
 from ..privacy.contributions import StackedContributions
 from .base import PrivateClient, Request
-from .centring import read_release_of
 from .gradients import PerSampleGradients, Samples
+from .release_of import read_release_of
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class _Asked:
 
     def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
         """The request of one machine; refused as it would refuse a message."""
-        of, centre = read_release_of(entries, client.centring)
+        of, centre = read_release_of(entries, client.centring, client.evaluation)
         return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
 
 

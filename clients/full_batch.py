@@ -68,7 +68,8 @@ class CountedGradients:
 
     def __init__(self, gradients: PerSampleGradients, share: float = QUANTILE_SHARE) -> None:
         self.rows = CountedRows(share)
-        self.shapes = [*(tuple(shape) for shape in gradients.shapes), (1,)]
+        self.model_shapes = [tuple(shape) for shape in gradients.shapes]
+        self.shapes = [*self.model_shapes, (1,)]
         self._gradients = gradients
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:

@@ -47,6 +47,24 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     fixed sentence, with the details in the machine's own log.
     """
     app = ClientApp(mods=mods or [])
+    serve(app, client_fn)
+    return app
+
+
+def serve(app: ClientApp, client_fn: ClientFunction) -> None:
+    """Have an app answer messages as :func:`numpy_client_app` does.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Nothing is registered with it yet.
+    client_fn : callable
+        See :func:`numpy_client_app`.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`numpy_client_app`.
+    """
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -59,8 +77,6 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     @app.query()
     def query(message: Message, context: Context) -> Message:
         return answer(message, lambda: _query(_client(client_fn, context), message.content))
-
-    return app
 
 
 def _client(client_fn: ClientFunction, context: Context) -> NumPyClient:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..privacy import RefusedError, protocol
 
-ReleaseOf = Literal["gradients", "mean"]
+ReleaseOf = Literal["gradients", "mean", "evaluation"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Request:
         The last of this machine's releases that the server has aggregated.
     query_points : tuple of lists of ndarray
         The points to compute gradients at, each a list of the model's arrays.
-    of : {"gradients", "mean"}
-        What is to be released: what this kind of machine makes of gradients, or the mean of its features.
+    of : {"gradients", "mean", "evaluation"}
+        What is to be released: what this kind of machine makes of gradients, the mean of its features, or how good the
+        model at the query point is on its samples.
     centre : ndarray of shape (k,), float32, optional
         What the machine sees its samples from, where it is configured for centring.
     """

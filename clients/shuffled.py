@@ -65,6 +65,7 @@ class ShuffledClient(LocalStepsClient):
     """
 
     machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
+    evaluates: ClassVar[bool] = False
     machine: ShuffledMachine
 
     def __init__(

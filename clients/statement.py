@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..privacy import LedgeredMachine, PrivacyStatement, protocol
+from ..privacy.stated_noise import stated_noise
 
 
-def statement_entries(machine: LedgeredMachine, session: str, mean: LedgeredMachine | None = None) -> dict[str, Any]:
+def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
     """What a machine has spent in a session and what it guarantees, as plain values; independent of its data.
 
     Parameters
     ----------
     machine : LedgeredMachine
     session : str
-    mean : LedgeredMachine, optional
-        What releases the mean of the features that the session's releases are made around, in a session of its own:
-        a training is both, and the figures are of both together.
+    beside : sequence of LedgeredMachine
+        What release the mean of the features that the session's releases are made around, and an evaluation of the
+        model, in sessions of their own: a training is all of them, and the figures are of all together.
     """
     statement = machine.statement(session)
-    if mean is not None:
-        statement = _with_mean(statement, mean)
+    for other in beside:
+        statement = _with_release(statement, other)
     sums = {
         protocol.MU_LOCAL: statement.mu_local,
         protocol.MIN_HONEST: statement.min_honest,
@@ -42,18 +44,20 @@ def statement_entries(machine: LedgeredMachine, session: str, mean: LedgeredMach
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
+        **stated_noise(machine.policy, machine.plan, machine.num_samples),
         **{name: value for name, value in sums.items() if value is not None},
     }
 
 
-def _with_mean(statement: PrivacyStatement, mean: LedgeredMachine) -> PrivacyStatement:
-    """A session's statement, with what one release of the mean adds to it."""
-    # A release takes every sample, so that none are used before the first.
-    spent = mean.plan.mu if statement.samples_used else 0.0
-    local = None if statement.mu_local is None else math.hypot(statement.mu_local, mean.plan.mu_local)
+def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> PrivacyStatement:
+    """A session's statement, with what the one release of another session adds to it."""
+    # The mean takes every sample, so that none are used before it. An evaluation comes last: it is counted from the
+    # first release on, as what is reserved for it.
+    spent = other.plan.mu if statement.samples_used else 0.0
+    local = None if statement.mu_local is None else math.hypot(statement.mu_local, other.plan.mu_local)
     return replace(
         statement,
         mu_spent=math.hypot(statement.mu_spent, spent),
-        mu_guaranteed=math.hypot(statement.mu_guaranteed, mean.plan.mu),
+        mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu),
         mu_local=local,
     )

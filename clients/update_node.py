@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError, SQLiteLedger, protocol
+from ..privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol
 from ..privacy.masking import Masking
 from .operators_file import covering_budget, read_operators_file, values_by_field
 from .roster_files import read_machine_key, read_roster
@@ -63,6 +63,9 @@ class UpdateNode:
         ``min-cohort``, which is one of the policy's.
     signing_key : str
         Path of this machine's own private key, whose public half stands in the roster.
+    epsilon : float
+        Of all releases of one run together, at the ledger's delta: in the place of the file's ``mu``, which is then not
+        given. 0 where the mu of ``updates`` counts.
     run_config, node_config : mapping
         What that app finds in ``context.run_config`` and ``context.node_config``: TOML tables of the operator's. What
         the server says in a run configuration does not reach it.
@@ -87,6 +90,7 @@ class UpdateNode:
     roster: str = ""
     roster_digest: str = ""
     signing_key: str = ""
+    epsilon: float = 0.0
     run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
@@ -154,7 +158,7 @@ class UpdateNode:
         # In the order in which the fields are declared, which is that of the keys that an error names.
         values = values_by_field([*own[:place], *_OF_THE_POLICY, *own[place + 1 :]], document)
         updates = {f.name: values.pop(f.name) for f in _OF_THE_POLICY if f.name in values}
-        return cls(updates=UpdatePolicy(**updates), **values)
+        return cls(updates=UpdatePolicy(**updates, epsilon=values.get("epsilon")), **values)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:
         """By what the ledger knows the ClientApp's data: nothing for a client-level guarantee, which needs nothing.
@@ -212,10 +216,12 @@ class UpdateNode:
         ConfigurationError
             If the ledger's budget does not cover one session.
         """
-        budget, local = covering_budget(self.updates.mu, ledger), None
+        delta = float(ledger.delta or 0.0)
+        mu = gdp_mu(self.epsilon, delta) if self.epsilon else self.updates.mu
+        budget, local = covering_budget(mu, ledger), None
         if self.updates.trust == "secure-aggregation":
             local = getattr(ledger, "budget_local_mu", None)
-        settled = replace(self.updates, budget_mu=budget, delta=float(ledger.delta or 0.0), budget_local_mu=local)
+        settled = replace(self.updates, mu=mu, budget_mu=budget, delta=delta, budget_local_mu=local)
         private = settled.privacy_policy()
         needed = private.plan(1).mu_local
         if local is not None and needed > private.local_budget * (1 + _ROUNDING):

@@ -8,6 +8,13 @@ from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_polic
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
 from .errors import ConfigurationError, LedgerError, MurmurflError, RefusedError, UnsupportedFlowerError
+from .evaluation import (
+    EVALUATION_SHARE,
+    EvaluationRows,
+    Measured,
+    evaluation_policy,
+)
+from .forecast import Forecast, forecast_of
 from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
@@ -47,6 +54,7 @@ from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit,
 from .release import PrivateMachine
 from .roster import HelperEntry, HelperKey, MachineKey, Roster
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
+from .stated_noise import StatedNoise, stated_noise
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 if TYPE_CHECKING:
@@ -83,6 +91,7 @@ __all__ = [
     "CENTRING_CONSTANT",
     "CENTRING_SHARE",
     "CLIP_UNITS",
+    "EVALUATION_SHARE",
     "FAST_NOISE",
     "MECHANISMS",
     "NOISE_QUALITIES",
@@ -101,6 +110,8 @@ __all__ = [
     "Amplification",
     "ClipUnit",
     "ConfigurationError",
+    "EvaluationRows",
+    "Forecast",
     "Grid",
     "Guarantee",
     "Header",
@@ -115,6 +126,7 @@ __all__ = [
     "MaskedRelease",
     "MaskedReleaseError",
     "Masking",
+    "Measured",
     "Mechanism",
     "MemoryLedger",
     "MemoryOpeningRecord",
@@ -143,6 +155,7 @@ __all__ = [
     "ShuffledMachine",
     "ShuffledPolicy",
     "SimulatedKeys",
+    "StatedNoise",
     "StreamRecord",
     "SystemKeys",
     "Trust",
@@ -165,6 +178,8 @@ __all__ = [
     "divided_mu",
     "epoch_mu",
     "epoch_words",
+    "evaluation_policy",
+    "forecast_of",
     "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
@@ -187,6 +202,7 @@ __all__ = [
     "server_noise_words",
     "set_digest",
     "standard_normals",
+    "stated_noise",
     "stated_words",
     "upgrade_ledger",
 ]

@@ -100,6 +100,7 @@ class LedgeredMachine:
             _check_local_budget(policy, self.plan, ledger)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
+        self.num_rows = num_samples  # more, where rows behind the samples are known that other sessions use
         self._ledger = ledger
         self._keys = keys
         known = None if keys.simulated or data is any_data else data
@@ -314,7 +315,7 @@ class LedgeredMachine:
 
     def _check_data(self, account: Account) -> None:
         if self._data is not None and account.samples_used:
-            self._data.check(account.samples_used, account.data, self.num_samples)
+            self._data.check(account.samples_used, account.data, self.num_rows)
 
     def _digest_of(self, rows: int, otherwise: str = "") -> str:
         return otherwise if self._data is None else self._data.of(rows)

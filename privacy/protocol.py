@@ -26,10 +26,11 @@ ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
 
-# What a training request is for, where it is not for the strategy's own releases, and the mean of the features that a
-# machine is to see its samples from (:mod:`.centring`): k float32 values, little endian.
+# What a training request is for, where it is not for the strategy's own releases (:mod:`.evaluation`), and the mean of
+# the features that a machine is to see its samples from (:mod:`.centring`): k float32 values, little endian.
 RELEASE_OF = "of"
 OF_MEAN = "mean"
+OF_EVALUATION = "evaluation"
 CENTRE = "centre"
 
 # What a machine's noise mod tells its own ClientApp, beside the request's entries.
@@ -45,6 +46,9 @@ MU_LOCAL = "mu-local"  # this and the next two only under secure aggregation
 MIN_HONEST = "min-honest"
 MIN_COHORT = "min-cohort"
 CLIENT_LEVEL = "client-level"
+NOISE_STD = "noise-std"  # this and the next two only of an evaluation
+HELD_OUT = "held-out"
+SCORES_SHARE = "scores-share"
 
 # Of a masked release (:mod:`.masking`), in the ConfigRecord of its reply beside MACHINE; its ArrayRecord has the
 # model's shapes in uint64.
@@ -67,6 +71,9 @@ NOT_PRIVATE = "not-private"
 NUM_PARAMETERS = "num-parameters"
 MACHINES = "machines"
 RELEASES_LEFT = "releases-left"
+LONGEST_RELEASE = "longest-release"  # this and the next two are what a forecast is made from (:mod:`.forecast`)
+NOISE_IN_ALL = "noise-in-all"
+CLIP_UNIT = "clip-unit"
 
 LONGEST_SESSION_NAME = 64
 LONGEST_MACHINE_NAME = 64

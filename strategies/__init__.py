@@ -8,6 +8,7 @@ from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
+from .evaluation_figures import EvaluationResult
 from .full_batch import (
     AVERAGES,
     FullBatch,
@@ -22,6 +23,7 @@ from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
+from .private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation
 from .reduced_tree_momentum import (
     IncompleteRoundError,
     ReducedTreeMomentum,
@@ -50,6 +52,7 @@ from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momen
 from .trusted_full_batch import TrustedFullBatch
 from .trusted_mean_of_features import TrustedMeanOfFeatures
 from .trusted_mu2 import TrustedMu2
+from .trusted_private_evaluation import TrustedPrivateEvaluation
 
 if TYPE_CHECKING:
     from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
@@ -97,6 +100,8 @@ __all__ = [
     "DelayedMomentum",
     "DelayedMomentumState",
     "DirectMachines",
+    "EvaluationResult",
+    "EvaluationState",
     "FullBatch",
     "FullBatchState",
     "HelperUnavailableError",
@@ -112,12 +117,14 @@ __all__ = [
     "NodesUnavailableError",
     "NoisySGD",
     "NoisySGDState",
+    "NotEvaluatedError",
     "OneShot",
     "OneShotState",
     "OnlineFedSGD",
     "OnlineState",
     "OpeningError",
     "Outcome",
+    "PrivateEvaluation",
     "PublicEpochs",
     "ReducedTreeMomentum",
     "ReducedTreeMomentumState",
@@ -139,6 +146,7 @@ __all__ = [
     "TrustedFullBatch",
     "TrustedMeanOfFeatures",
     "TrustedMu2",
+    "TrustedPrivateEvaluation",
     "WrongSumError",
     "adam_step",
     "average_step",

@@ -1,6 +1,7 @@
 """What every strategy here shares with Flower: asking machines over a grid, the loop over rounds, its evaluations.
 
-The rounds themselves, and the update rule that a subclass is, stand in :mod:`.rounds`. Everything a network can do to a
+The rounds themselves, and the update rule that a subclass is, stand in :mod:`.rounds`,
+its checkpoint in :mod:`.resuming`. Everything a network can do to a
 round happens here.
 """
 
@@ -17,13 +18,17 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..privacy import ConfigurationError, protocol
+from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
+from .forecast import log_forecast
 from .layout import vector_size
-from .machines import NodesUnavailableError, by_length_and_name, rounds_possible
-from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, is_masked, read_outcome
-from .rounds import Rounds
+from .look_ahead import check_rounds
+from .machines import NodesUnavailableError, by_length_and_name
+from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
+from .requests import request_entries, say_unlike
+from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
-from .statements import ask_statements, releases_left
+from .statements import ask_statements
 
 _STATEMENT_TIMEOUT_S = 60.0
 
@@ -33,7 +38,7 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """Central evaluation of a round's published model, on data that is not private."""
 
 
-class ReleaseStrategy(Rounds[StateT], Strategy):
+class ReleaseStrategy(ResumableRounds[StateT], Strategy):
     """A strategy whose machines answer with releases P_k - P_ack.
 
     Parameters
@@ -116,7 +121,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         records = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
         return [
             Message(
-                RecordDict({**records, protocol.CONFIG: _request_entries(config, request, name)}),
+                RecordDict({**records, protocol.CONFIG: request_entries(config, request, name)}),
                 dst_node_id=self._nodes[name],
                 message_type=MessageType.TRAIN,
             )
@@ -129,7 +134,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
-        self._say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
+        say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
@@ -137,24 +142,6 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         )
         report = self._take_round(server_round, outcomes)
         return self._record(self._published()), report.metrics
-
-    def _say_unlike(self, server_round: int, unlike: int, *, masked: bool) -> None:
-        """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
-        if unlike and masked:
-            log(
-                WARNING,
-                "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
-                "dropped. Have these machines set trust = 'secure-aggregation'.",
-                *(server_round, unlike),
-            )
-        elif unlike:
-            log(
-                WARNING,
-                "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
-                "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
-                "app with trust=secure-aggregation.",
-                *(server_round, unlike),
-            )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -211,6 +198,10 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             can be resumed from its checkpoint.
         ConfigurationError
             If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
+
+        Notes
+        -----
+        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it.
         """
         if self.history:
             raise ConfigurationError(
@@ -225,8 +216,8 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         self._timeout = timeout
         done = self._resume(result)
         released = done + (self._secure is not None and self._secure.held is not None)
-        if released < num_rounds and not self.run_dry:
-            self._check_rounds(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
+        if released < num_rounds:
+            self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             log(INFO, "Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
@@ -297,26 +288,24 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         if not self.clients_per_round:
             self._settle(len(self.machines.names))
 
-    def _check_rounds(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
-        """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins."""
-        self._meet(grid)
-        stated = {name: releases_left(said) for name, said in self.ask_privacy(grid, timeout).items()}
-        last, name = rounds_possible(self._sample, range(done + 1, num_rounds + 1), stated)
-        if last is None or name is None:
+    def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
+        """Ask machines, before anything is spent, for how many rounds they last and what their noise will leave."""
+        if self.run_dry and not self.foresees:
             return
-        said = (
-            f"machine {name} says that it can make {stated[name]} {'more ' if done else ''}releases, and round {last} "
-            "asks it for one more: its cap (max-participations) and its fresh samples decide"
+        self._meet(grid)
+        statements = self.ask_privacy(grid, timeout)
+        if not self.run_dry:
+            check_rounds(self._sample, statements, done, num_rounds)
+        if not self.foresees:
+            return
+        self.forecast = forecast_of(
+            self._stated_noise(statements),
+            num_parameters=vector_size(self.release_layout),
+            machines=self.num_clients,
+            per_round=self.clients_per_round,
+            rounds=num_rounds,
         )
-        if not done:
-            raise ConfigurationError(
-                f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or run_dry=True "
-                "(run-dry = true in murmurfl's own app): machines that can make no more then refuse."
-            )
-        # No refusal here: a server that was killed asks for a round again, and what its machines released for it the
-        # first time is spent. So a training that was possible may end up short of a release, through no fault of its
-        # plan.
-        log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+        log_forecast(self.forecast)
 
     def _run_round(
         self,
@@ -366,18 +355,3 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             log(INFO, "\t└──> MetricRecord: %s", evaluation)
             result.evaluate_metrics_serverapp[server_round] = evaluation
         return evaluation
-
-
-def _request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> ConfigRecord:
-    """The config of a machine's request: the caller's own entries, and those of the protocol."""
-    return ConfigRecord(
-        {
-            **config,
-            **request.entries,
-            protocol.VERSION: protocol.PROTOCOL_VERSION,
-            protocol.SERVER_ROUND: request.server_round,
-            protocol.SESSION: request.session,
-            protocol.MACHINE: name,
-            protocol.ACK: request.acks[name],
-        }
-    )

@@ -6,7 +6,6 @@ they are of, are the centre that machines see their samples from afterwards (:mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Unpack
@@ -15,16 +14,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
-from .base import ReleaseStrategy
 from .layout import Vector
+from .one_answer import OneAnswer
 from .options import RoundOptions
-from .replies import DirectMachines, Reply, RoundReport, RoundRequest
-
-_CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
+from .replies import DirectMachines, RoundReport
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class MeanState:
     mean: Vector
 
 
-class MeanOfFeatures(ReleaseStrategy[MeanState]):
+class MeanOfFeatures(OneAnswer[MeanState]):
     """The round in which machines release the mean of their features, for machines configured for centring.
 
     Parameters
@@ -60,18 +56,15 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
     """
 
     state_type: ClassVar[type[MeanState]] = MeanState
+    foresees: ClassVar[bool] = False
 
     def __init__(self, *, num_features: int, num_clients: int, **options: Unpack[RoundOptions]) -> None:
-        # How often a machine answers is known: once.
-        settled: RoundOptions = {**options, "run_dry": True}
-        super().__init__(num_clients=num_clients, clients_per_round=num_clients, **settled)
+        if options.get("centre") is not None:
+            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
+        super().__init__(num_clients=num_clients, of=protocol.OF_MEAN, **options)
         if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
             raise ConfigurationError(f"Expected num_features to be an integer >= 1, got {num_features!r}.")
-        if self.entries:
-            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
         self.num_features = num_features
-        self.entries = {protocol.RELEASE_OF: protocol.OF_MEAN}
-        self._resumed = False
 
     def collect(self, grid: Grid | DirectMachines, *, timeout: float = 3600.0) -> NDArray[np.float32]:
         """Ask all machines, or take what is in the checkpoint: the centre, shape (k,).
@@ -106,20 +99,16 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
 
     def _say_nothing_came(self, report: RoundReport) -> None:
         """Refuse to go on without a mean; but where a killed server has lost it, say so."""
-        if self._resumed and set(report.refused) == {_CAP_REACHED}:
+        if self.answered_to_another(report):
             log(
                 WARNING,
                 "Centring: all machines had released the mean of their features to a server that was killed before it "
                 "had them; features are used as they lie.",
             )
             return
-        said = [f"machines refused with {', '.join(report.refused)}"] if report.refused else []
-        said += [f"the round was closed ({report.closed})"] if report.closed else []
-        said += [f"{report.lost} replies were lost"] if report.lost else []
-        said += [f"{report.malformed} replies were malformed"] if report.malformed else []
         raise ConfigurationError(
             f"Expected machines to release the mean of their features, got none from {report.asked}: "
-            f"{'; '.join(said)}. Machines must be configured for centring; see their logs, or train with "
+            f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
             "centring = none."
         )
 
@@ -137,33 +126,8 @@ class MeanOfFeatures(ReleaseStrategy[MeanState]):
         """What :meth:`next_state` makes of the sum: the mean over the samples that are in it."""
         return MeanState(release_sum)
 
-    def check_reply(self, reply: Reply) -> bool:
-        return reply.samples > 0  # nothing can be divided by what it does not say
-
     def model(self, state: MeanState) -> Vector:
         return state.mean
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "num_features": self.num_features}
-
-    @property
-    def worth_keeping(self) -> bool:
-        """Whether there is anything to save: a round that gave nothing is asked for again, in the same session."""
-        return not self.history or self.history[-1].aggregated > 0
-
-    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
-        request = super()._plan_round(server_round, reachable)
-        self._before_asking()
-        return request
-
-    def _before_asking(self) -> None:
-        """Save the session's name: in another one machines would count the mean a second time."""
-        self._save()
-
-    def _save(self) -> None:
-        if self.worth_keeping:
-            super()._save()
-
-    def _resume(self, result: Result) -> int:
-        self._resumed = self.checkpoint is not None and self.checkpoint.exists()
-        return super()._resume(result)

@@ -6,15 +6,12 @@ which :mod:`murmurfl.privacy.centring` derives, so noise of Delta / mu on the su
 
 from __future__ import annotations
 
-import math
 from typing import Required, Unpack
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
-from .layout import Vector
+from ..privacy import NoiseKeys, PrivacyPolicy
 from .mean_of_features import MeanOfFeatures, MeanState
 from .options import RoundOptions
-from .replies import Reply, RoundReport
-from .trusted_server import TrustedServer, could_be_honest
+from .trusted_one_answer import TrustedOneAnswer
 
 
 class TrustedMeanOptions(RoundOptions, total=False):
@@ -26,7 +23,7 @@ class TrustedMeanOptions(RoundOptions, total=False):
     noise_keys: NoiseKeys | None
 
 
-class TrustedMeanOfFeatures(TrustedServer[MeanState], MeanOfFeatures):
+class TrustedMeanOfFeatures(TrustedOneAnswer[MeanState], MeanOfFeatures):
     """The mean of the features, of machines that trust the server to add the noise.
 
     Parameters
@@ -46,43 +43,5 @@ class TrustedMeanOfFeatures(TrustedServer[MeanState], MeanOfFeatures):
     """
 
     def __init__(self, **options: Unpack[TrustedMeanOptions]) -> None:
-        # TrustedServer takes its own and hands the rest on; a type checker sees the first alone.
-        super().__init__(num_rounds=1, **options)  # type: ignore[misc]
-        if self.policy.order != "all" or self.policy.max_participations != 1:
-            raise ConfigurationError(
-                "Expected for TrustedMeanOfFeatures a policy with order 'all' and max_participations 1, got "
-                f"{self.policy.order!r} and {self.policy.max_participations}: make it with centring_policy."
-            )
-
-    def noise_std(self, num_parameters: int) -> float:
-        """Standard deviation of the noise on the sum."""
-        if math.isinf(self.mu):
-            return 0.0
-        change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
-        return change / self.ideal_mu(num_parameters, change / self.mu)
-
-    def unrounded_noise_std(self, num_parameters: int) -> float:
-        return self.policy.plan(num_parameters).sensitivity / self.mu
-
-    def calibrate(self, num_parameters: int) -> None:
-        self.noise_std(num_parameters)
-
-    def check_reply(self, reply: Reply) -> bool:
-        return super().check_reply(reply) and could_be_honest(self.policy, reply, most_releases=1)
-
-    def next_state(self, state: MeanState, release_sum: Vector, report: RoundReport) -> MeanState:
-        self.check_round(report.server_round)
-        if not report.samples:
-            return state  # nothing came
-        # Sum and noise are on one grid, so that what is published is a rounded Gaussian release (privacy/grid.py).
-        grid, size = self.noise_grid(len(release_sum)), len(release_sum)
-        noise = self.fresh_normals(report.server_round, size) * self.noise_std(size)
-        noisy = grid.values(grid.counts(release_sum) + grid.counts(noise))
-        return super().next_state(state, noisy, report)
-
-    def _save(self) -> None:
-        if self.worth_keeping:
-            super()._save()
-
-    def _before_asking(self) -> None:
-        """Nothing: a trusted server has written its checkpoint, before it asks anybody."""
+        # TrustedOneAnswer takes its own and hands the rest on; a type checker sees the first alone.
+        super().__init__(**options)

@@ -35,6 +35,7 @@ MEAN_OF_FEATURES = "tests/strategies/test_mean_of_features.py"
 ADMISSION = "tests/privacy/test_admission.py"
 ALLOCATION = "tests/privacy/test_allocation.py"
 AMPLIFICATION = "tests/privacy/test_amplification.py"
+ASKED = "tests/privacy/test_asked.py"
 COHORT = "tests/privacy/test_cohort.py"
 MACHINE = "tests/privacy/test_machine.py"
 MASKING = "tests/privacy/test_masking.py"
@@ -93,6 +94,27 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "an epsilon is taken for a mu",
+        "privacy/asked.py",
+        "return gdp_mu(epsilon, delta)",
+        "return float(epsilon)",
+        (ASKED,),
+    ),
+    Mutant(
+        "a mu beside an epsilon is passed over",
+        "privacy/asked.py",
+        "    if mu != 0:",
+        "    if False:",
+        (ASKED,),
+    ),
+    Mutant(
+        "a node's epsilon is one at a delta that is not its ledger's",
+        "clients/update_node.py",
+        "gdp_mu(self.epsilon, delta)",
+        "gdp_mu(self.epsilon, 1e-3)",
+        ("tests/app/nodes/test_own_app.py",),
+    ),
     Mutant(
         "a trusted server that charged batches takes sums over all samples",
         "strategies/trusted_server.py",

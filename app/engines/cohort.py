@@ -79,8 +79,9 @@ class CohortMachines:
 
     def _outcomes(self, request: RoundRequest, points: list[Any]) -> Iterator[Outcome]:
         config = self._experiment.config
-        # A mean of features is another release of another session: the only one, and never acknowledged.
-        acknowledged = protocol.RELEASE_OF not in request.entries
+        # A mean of features, or an evaluation, is another release of another session: the only one, never acknowledged.
+        of = request.entries.get(protocol.RELEASE_OF, "gradients")
+        acknowledged = of == "gradients"
         asked = (request.server_round, request.session, request.acks, points, request.entries)
         for name, outcome in self.cohort.releases(*asked):
             lost = reply_is_lost(config.lost_replies, config.seed, request.server_round, name)
@@ -88,9 +89,7 @@ class CohortMachines:
                 if not lost:
                     yield Refusal(outcome.code)
             elif not lost:
-                client = self.cohort.client(name)
-                plan = client.machine.plan if acknowledged or client.centred is None else client.centred.machine.plan
-                metrics = {protocol.SENSITIVITY: plan.sensitivity, protocol.NUM_EXAMPLES: outcome.samples}
+                metrics = {**self.cohort.client(name).public_entries(of), protocol.NUM_EXAMPLES: outcome.samples}
                 if acknowledged:
                     self._sent[name] = outcome.release
                 yield Reply(name, outcome.release, outcome.ack, outcome, metrics)

@@ -27,8 +27,10 @@ from ...privacy import (
     ConfigurationError,
     PrivacyPolicy,
     SQLiteLedger,
+    gdp_mu,
     protocol,
 )
+from ...privacy.asked import asked_mu
 from ...privacy.quantile import COUNTED_CLIP_NORM
 from ...privacy.row_bound import CLIPPINGS
 from ..centring import beside_mean
@@ -73,7 +75,7 @@ class NodeConfig(CentredNode, SummedNode):
     batch_size : int
         b, samples a release; 1 with ``full-batch``, whose releases are sums over all samples.
     mu : float
-        The privacy of all releases of one run together, mu-GDP.
+        The privacy of all releases of one run together, mu-GDP; or ``epsilon`` in its place.
     strategy : str
         What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients, and
         to keep ``mu`` towards everybody else.
@@ -136,6 +138,8 @@ class NodeConfig(CentredNode, SummedNode):
         Path of this machine's private key of that roster (``murmurfl roster key``).
     budget_local_mu : float
         As ``budget_mu``, of what holds whatever happens; 0 leaves it to the ledger.
+    epsilon : float
+        In the place of ``mu``: the largest mu that implies this epsilon at ``delta``, or at the ledger's.
 
     Notes
     -----
@@ -147,7 +151,7 @@ class NodeConfig(CentredNode, SummedNode):
     ledger: str
     clip_norm: float
     batch_size: int
-    mu: float
+    mu: float = 0.0
     strategy: str = "mu2"
     model: str = "softmax"
     samples: str = ""
@@ -181,6 +185,7 @@ class NodeConfig(CentredNode, SummedNode):
     roster_digest: str = ""
     signing_key: str = ""
     budget_local_mu: float = 0.0
+    epsilon: float = 0.0
 
     def __post_init__(self) -> None:
         method = self.method
@@ -189,8 +194,9 @@ class NodeConfig(CentredNode, SummedNode):
         longest = protocol.LONGEST_MACHINE_NAME
         self._check("machine", 0 < len(self.machine) <= longest, f"a name of 1 to {longest} characters")
         self._check("ledger", bool(self.ledger), "the path of a ledger")
-        for name in ("clip_norm", "mu"):
-            self._check(name, getattr(self, name) > 0, "a number > 0")
+        self._check("clip_norm", self.clip_norm > 0, "a number > 0")
+        # At the file's own delta if it has one, else at any: the ledger's is not known here.
+        asked_mu(self.mu, self.epsilon or None, self.delta if 0 < self.delta < 1 else 0.5)
         if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
             raise ConfigurationError(unknown_name("mechanism", self.mechanism, MECHANISMS))
         self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
@@ -282,6 +288,18 @@ class NodeConfig(CentredNode, SummedNode):
         named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
         return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
+    def settled(self, ledger: SQLiteLedger) -> NodeConfig:
+        """The same with a mu in the place of its epsilon, if it has one.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :func:`~murmurfl.privacy.gdp_mu`, at the file's delta or, without one, at the
+        ledger's.
+        """
+        if not self.epsilon:
+            return self
+        return replace(self, mu=gdp_mu(self.epsilon, self.delta or float(ledger.delta or 0.0)), epsilon=0.0)
+
     def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
         """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
 
@@ -292,6 +310,8 @@ class NodeConfig(CentredNode, SummedNode):
         are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
         helper and ``min_honest`` machines of each sum; ``budget_local_mu`` holds whatever happens.
         """
+        if self.epsilon:
+            return self.settled(ledger).policy(num_samples, ledger, **of_model)
         separation = num_samples // self.batch_size
         budget = covering_budget(self.mu, ledger, self.budget_mu)
         policy = self.method.machine_policy(
@@ -362,7 +382,7 @@ class NodeConfig(CentredNode, SummedNode):
         if masking is not None:
             own["masking"] = masking
         if self.centred:
-            own["centring"] = self.centring_beside(policy, num_features)
+            own["centring"] = self.settled(ledger).centring_beside(policy, num_features)
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client

@@ -65,6 +65,7 @@ def _privacy() -> Schema:
             "covers": _value("string", "Which releases the figure is true of."),
             "notes": _listed("Sentences about what the figure rests on.", "string"),
             "sentence": _value("string", "All of it in one standard sentence: `guarantee`."),
+            "meaning": _value("string", "What mu means in plain words; empty where nothing is guaranteed."),
         },
     )
 
@@ -138,6 +139,21 @@ def _centring() -> Schema:
             "asked": _count("Machines asked for it."),
             "aggregated": _count("Replies that are in it."),
             "samples": _count("Samples that it is the mean of, by their words."),
+        },
+        null=True,
+    )
+
+
+def _without_noise() -> Schema:
+    return _object(
+        f"Where the same run ended without noise: {_WITHOUT_NOISE}; null where it was not made.",
+        {
+            "note": _value("string", "That these figures are not private."),
+            "accuracy": _or_null("number", "On the test set; null where the model has none."),
+            "auc": _or_null("number", "Likewise; null unless there are two classes."),
+            "loss": _or_null("number", "Likewise; null if it is not finite."),
+            "rounds": _count("Rounds that were made."),
+            "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
         },
         null=True,
     )
@@ -241,6 +257,11 @@ def _parts() -> dict[str, Schema]:
             "sampling; its keys are those of `murmurfl keys`.",
             properties=config,
         ),
+        "asked": _value(
+            "object",
+            "What the run configuration said where `config` has what became of it; 0 and empty: the preset's choice.",
+        ),
+        "without_noise": _without_noise(),
         "centring": _centring(),
         "clip": _clip(),
         "online": _online(),

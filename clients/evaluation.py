@@ -1,0 +1,221 @@
+"""Private evaluation, the machine's half: how many of its samples a model gets right, once a session and with noise.
+
+What is released and what it costs stands in :mod:`murmurfl.privacy.evaluation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, Release, protocol
+from ..privacy.data_digest import RowBytes
+from ..privacy.evaluation import SCORES_SHARE, EvaluationRows, Measured, is_evaluation_policy
+from .beside import check_beside
+from .gradients import Samples
+from .requests import Request
+
+Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
+"""Given a model's arrays and a batch of samples, what the model makes of each of them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """That a machine says, privately, how good a model is on its samples.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Of the evaluation's release (:func:`~murmurfl.privacy.evaluation_policy`), on the same budget as the machine's
+        other policy.
+    measure : callable
+        ``measure(arrays, samples)`` gives a :class:`~murmurfl.privacy.Measured`: how right the model is about each
+        sample of a batch, and scores where there are ``bins``.
+    bins : int
+        Bins of scores for each of two classes, for the area under the ROC curve; 0 for none.
+    scores_share : float
+        Of the evaluation's mu^2, for the scores.
+    held_out : int
+        How many of the machine's samples, the last ones, are set aside: they are evaluated on, and nothing else is
+        made from them. 0: the evaluation is of all samples, those that the model was trained on.
+    shapes : sequence of tuple of int, optional
+        Of the model's arrays; by default those of the machine's gradients.
+
+    Raises
+    ------
+    ConfigurationError
+        If the policy is not one of an evaluation.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`, for the release, whatever model a server
+    sends and whatever ``measure`` makes of it, provided row i of it depends on sample i alone. The number of samples it
+    is of is public.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    policy: PrivacyPolicy
+    measure: Measure
+    bins: int = 0
+    scores_share: float = SCORES_SHARE
+    held_out: int = 0
+    shapes: Sequence[tuple[int, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if not is_evaluation_policy(self.policy):
+            raise ConfigurationError(
+                "Expected for an evaluation a policy with clip_norm 1, clip_unit 'nonnegative', order 'all' and "
+                "max_participations 1, got another: make it with evaluation_policy."
+            )
+        if not callable(self.measure):
+            raise ConfigurationError(f"Expected measure to be a function, got {type(self.measure).__name__}.")
+        if isinstance(self.held_out, bool) or not isinstance(self.held_out, int) or self.held_out < 0:
+            raise ConfigurationError(f"Expected held_out to be an integer >= 0, got {self.held_out!r}.")
+        self.rows  # noqa: B018 - refuses what cannot be
+
+    @property
+    def rows(self) -> EvaluationRows:
+        """The rows that are added up."""
+        return EvaluationRows(self.bins, self.scores_share)
+
+    def check_beside(self, policy: PrivacyPolicy) -> None:
+        """Refuse a policy of everything else with which the evaluation cannot share samples or a budget.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        check_beside(self.policy, policy, beside="an evaluation", release="the evaluation")
+
+    def trained_on(self, samples: Samples) -> int:
+        """How many of a machine's samples, the first ones, are trained on.
+
+        Raises
+        ------
+        ConfigurationError
+            If none would be left.
+        """
+        if self.held_out >= len(samples):
+            raise ConfigurationError(
+                f"Expected held_out below the machine's {len(samples)} samples, got {self.held_out}: none would be "
+                "left to train on."
+            )
+        return len(samples) - self.held_out
+
+
+class MachineTerms(TypedDict, total=False):
+    """What machines of one ledger are made with alike."""
+
+    data: RowBytes
+    roster: str
+
+
+class Evaluated:
+    """The part of a machine that is configured for private evaluation.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+    shapes : sequence of tuple of int
+        Of the model's arrays, where the evaluation does not say.
+    machine : PrivateMachine
+        Of the evaluation, on the machine's ledger and keys, with all of its samples: those that were trained on too,
+        because the ledger knows rows by their place.
+    beside : PrivacyPolicy
+        Of everything else that the machine releases.
+
+    Raises
+    ------
+    ConfigurationError
+        If the two policies do not go together.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`: the ledger counts the evaluation's
+    sessions and all others together, so that they stay within one budget. The budget counts an evaluation of samples
+    that were set aside in full, though no training used them.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        shapes: Sequence[tuple[int, ...]],
+        machine: PrivateMachine,
+        *,
+        beside: PrivacyPolicy,
+    ) -> None:
+        evaluation.check_beside(beside)
+        self.evaluation = evaluation
+        self.machine = machine
+        self.asked_at: list[tuple[int, ...]] | None = [
+            tuple(shape) for shape in (shapes if evaluation.shapes is None else evaluation.shapes)
+        ]
+        self.rows = evaluation.rows
+        self.shapes = [(self.rows.width,)]
+        self.first = machine.num_samples - evaluation.held_out if evaluation.held_out else 0
+        """The first sample that it is of."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples it is of, a public number."""
+        return self.machine.num_samples - self.first
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """What a reply says of the evaluation beside what every reply says; independent of data."""
+        return {
+            protocol.NOISE_STD: float(self.machine.plan.noise_std),
+            protocol.HELD_OUT: int(self.evaluation.held_out > 0),
+            **({protocol.SCORES_SHARE: float(self.evaluation.scores_share)} if self.rows.bins else {}),
+        }
+
+    def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
+        """The sum of the rows of its samples, with noise; the only one of its session.
+
+        Parameters
+        ----------
+        request : Request
+            With the model as its one query point.
+        batch : callable
+            Gives a slice of the machine's samples as the model sees them.
+
+        Raises
+        ------
+        RefusedError
+            If the cap or the budget forbids it.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :meth:`murmurfl.privacy.PrivateMachine.release` under
+        :func:`~murmurfl.privacy.evaluation_policy`.
+        """
+        (model,) = request.query_points
+
+        def rows(chosen: slice) -> NDArray[np.float64]:
+            found = np.zeros((chosen.stop - chosen.start, self.rows.width))
+            start = max(chosen.start, self.first)
+            if start < chosen.stop:
+                # A hostile model may make this overflow; what is not finite counts as wrong.
+                with np.errstate(all="ignore"):
+                    measured = self.evaluation.measure(model, batch(slice(start, chosen.stop)))
+                found[start - chosen.start :] = self.rows.rows(measured)
+            return found
+
+        return replace(self.machine.release(request.session, request.ack, rows), samples=self.samples)
+
+
+def held_out_samples(samples: int, share: float) -> int:
+    """How many of so many samples a share of them is: at least one of two, and never all.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if not 0 < share < 1:
+        raise ConfigurationError(f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.")
+    return min(max(math.floor(share * samples), 1), samples - 1)

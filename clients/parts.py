@@ -1,0 +1,108 @@
+"""What a machine may release beside its contributions to a training, each in a session of its own.
+
+The mean of its features comes first (:mod:`.centring`), and how good a model is on its samples comes last
+(:mod:`.evaluation`). Both share the machine's ledger, and so its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..privacy import ConfigurationError, Ledger, LedgeredMachine, NoiseKeys, PrivacyPolicy, PrivateMachine
+from .centring import Centred, Centring
+from .evaluation import Evaluated, Evaluation, MachineTerms
+from .gradients import Samples
+from .requests import ReleaseOf
+
+Shapes = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a machine that release something else than contributions to a training.
+
+    Parameters
+    ----------
+    centred : Centred, optional
+    evaluated : Evaluated, optional
+    """
+
+    centred: Centred | None = None
+    evaluated: Evaluated | None = None
+
+    @property
+    def machines(self) -> list[LedgeredMachine]:
+        """Of each part."""
+        return [part.machine for part in (self.centred, self.evaluated) if part is not None]
+
+    def of(self, of: ReleaseOf) -> Centred | Evaluated | None:
+        """The part that a request is for; None for contributions to a training."""
+        return {"mean": self.centred, "evaluation": self.evaluated}.get(of)
+
+
+def make_parts(
+    machine: LedgeredMachine,
+    samples: Samples,
+    ledger: Ledger,
+    keys: NoiseKeys,
+    terms: MachineTerms,
+    *,
+    shapes: Sequence[tuple[int, ...]],
+    beside: PrivacyPolicy,
+    centring: Centring | None,
+    evaluation: Evaluation | None,
+) -> Parts:
+    """The parts that a machine is configured for.
+
+    Parameters
+    ----------
+    machine : LedgeredMachine
+        Of everything else.
+    samples, ledger, keys, terms
+        The machine's; ``samples`` with those that are held out.
+    shapes : sequence of tuple of int
+        Of the model's arrays.
+    beside : PrivacyPolicy
+        Of everything else.
+    centring : Centring or None
+    evaluation : Evaluation or None
+
+    Raises
+    ------
+    ConfigurationError
+        If policies do not go together.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`, of each. The mean is of the samples that
+    are trained on.
+    """
+    machine.num_rows = len(samples)
+    centred = evaluated = None
+    if centring is not None:
+        mean = PrivateMachine(centring.policy, centring.num_features, machine.num_samples, ledger, keys, **terms)
+        mean.num_rows = len(samples)
+        centred = Centred(centring, samples, mean, beside=beside)
+    if evaluation is not None:
+        own = PrivateMachine(evaluation.policy, evaluation.rows.width, len(samples), ledger, keys, **terms)
+        evaluated = Evaluated(evaluation, shapes, own, beside=beside)
+    return Parts(centred, evaluated)
+
+
+def refuse_parts(
+    kind: str, *, centres: bool, evaluates: bool, centring: Centring | None, evaluation: Evaluation | None
+) -> None:
+    """Refuse parts that a kind of machine cannot have.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if centring is not None and not centres:
+        raise ConfigurationError(f"Expected no centring for {kind}, got one: its samples are not seen from a centre.")
+    if evaluation is not None and not evaluates:
+        raise ConfigurationError(
+            f"Expected no evaluation for {kind}, got one: an epoch goes through all of its samples, and none can be "
+            "set aside."
+        )

@@ -1,0 +1,218 @@
+r"""What an evaluation's noisy sum says: accuracy and AUC, each with a 95 % interval that counts the noise.
+
+**Accuracy.** a = count / n has noise of a known standard deviation s. The n samples are drawn from something in which
+a share p of predictions is right. Then (a - p)^2 <= z^2 (p (1 - p) / n + s^2) holds for about 95 % of all outcomes,
+z = 1.96, and the interval has every p for which it does: Wilson's interval, with noise beside the sampling. Without the
+sampling it is a +- z s, for these very samples. Where machines draw from different sources, p (1 - p) / n is more than
+the variance, so that the interval is not too short.
+
+**AUC.** Scores are known in bins, and two scores in one bin count half. With the classes' noisy counts C_0 and C_1
+
+    A = sum_b C_1[b] (C_0[0] + ... + C_0[b - 1] + C_0[b] / 2) / (|C_0| |C_1|),
+
+whose noise follows from its derivatives with respect to each count, and from what products of two noises add to the
+numerator. The variance of the sampling is at most A (1 - A) / min(|C_0|, |C_1|) (van Dantzig 1951), ties or not, which
+is what is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z_95 = 1.959963984540054
+"""How many standard deviations a 95 % interval reaches."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """How good a model is, by the noisy sum of an evaluation: post-processing of a release.
+
+    Parameters
+    ----------
+    right : float
+        Right predictions, noise and all.
+    right_std : float
+        The standard deviation of that noise.
+    samples : int
+        n, samples that it is of.
+    machines : int
+        Whose they are.
+    held_out : bool
+        Whether all of them had set those samples aside, so that nobody trained on them.
+    histograms : ndarray of shape (2, B), optional
+        How many samples of class 0 and of class 1 have a score in each bin, noise and all.
+    histogram_std : float
+        The standard deviation of the noise in each of these.
+
+    Notes
+    -----
+    **Formal guarantees.** Adds none and takes none away: arithmetic on releases.
+    """
+
+    right: float
+    right_std: float
+    samples: int
+    machines: int
+    held_out: bool = False
+    histograms: NDArray[np.float64] | None = None
+    histogram_std: float = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right predictions, from 0 to 1."""
+        return min(max(self.right / self.samples, 0.0), 1.0)
+
+    @property
+    def noise_std(self) -> float:
+        """The standard deviation of the noise in :attr:`accuracy`."""
+        return self.right_std / self.samples
+
+    @property
+    def noise_interval(self) -> Interval:
+        """95 % interval of the accuracy on these very samples: of the noise alone."""
+        share, reach = self.right / self.samples, Z_95 * self.noise_std
+        return _within(share - reach, share + reach)
+
+    @property
+    def interval(self) -> Interval:
+        """95 % interval of the accuracy on what these samples come from: of noise and sampling."""
+        return noisy_share_interval(self.right / self.samples, self.samples, self.noise_std)
+
+    @property
+    def auc(self) -> float | None:
+        """The area under the ROC curve, of scores in bins; None without scores, or where the noise hides a class."""
+        curve = self._curve
+        return None if curve is None else min(max(curve[0], 0.0), 1.0)
+
+    @property
+    def auc_noise_interval(self) -> Interval | None:
+        """As :attr:`noise_interval`, of the AUC."""
+        curve = self._curve
+        return None if curve is None else _around(curve[0], curve[1])
+
+    @property
+    def auc_interval(self) -> Interval | None:
+        """As :attr:`interval`, of the AUC; never too short for the sampling."""
+        curve = self._curve
+        return None if curve is None else _around(curve[0], math.hypot(curve[1], curve[2]))
+
+    @property
+    def _curve(self) -> tuple[float, float, float] | None:
+        """The AUC, the standard deviation of its noise, and at most that of the sampling."""
+        return None if self.histograms is None else noisy_auc(self.histograms, self.histogram_std)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, for people."""
+        of = "that were held out" if self.held_out else "that it was trained on"
+        machines = f"{self.machines:,} machine{'s' * (self.machines != 1)}"
+        parts = [
+            f"accuracy {100 * self.accuracy:.1f} % (95 % interval {_percent(self.interval)}, noise and sampling; "
+            f"noise alone {_percent(self.noise_interval)})"
+        ]
+        auc, both, alone = self.auc, self.auc_interval, self.auc_noise_interval
+        if auc is not None and both is not None and alone is not None:
+            parts.append(
+                f"AUC {auc:.3f} ({both[0]:.3f} to {both[1]:.3f}; noise alone {alone[0]:.3f} to {alone[1]:.3f})"
+            )
+        elif self.histograms is not None:
+            parts.append("no AUC: the noise hides one of the classes")
+        return f"{', '.join(parts)}, on {self.samples:,} samples of {machines} {of}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        auc, auc_interval, auc_noise = self.auc, self.auc_interval, self.auc_noise_interval
+        return {
+            "accuracy": self.accuracy,
+            "interval": list(self.interval),
+            "noise_interval": list(self.noise_interval),
+            "auc": auc,
+            "auc_interval": None if auc_interval is None else list(auc_interval),
+            "auc_noise_interval": None if auc_noise is None else list(auc_noise),
+            "samples": self.samples,
+            "machines": self.machines,
+            "held_out": self.held_out,
+            "noise_std": self.noise_std,
+            "sentence": self.sentence,
+        }
+
+
+def noisy_share_interval(share: float, samples: int, noise_std: float, z: float = Z_95) -> Interval:
+    """Wilson's interval for a share that noise was added to.
+
+    Parameters
+    ----------
+    share : float
+        Of so many samples, with Gaussian noise; it may lie outside of 0 and 1.
+    samples : int
+    noise_std : float
+        The noise's standard deviation, in the share.
+    z : float
+        How many standard deviations it reaches.
+
+    Returns
+    -------
+    tuple of float
+        Every p with (share - p)^2 <= z^2 (p (1 - p) / samples + noise_std^2), within 0 and 1.
+    """
+    drawn = z * z / samples
+    middle = share + drawn / 2.0
+    square = middle * middle - (1.0 + drawn) * (share * share - (z * noise_std) ** 2)
+    if square < 0:  # a share so far outside that no p explains it
+        return _within(share, share)
+    reach = math.sqrt(square)
+    return _within((middle - reach) / (1.0 + drawn), (middle + reach) / (1.0 + drawn))
+
+
+def noisy_auc(histograms: NDArray[np.float64], noise_std: float, z: float = Z_95) -> tuple[float, float, float] | None:
+    """The area under the ROC curve of scores in bins, with noise of one standard deviation on every count.
+
+    Parameters
+    ----------
+    histograms : ndarray of shape (2, B)
+        Counts of class 0 and class 1, from the lowest scores on.
+    noise_std : float
+    z : float
+        How many standard deviations of its noise a class's count must have.
+
+    Returns
+    -------
+    tuple of float or None
+        The area, the standard deviation of its noise, and an upper bound on that of the sampling. None where one class
+        cannot be told from nothing.
+    """
+    zeros, ones = np.asarray(histograms, dtype=np.float64)
+    total_zeros, total_ones = float(zeros.sum()), float(ones.sum())
+    bins = len(zeros)
+    if min(total_zeros, total_ones) <= max(z * noise_std * math.sqrt(bins), 0.5):
+        return None
+    below = np.cumsum(zeros) - zeros / 2.0
+    above = total_ones - (np.cumsum(ones) - ones / 2.0)
+    pairs = total_zeros * total_ones
+    area = float(ones @ below) / pairs
+    slopes = np.concatenate([below / pairs - area / total_ones, above / pairs - area / total_zeros])
+    # Of the products of two noises in the numerator: B (B - 1) / 2 of weight 1 and B of weight 1/2.
+    products = noise_std**2 * math.sqrt(bins * (bins - 1) / 2.0 + bins / 4.0) / pairs
+    noise = math.hypot(noise_std * float(np.linalg.norm(slopes)), products)
+    within = min(max(area, 0.0), 1.0)
+    return area, noise, math.sqrt(within * (1.0 - within) / min(total_zeros, total_ones))
+
+
+def _around(value: float, std: float) -> Interval:
+    return _within(value - Z_95 * std, value + Z_95 * std)
+
+
+def _within(low: float, high: float) -> Interval:
+    return min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)
+
+
+def _percent(interval: Interval) -> str:
+    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
