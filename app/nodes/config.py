@@ -33,6 +33,7 @@ from ...privacy.quantile import COUNTED_CLIP_NORM
 from ...privacy.row_bound import CLIPPINGS
 from ..centring import beside_mean
 from ..config import RunConfig
+from ..evaluation import HELD_OUT, trained_samples
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
@@ -40,6 +41,7 @@ from ..methods.bounding import bounding
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
 from .centring import CentredNode
+from .evaluation import EvaluatedNode
 from .own_samples import OwnSamples
 from .sums import SummedNode
 
@@ -59,7 +61,7 @@ def node_strategies() -> list[str]:
 
 
 @dataclass(frozen=True)
-class NodeConfig(CentredNode, SummedNode):
+class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
     """Everything a real machine decides for itself.
 
     Parameters
@@ -117,6 +119,12 @@ class NodeConfig(CentredNode, SummedNode):
         S of the mean of ``samples``, whose longer rows are cut to it; 0 with a built-in task, whose features say it.
     centring_nonnegative : bool
         Whether the features of ``samples`` have no negative values: those that are there count as zero in the mean.
+    private_evaluation : float
+        Of mu^2 of a run, for a private evaluation of its model; 0 for none.
+    held_out : float
+        Which share of the samples, the last ones, is set aside for it and never trained on; 0: it is of all samples.
+    score_bins : int
+        Bins of scores for each of two classes, for its AUC; 0 for none. The server must know the same number.
     learning_rate : float
         eta of the local steps of ``online``, and of nothing else.
     feature_bound : float
@@ -169,6 +177,9 @@ class NodeConfig(CentredNode, SummedNode):
     centring_share: float = CENTRING_SHARE
     centring_norm: float = 0.0
     centring_nonnegative: bool = False
+    private_evaluation: float = 0.0
+    held_out: float = HELD_OUT
+    score_bins: int = 0
     budget_mu: float = 0.0
     delta: float = 0.0
     mechanism: str = ""
@@ -235,6 +246,7 @@ class NodeConfig(CentredNode, SummedNode):
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
+        self.check_evaluation()
         self.check_trust()
 
     @property
@@ -310,7 +322,7 @@ class NodeConfig(CentredNode, SummedNode):
             **({"order": "secret"} if self.secret_order else {}),
             **self.sums(ledger),
         )
-        return beside_mean(policy, budget) if self.centred else policy
+        return beside_mean(policy, budget) if self.centred or self.private_evaluation else policy
 
     def load_samples(self) -> tuple[Samples, int, int]:
         """The machine's own samples, their number of features and of classes.
@@ -353,7 +365,8 @@ class NodeConfig(CentredNode, SummedNode):
         samples, num_features, num_classes = self.load_samples()
         model = self.make_model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
-        policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
+        trained = trained_samples(self, len(samples))
+        policy = self.policy(trained, ledger, **self.method.policy_of_model(model))
         parts = (model, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         if self.quantile_share:
@@ -363,6 +376,8 @@ class NodeConfig(CentredNode, SummedNode):
             own["masking"] = masking
         if self.centred:
             own["centring"] = self.centring_beside(policy, num_features)
+        if self.private_evaluation:
+            own["evaluation"] = self.evaluation_beside(policy, model, len(samples) - trained)
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..summary import is_summed, loss_text, shown_accuracy
+from ..summary import is_summed, loss_text, shown_accuracy, shown_evaluation
 from .page import page
 from .plots import compared_plots, run_plots
 from .recorded import RecordedRun, ReportError, setting_text
@@ -93,9 +93,10 @@ def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
 
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     document, totals = run.document, run.totals
-    accuracy = document["accuracy"]
+    accuracy, evaluation = document["accuracy"], document.get("private_evaluation")
     return [
         *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
+        *([("private accuracy", shown_evaluation(evaluation))] if evaluation else []),
         ("test loss", loss_text(document["loss"])),
         (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
         ("μ", rounded_up(_known(document["mu"]))),
