@@ -41,6 +41,9 @@ CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
 FORMAT = 1
 """The version of ``result.json``. Documents of murmurfl 0.1 have none, and neither date, engine nor versions."""
 
+WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
+"""Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
+
 _MOST_POINTS = 200
 _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
 """What a result may depend on; those that are not installed are left out."""
@@ -84,6 +87,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "delta": config.delta,
         "guarantee": guarantee.sentence,
         "privacy": guarantee.document(),
+        "forecast": None if result.forecast is None else _finite(result.forecast.document()),
         "rounds": len(history),
         "num_clients": config.num_clients,
         "releases": sum(int(statement["releases"]) for statement in result.statements.values()),
@@ -105,6 +109,8 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "schedule": result.experiment.values.schedule,
             "sampling": result.experiment.values.sampling,
         },
+        "asked": {name: config.to_mapping()[name] for name in WORKED_OUT},
+        "without_noise": None,  # a run of its own, where one was made (:mod:`.without_noise`)
         "centring": centring_document(result),
         "private_evaluation": evaluation_document(result),
         "clip": clip_document(result),
@@ -284,12 +290,22 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
     (folder / MACHINES_NAME).write_text(json.dumps(machines_document(result), allow_nan=False) + "\n")
-    # Last, and whole: whoever finds a result.json finds a finished run.
+    write_document(document, folder)  # last: whoever finds a result.json finds a finished run
+    (folder / FAILURE_NAME).unlink(missing_ok=True)  # of an earlier try that this run took up
+    return document
+
+
+def write_document(document: Mapping[str, Any], folder: Path) -> None:
+    """Write ``result.json``, whole or not at all.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
+    """
     temporary = folder / f"{RESULT_NAME}.part"
     temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
     temporary.replace(folder / RESULT_NAME)
-    (folder / FAILURE_NAME).unlink(missing_ok=True)  # of an earlier try that this run took up
-    return document
 
 
 def write_failure(error: Exception, folder: Path) -> None:
@@ -319,6 +335,7 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
         linewidth=2,
     )
     config = document["config"]
+    _draw_without_noise(axes, document, measure)
     spent = f"whole run: μ = {shown(document['mu'])}, ε = {shown(document['epsilon'])} at δ = {document['delta']:g}"
     axes.set_xlabel("round")
     figure.supxlabel(textwrap.fill(document["guarantee"], 120), fontsize=6.5, color="#444444")
@@ -338,3 +355,13 @@ def plot_accuracy(document: dict[str, Any], path: Path) -> None:
         bbox={"facecolor": "white", "edgecolor": "#cccccc"},
     )
     figure.savefig(path, dpi=150)
+
+
+def _draw_without_noise(axes: Any, document: Mapping[str, Any], measure: str) -> None:
+    """A line across: where the same run ended without noise, if it was made."""
+    value = (document.get("without_noise") or {}).get(measure)
+    if value is None:
+        return
+    percent = 100 if measure == "accuracy" else 1
+    axes.axhline(percent * value, color="#444444", linestyle=":", linewidth=1.6, label="without noise, not private")
+    axes.legend(loc="lower left", fontsize=8)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import rounded_up
+from ..privacy.forecast import shortest
+from ..privacy.plain_words import plain_meaning
 
 
 def shown(value: float | None) -> str:
@@ -18,6 +20,20 @@ def shown(value: float | None) -> str:
 def noise_note(noise_quality: str) -> str:
     """What must stand beside an epsilon that rests on noise of this quality."""
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
+
+
+def plain_words(document: Mapping[str, Any]) -> str:
+    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: those of the document's ``privacy``.
+    """
+    privacy = document.get("privacy")
+    if not privacy:  # of a murmurfl that did not write its parts
+        return ""
+    parts = {name: privacy.get(name) for name in ("unit", "trust", "mu_local", "min_honest")}
+    return privacy.get("meaning") or plain_meaning(math.inf if privacy["mu"] is None else privacy["mu"], **parts)
 
 
 def loss_text(loss: float | None) -> str:
@@ -50,11 +66,19 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         ("lost replies", str(document["lost_replies"])),
         ("files", str(folder)),
     ]
+    if forecast := document.get("forecast"):
+        rows.insert(1, ("forecast", forecast_text(forecast)))
     training = document.get("training")
     if training and training["worrying"]:
         rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
+
+
+def forecast_text(forecast: Mapping[str, Any]) -> str:
+    """What was expected before the first round, for people."""
+    longest, typical = shortest(forecast["noise_over_longest"]), shortest(forecast["noise_over_typical"])
+    return f"{forecast['verdict']}: noise {longest} times the longest update, {typical} times a typical one (estimate)"
 
 
 def _centring(document: Mapping[str, Any]) -> list[tuple[str, str]]:

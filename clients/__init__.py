@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .foreign_machine import simulated_machine
     from .helper import ContextOpeningRecord, answer_helper, helper_app
     from .noise_mod import CorrelatedNoiseMod
+    from .private_app import private_client_app
+    from .torch_model import load_trainable, trainable_arrays
     from .update_node import UpdateNode
     from .update_policy import UpdatePolicy
 
@@ -38,7 +40,10 @@ _LATE = {
     "UpdatePolicy": "update_policy",
     "answer_helper": "helper",
     "helper_app": "helper",
+    "load_trainable": "torch_model",
+    "private_client_app": "private_app",
     "simulated_machine": "foreign_machine",
+    "trainable_arrays": "torch_model",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
@@ -70,7 +75,10 @@ __all__ = [
     "UpdatePolicy",
     "answer_helper",
     "helper_app",
+    "load_trainable",
     "local_updates",
     "numpy_client_app",
+    "private_client_app",
     "simulated_machine",
+    "trainable_arrays",
 ]

@@ -142,8 +142,10 @@ def values_by_field(expected: Iterable[Field[Any]], values: Mapping[str, Any]) -
             f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
             f"among {', '.join(known)}."
         )
-    needed = [key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
-    missing = [key for key in needed if key not in values]
+    needed = {key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - set(values)
+    if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(values):
+        needed.add("mu")  # neither has to be there, one of them has
+    missing = [key if key != "mu" else "mu or epsilon" for key in known if key in needed]
     if missing:
         raise ConfigurationError(f"Expected values for {', '.join(missing)}, got none of that name.")
     return {known[key].name: value for key, value in values.items()}

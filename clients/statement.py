@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..privacy import LedgeredMachine, PrivacyStatement, protocol
+from ..privacy.stated_noise import stated_noise
 
 
 def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
+        **stated_noise(machine.policy, machine.plan, machine.num_samples),
         **{name: value for name, value in sums.items() if value is not None},
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 from ..privacy import (
     NO_NOISE,
@@ -14,6 +14,7 @@ from ..privacy import (
     Unit,
     policy_guarantee,
 )
+from ..privacy.asked import asked_mu
 from ..privacy.mechanisms import noise_stands_alone
 
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
@@ -28,7 +29,7 @@ class UpdatePolicy:
     clip_norm : float
         S, the L2 bound on an update: the difference between the trained and the received model.
     mu : float
-        Gaussian-DP parameter of all releases of one session together.
+        Gaussian-DP parameter of all releases of one session together; or ``epsilon`` in its place.
     max_participations : int
         K, the most releases of one session.
     budget_mu : float, optional
@@ -54,6 +55,9 @@ class UpdatePolicy:
         h and the fewest releases of a sum, under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
     budget_local_mu : float, optional
         As ``budget_mu``, of what holds whatever happens, under ``secure-aggregation``. On a real node the ledger's.
+    epsilon : float, optional
+        Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
+        given; what is kept is the mu.
 
     Raises
     ------
@@ -76,7 +80,8 @@ class UpdatePolicy:
     """
 
     clip_norm: float
-    mu: float
+    mu: float = 0.0
+    _: KW_ONLY
     max_participations: int
     budget_mu: float | None = None
     delta: float = 1e-5
@@ -87,8 +92,10 @@ class UpdatePolicy:
     min_honest: int = 1
     min_cohort: int = 1
     budget_local_mu: float | None = None
+    epsilon: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, epsilon: float | None) -> None:
+        object.__setattr__(self, "mu", asked_mu(self.mu, epsilon, self.delta))
         value = self.releases_per_pass
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"Expected releases_per_pass to be an integer >= 1, got {value!r}.")

@@ -14,6 +14,7 @@ from .evaluation import (
     Measured,
     evaluation_policy,
 )
+from .forecast import Forecast, forecast_of
 from .gdp import compose_gdp, gdp_best_guess, gdp_delta, gdp_epsilon, gdp_mu
 from .grid import Grid
 from .guarantee import (
@@ -53,6 +54,7 @@ from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit,
 from .release import PrivateMachine
 from .roster import HelperEntry, HelperKey, MachineKey, Roster
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
+from .stated_noise import StatedNoise, stated_noise
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
 
 if TYPE_CHECKING:
@@ -109,6 +111,7 @@ __all__ = [
     "ClipUnit",
     "ConfigurationError",
     "EvaluationRows",
+    "Forecast",
     "Grid",
     "Guarantee",
     "Header",
@@ -152,6 +155,7 @@ __all__ = [
     "ShuffledMachine",
     "ShuffledPolicy",
     "SimulatedKeys",
+    "StatedNoise",
     "StreamRecord",
     "SystemKeys",
     "Trust",
@@ -175,6 +179,7 @@ __all__ = [
     "epoch_mu",
     "epoch_words",
     "evaluation_policy",
+    "forecast_of",
     "gdp_best_guess",
     "gdp_delta",
     "gdp_epsilon",
@@ -197,6 +202,7 @@ __all__ = [
     "server_noise_words",
     "set_digest",
     "standard_normals",
+    "stated_noise",
     "stated_words",
     "upgrade_ledger",
 ]

@@ -61,7 +61,7 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
 
 
 def centring_policy(
-    clip_norm: float, *, nonnegative: bool, mu: float, mechanism: str = "", **fields: Any
+    clip_norm: float, *, nonnegative: bool, mu: float = 0.0, mechanism: str = "", **fields: Any
 ) -> PrivacyPolicy:
     """The policy of the mean's release: every sample's features, once, in a session of its own.
 
@@ -73,7 +73,7 @@ def centring_policy(
         Whether features have no negative entries, as they are made. The machine sets negative ones to zero then, and
         the noise is that of sqrt(2) S instead of 2 S.
     mu : float
-        Of this release.
+        Of this release; or ``epsilon`` among the others.
     mechanism : str
         ``none`` for a simulation without noise.
     **fields

@@ -17,13 +17,13 @@ from .policy import PrivacyPolicy
 from .release import PrivateMachine
 
 
-def counting_policy(mu: float, **fields: Any) -> PrivacyPolicy:
+def counting_policy(mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
     """The policy of a machine that releases one count over all of its samples.
 
     Parameters
     ----------
     mu : float
-        Of the count.
+        Of the count; or ``epsilon`` among the others.
     **fields
         Others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, budgets, delta, the quality of the noise.
 

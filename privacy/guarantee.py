@@ -18,6 +18,7 @@ from typing import Any, Literal, TypedDict, get_args
 from .amplification import Amplification
 from .errors import ConfigurationError
 from .gdp import gdp_epsilon
+from .plain_words import plain_meaning
 from .policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .words import NOBODY_ASKED, server_noise_words
 
@@ -173,9 +174,8 @@ class Guarantee:
         protects = f"at delta = {self.delta:g}, for {self.relation} of {_UNITS[self.unit]}, {_AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
-        return (
-            f"{protects} if one helper and {honest} {'machine' if honest == '1' else 'machines'} of each sum are honest"
-        )
+        machines = "machine" if honest == "1" else "machines"
+        return f"{protects} if one helper and {honest} {machines} of each sum are honest"
 
     @property
     def whatever_happens(self) -> str:
@@ -204,6 +204,11 @@ class Guarantee:
         said = IN_HIDING if self.amplified.proved else ESTIMATED
         return said.format(slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
 
+    @property
+    def meaning(self) -> str:
+        """What mu means in plain words (:func:`~murmurfl.privacy.plain_words.plain_meaning`)."""
+        return plain_meaning(self.mu, self.unit, self.trust, self.mu_local, self.min_honest)
+
     def __str__(self) -> str:
         return self.sentence
 
@@ -225,6 +230,7 @@ class Guarantee:
             "covers": self.covers,
             "notes": list(self.notes),
             "sentence": self.sentence,
+            "meaning": self.meaning,
         }
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Literal, get_args
 
+from .asked import asked_mu, check_count, check_positive
 from .errors import ConfigurationError
 from .mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
 from .moments import Moments
@@ -48,7 +49,7 @@ class PrivacyPolicy:
     max_participations : int
         K, the most releases of one session.
     mu : float
-        Gaussian-DP parameter of all K releases of one session together.
+        Gaussian-DP parameter of all K releases of one session together; or ``epsilon`` in its place.
     budget_mu : float, optional
         Gaussian-DP parameter of everything this machine ever releases, over all sessions (mus add in squares).
         Default ``mu``: one session.
@@ -83,6 +84,9 @@ class PrivacyPolicy:
         gamma of ``automatic``.
     classes, class_weight : int, float
         C and a of ``moments``.
+    epsilon : float, optional
+        Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
+        given; what is kept is the mu.
     sample_participations : int
         k, how many releases of a session one sample may take part in. 1: every sample is used once, ever. More: the
         machine goes through the first ``min_separation`` x b samples in the same order, at most k times.
@@ -123,7 +127,7 @@ class PrivacyPolicy:
     clip_norm: float
     batch_size: int
     max_participations: int
-    mu: float
+    mu: float = 0.0
     budget_mu: float | None = None
     delta: float = 1e-5
     mechanism: str = "cancelling"
@@ -144,18 +148,17 @@ class PrivacyPolicy:
     clip_stability: float = 0.01
     classes: int = 0
     class_weight: float = 1.0
+    epsilon: InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        for name in ("clip_norm", "mu"):
-            _check_positive(name, getattr(self, name))
-            object.__setattr__(self, name, float(getattr(self, name)))
+    def __post_init__(self, epsilon: float | None) -> None:
+        check_positive("clip_norm", self.clip_norm)
+        object.__setattr__(self, "clip_norm", float(self.clip_norm))
+        object.__setattr__(self, "mu", asked_mu(self.mu, epsilon, self.delta))
         for name in ("batch_size", "max_participations", "sample_participations", "min_separation"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+            check_count(name, getattr(self, name))
         if self.budget_mu is None:
             object.__setattr__(self, "budget_mu", self.mu)
-        _check_positive("budget_mu", self.budget_mu)
+        check_positive("budget_mu", self.budget_mu)
         object.__setattr__(self, "budget_mu", float(self.budget_mu or 0.0))
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"Expected delta between 0 and 1, got {self.delta!r}.")
@@ -187,7 +190,7 @@ class PrivacyPolicy:
 
     def _check_order(self) -> None:
         """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
-        _check_positive("clip_stability", self.clip_stability)
+        check_positive("clip_stability", self.clip_stability)
         self._check_moments()
         _ = self.bound  # refuses a stability that norms are not precise to
         if self.clipping != "clip" and self.clip_unit != "sample":
@@ -235,9 +238,7 @@ class PrivacyPolicy:
     def _check_secure_aggregation(self) -> None:
         """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
         for name in ("min_honest", "min_cohort"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+            check_count(name, getattr(self, name))
         if self.trust != "secure-aggregation":
             if (self.min_honest, self.min_cohort, self.budget_local_mu) != (1, 1, None):
                 raise ConfigurationError(
@@ -264,7 +265,7 @@ class PrivacyPolicy:
                 "made different numbers of releases, and each counts on the others' noise being as large as its own."
             )
         if self.budget_local_mu is not None:
-            _check_positive("budget_local_mu", self.budget_local_mu)
+            check_positive("budget_local_mu", self.budget_local_mu)
 
     @property
     def builds_on(self) -> Literal["last-opened", "nothing"]:
@@ -392,8 +393,3 @@ class PrivacyPolicy:
     def terms(self, num_parameters: int) -> str:
         """The policy and its noise as a JSON document, for whoever reads a ledger."""
         return ledger_terms(self, num_parameters)
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")

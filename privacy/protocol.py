@@ -71,6 +71,9 @@ NOT_PRIVATE = "not-private"
 NUM_PARAMETERS = "num-parameters"
 MACHINES = "machines"
 RELEASES_LEFT = "releases-left"
+LONGEST_RELEASE = "longest-release"  # this and the next two are what a forecast is made from (:mod:`.forecast`)
+NOISE_IN_ALL = "noise-in-all"
+CLIP_UNIT = "clip-unit"
 
 LONGEST_SESSION_NAME = 64
 LONGEST_MACHINE_NAME = 64

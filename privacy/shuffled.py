@@ -188,7 +188,7 @@ class ShuffledPolicy(PrivacyPolicy):
 
     Parameters
     ----------
-    clip_norm, mu, budget_mu, delta, noise_quality, trust
+    clip_norm, mu, epsilon, budget_mu, delta, noise_quality, trust
         See :class:`~murmurfl.privacy.PrivacyPolicy`; under ``trusted-server``, and with mechanism ``none``, no step has
         noise.
     batch_size : int
@@ -214,7 +214,7 @@ class ShuffledPolicy(PrivacyPolicy):
     public_steps: int = 0
     accounting: Accounting = "amplified"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, epsilon: float | None) -> None:
         fixed = {"clip_unit": "update", "release_rule": "paper"}
         if self.mechanism != NO_NOISE:
             fixed["mechanism"] = "independent"
@@ -223,7 +223,7 @@ class ShuffledPolicy(PrivacyPolicy):
             object.__setattr__(self, name, value)
         if not self.private_steps:
             object.__setattr__(self, "private_steps", self.batch_size)
-        super().__post_init__()
+        super().__post_init__(epsilon)
         if self.trust == "secure-aggregation":
             raise ConfigurationError(
                 "Expected trust 'untrusted-server' or 'trusted-server' for shuffled gradients, got "

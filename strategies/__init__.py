@@ -55,13 +55,32 @@ from .trusted_mu2 import TrustedMu2
 from .trusted_private_evaluation import TrustedPrivateEvaluation
 
 if TYPE_CHECKING:
-    from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step
+    from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
+    from .optimizers import (
+        OPTIMIZERS,
+        ServerAdam,
+        ServerMomentum,
+        ServerOptimizer,
+        ServerYogi,
+        adam_step,
+        momentum_step,
+        yogi_step,
+    )
 
 # For other people's projects, whose clients stay as they are: no method of murmurfl's own app uses it.
 _LATE = {
     "AverageState": "correlated_fedavg",
     "CorrelatedFedAvg": "correlated_fedavg",
+    "OPTIMIZERS": "optimizers",
+    "ServerAdam": "optimizers",
+    "ServerMomentum": "optimizers",
+    "ServerOptimizer": "optimizers",
+    "ServerYogi": "optimizers",
+    "adam_step": "optimizers",
     "average_step": "correlated_fedavg",
+    "momentum_step": "optimizers",
+    "optimizer_step": "correlated_fedavg",
+    "yogi_step": "optimizers",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
@@ -69,6 +88,7 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
 __all__ = [
     "AVERAGES",
     "MOMENTUM_MECHANISMS",
+    "OPTIMIZERS",
     "REGULARIZERS",
     "SAMPLINGS",
     "VARIANTS",
@@ -115,6 +135,10 @@ __all__ = [
     "RoundReport",
     "RoundRequest",
     "SecureAggregation",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerOptimizer",
+    "ServerYogi",
     "ShuffledAvg",
     "ShuffledState",
     "TreeMomentum",
@@ -124,17 +148,20 @@ __all__ = [
     "TrustedMu2",
     "TrustedPrivateEvaluation",
     "WrongSumError",
+    "adam_step",
     "average_step",
     "delayed_momentum_step",
     "full_batch_start",
     "full_batch_step",
     "isrl_dp_step",
     "load_checkpoint",
+    "momentum_step",
     "mu2_start",
     "mu2_step",
     "node_sum",
     "noisy_sgd_step",
     "online_step",
+    "optimizer_step",
     "private_rounds",
     "proximal",
     "reduced_tree_momentum_step",
@@ -143,4 +170,5 @@ __all__ = [
     "save_checkpoint",
     "tree_momentum_start",
     "tree_momentum_step",
+    "yogi_step",
 ]

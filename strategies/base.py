@@ -7,7 +7,7 @@ round happens here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, ClassVar, TypeVar
 
@@ -17,7 +17,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..privacy import ConfigurationError, protocol
+from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
+from .forecast import log_forecast
 from .layout import vector_size
 from .machines import NodesUnavailableError, by_length_and_name, rounds_possible
 from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, is_masked, read_outcome
@@ -38,10 +40,16 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     Parameters
     ----------
-    num_clients : int
-        M, machines in all.
-    clients_per_round : int
-        m, machines asked in a round, without replacement.
+    num_clients : int, optional
+        M, machines in all; default all that are connected when the training begins. Machines that come later take no
+        part in it.
+    clients_per_round : int, optional
+        m, machines asked in a round, without replacement; default all of them.
+    fraction_train, min_train_nodes : optional
+        In place of ``clients_per_round``, as for Flower's FedAvg: the share of all machines that a round asks, and the
+        fewest (2 by default, where there is a share).
+    min_available_nodes : int, optional
+        In place of ``num_clients``, as for FedAvg: how many machines the training does not begin without; 2 by default.
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
@@ -86,7 +94,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        log(INFO, "\t├──> Machines: %d in all, %d a round", self.num_clients, self.clients_per_round)
+        log(INFO, "\t├──> Machines: %s", self._attendance.sentence())
         for name, value in self.settings().items():
             if name not in ("strategy", "num_clients", "clients_per_round"):
                 log(INFO, "\t├──> %s: %s", name, value)
@@ -205,6 +213,10 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             can be resumed from its checkpoint.
         ConfigurationError
             If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
+
+        Notes
+        -----
+        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it.
         """
         if self.history:
             raise ConfigurationError(
@@ -219,8 +231,8 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         self._timeout = timeout
         done = self._resume(result)
         released = done + (self._secure is not None and self._secure.held is not None)
-        if released < num_rounds and not self.run_dry:
-            self._check_rounds(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
+        if released < num_rounds:
+            self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
         if evaluate_fn and not done and (metrics := evaluate_fn(0, initial_arrays)) is not None:
             log(INFO, "Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
@@ -280,19 +292,39 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
-        needed = self.clients_per_round if self.machines.names else self.num_clients
+        needed = self.clients_per_round if self.machines.names else self._attendance.fewest
         if not isinstance(grid, DirectMachines):
             self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
         elif not self.machines.names:
             names = sorted(grid.names(), key=by_length_and_name)
-            if len(names) < self.num_clients:
-                raise NodesUnavailableError(f"Expected {self.num_clients} machines, got {len(names)}.")
-            self.machines.restore(names[: self.num_clients])
+            if len(names) < needed:
+                raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
+            self.machines.restore(names[: self._attendance.num_clients])
+        if not self.clients_per_round:
+            self._settle(len(self.machines.names))
 
-    def _check_rounds(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
-        """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins."""
+    def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
+        """Ask machines, before anything is spent, for how many rounds they last and what their noise will leave."""
+        if self.run_dry and not self.foresees:
+            return
         self._meet(grid)
-        stated = {name: releases_left(said) for name, said in self.ask_privacy(grid, timeout).items()}
+        statements = self.ask_privacy(grid, timeout)
+        if not self.run_dry:
+            self._check_rounds(statements, done, num_rounds)
+        if not self.foresees:
+            return
+        self.forecast = forecast_of(
+            self._stated_noise(statements),
+            num_parameters=vector_size(self.release_layout),
+            machines=self.num_clients,
+            per_round=self.clients_per_round,
+            rounds=num_rounds,
+        )
+        log_forecast(self.forecast)
+
+    def _check_rounds(self, statements: Mapping[str, Mapping[str, Any]], done: int, num_rounds: int) -> None:
+        """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins."""
+        stated = {name: releases_left(said) for name, said in statements.items()}
         last, name = rounds_possible(self._sample, range(done + 1, num_rounds + 1), stated)
         if last is None or name is None:
             return

@@ -2,9 +2,9 @@
 
     x_{t+1} = x_t + (eta_g / m) sum of the releases
 
-where a machine's releases sum up to its clipped updates (trained minus received model) and one row of noise. Weights
-are equal: a weight by the number of examples would publish a number that depends on data, and would change what one
-machine's noise hides.
+where a machine's releases sum up to its clipped updates (trained minus received model) and one row of noise; or a step
+of a server optimiser along that average (:mod:`.optimizers`). Weights are equal: a weight by the number of examples
+would publish a number that depends on data, and would change what one machine's noise hides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Unpack
 
@@ -21,11 +21,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .base import ReleaseStrategy
 from .layout import Vector
-from .options import RoundOptions
+from .optimizers import Moments, ServerOptimizer, server_optimizer
+from .options import ReleaseOptions
 from .replies import DirectMachines, Reply, RoundReport, exchange
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
@@ -35,9 +37,15 @@ _UNCHECKED = "It is what the machines say of themselves, which a server cannot c
 
 @dataclass(frozen=True)
 class AverageState:
-    """State of federated averaging: the floating-point values of the model, shape (d,)."""
+    """State of federated averaging: the model's floating-point values x, shape (d,), and a server optimiser's memory.
+
+    ``moments`` has the rows of the optimiser (:class:`~murmurfl.strategies.ServerOptimizer`), and ``steps`` counts the
+    steps it has taken; without one both stay empty.
+    """
 
     x: Vector
+    moments: Moments = field(default_factory=lambda: np.zeros((0, 0)))
+    steps: NDArray[np.float64] = field(default_factory=lambda: np.zeros(()))
 
 
 def average_step(
@@ -55,7 +63,34 @@ def average_step(
     learning_rate : float
         eta_g.
     """
-    return AverageState(state.x + learning_rate / clients_per_round * release_sum)
+    return replace(state, x=state.x + learning_rate / clients_per_round * release_sum)
+
+
+def optimizer_step(
+    state: AverageState,
+    release_sum: Vector,
+    *,
+    clients_per_round: int,
+    learning_rate: float,
+    optimizer: ServerOptimizer,
+) -> AverageState:
+    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the step overflows.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+        update = release_sum / clients_per_round
+        direction, moments = optimizer.direction(state.moments, update, int(state.steps))
+        x = state.x + learning_rate * direction
+    if not np.isfinite(x).all():
+        raise ConfigurationError(
+            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
+            "(largest_value)."
+        )
+    return AverageState(x, moments, state.steps + 1.0)
 
 
 class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
@@ -63,12 +98,12 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     Parameters
     ----------
-    num_clients : int
-        M, machines in all.
-    clients_per_round : int, optional
-        m, machines asked in a round; default all of them.
-    learning_rate : float
-        eta_g > 0; 1 is plain averaging.
+    learning_rate : float, optional
+        eta_g > 0, how far to go along the average; default 1, plain averaging, or what the optimiser has.
+    optimizer : ServerOptimizer or {"momentum", "adam", "yogi"}, optional
+        What is made of a round's average: :class:`~murmurfl.strategies.ServerMomentum`,
+        :class:`~murmurfl.strategies.ServerAdam` or :class:`~murmurfl.strategies.ServerYogi`, as Flower's FedAvgM,
+        FedAdam and FedYogi; default plain averaging.
     evaluate_on_machines : bool
         Ask all connected machines to evaluate the model after every round. Machines refuse unless their own
         configuration allows it; what comes back is not private, and is marked so.
@@ -83,9 +118,14 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     along and published as they came in ``initial_arrays``, never changed. Floating-point arrays of any width are kept
     in float64 here and cast to their own dtype when they are sent.
 
+    A round from which nothing came, or which stayed closed under secure aggregation, changes nothing, the optimiser's
+    moments neither; what machines carry over comes with a later average. Noise that cancels between a machine's
+    releases does so in plain averages only: an optimiser keeps more of it, Adam and Yogi most. With releases that stand
+    alone (``mechanism="independent"``, the default where data return in every release) there is nothing to lose.
+
     **Formal guarantees.** None of its own: privacy is the machines' (:class:`~murmurfl.clients.CorrelatedNoiseMod`),
-    and everything computed here is post-processing. The epsilon in the log is what the machines say they guarantee; a
-    server cannot check it. It does not cover evaluations.
+    and everything computed here is post-processing, a server optimiser's steps too. The epsilon in the log is what the
+    machines say they guarantee; a server cannot check it. It does not cover evaluations.
     """
 
     state_type: ClassVar[type[AverageState]] = AverageState
@@ -95,16 +135,17 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def __init__(
         self,
         *,
-        num_clients: int,
-        clients_per_round: int | None = None,
-        learning_rate: float = 1.0,
+        learning_rate: float | None = None,
+        optimizer: ServerOptimizer | str | None = None,
         evaluate_on_machines: bool = False,
         arrayrecord_key: str = protocol.ARRAYS,
         configrecord_key: str = protocol.CONFIG,
-        **options: Unpack[RoundOptions],
+        **options: Unpack[ReleaseOptions],
     ) -> None:
-        asked = num_clients if clients_per_round is None else clients_per_round
-        super().__init__(num_clients=num_clients, clients_per_round=asked, **options)
+        super().__init__(**options)
+        self.optimizer = server_optimizer(optimizer)
+        if learning_rate is None:
+            learning_rate = 1.0 if self.optimizer is None else self.optimizer.learning_rate
         if not (math.isfinite(learning_rate) and learning_rate > 0):
             raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
         if arrayrecord_key == configrecord_key:
@@ -119,17 +160,24 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self._said_who_evaluates = False
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate}
+        own = {} if self.optimizer is None else {"optimizer": self.optimizer.settings}
+        return {**super().settings(), "learning_rate": self.learning_rate, **own}
 
     def initial_state(self, start: Vector) -> AverageState:
-        return AverageState(start)
+        return AverageState(start, np.zeros((0 if self.optimizer is None else self.optimizer.rows, start.size)))
 
     def query_points(self, state: AverageState) -> tuple[Vector, ...]:
         return (state.x,)
 
+    def next_state(self, state: AverageState, release_sum: Vector, report: RoundReport) -> AverageState:
+        # Momentum would go on without a word from any machine.
+        return self.step(state, release_sum, report.server_round) if report.aggregated else state
+
     def step(self, state: AverageState, release_sum: Vector, server_round: int) -> AverageState:
-        rate = self.learning_rate
-        return average_step(state, release_sum, clients_per_round=self.clients_per_round, learning_rate=rate)
+        m, rate = self.clients_per_round, self.learning_rate
+        if self.optimizer is None:
+            return average_step(state, release_sum, clients_per_round=m, learning_rate=rate)
+        return optimizer_step(state, release_sum, clients_per_round=m, learning_rate=rate, optimizer=self.optimizer)
 
     def model(self, state: AverageState) -> Vector:
         return state.x

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Required, TypeVar, Unpack
 
 import numpy as np
@@ -32,6 +32,7 @@ from ..privacy import (
 from ..privacy.grid import power_of_two_at_most
 from ..privacy.normals import FINEST_GRID, ideal_mu, range_problem
 from ..privacy.row_bound import BLOCK_ROWS
+from ..privacy.stated_noise import StatedNoise, stated_noise
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError
 from .layout import vector_size
@@ -264,6 +265,15 @@ class TrustedServer(ReleaseStrategy[StateT]):
         longer = nonces.copy()
         longer[server_round - 1] = np.frombuffer(self._keys.nonce(self.session, server_round), np.uint8)
         return longer
+
+    def _stated_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
+        # One noise for all machines of a round: that of one machine by itself, of which each has its part.
+        size, policy = vector_size(self.release_layout), replace(self.policy, trust="untrusted-server")
+        own = stated_noise(policy, policy.plan(size), 1)
+        part = float(own[protocol.NOISE_IN_ALL]) / math.sqrt(self.clients_per_round)
+        said = {"mechanism": policy.mechanism, "mu-guaranteed": self.mu, "trust": self.policy.trust}
+        changed = {**said, protocol.NOISE_IN_ALL: part}
+        return super()._stated_noise({name: {**statement, **changed} for name, statement in statements.items()})
 
     def settings(self) -> dict[str, Any]:
         return {

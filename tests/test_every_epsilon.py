@@ -87,6 +87,7 @@ def invoke(*arguments):
 
 SHOWING = {
     "run": [*RUN, "--name", "x"],
+    "list": ["list"],
     "report": ["report", "runs/made"],
     "reproduce": ["reproduce", "reshef-levy-2024"],
     "audit": ["audit", "--runs", "40"],
@@ -111,10 +112,10 @@ SECRETS = {
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
-AS_JSON = ("reproduce", "audit", "plan", "search", "ledger show")
+AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "helper")
 ABOUT_KEYS = ("roster key", "roster make", "roster show", "roster check")  # who takes part: no figure follows from it
-NAMING = ("keys", "list")  # what there is, before there is any figure
+NAMING = ("keys", "names")  # what there is, before there is any figure
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
 
 

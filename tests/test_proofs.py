@@ -24,6 +24,7 @@ WITHOUT_A_PAGE = {
     "privacy/gdp.py:gdp_best_guess": "the same, from its total variation distance",
     "privacy/guarantee.py:Guarantee": "says a mu that its maker vouches for",
     "privacy/mechanisms/cache.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
+    "privacy/plain_words.py:plain_meaning": "says in words what gdp_best_guess says",
     "privacy/rdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
 }
 """Docstrings whose formal guarantees speak of mu and rest on no page here, and why."""

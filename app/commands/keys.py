@@ -1,4 +1,4 @@
-"""``murmurfl keys`` and ``murmurfl list``: what a run configuration may say, from where each key is declared."""
+"""``murmurfl keys`` and ``murmurfl names``: what a run configuration may say, from where each key is declared."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from .report import report
 from .reproduce import reproduce
 from .roster import roster_cli
 from .run import run
+from .runs import list_runs
 from .search import search
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
@@ -41,7 +42,8 @@ def _commands(
 
 for command in (run, search, reproduce, report, audit, plan):
     cli.command()(command)
-cli.command("list")(list_names)
+cli.command("list")(list_runs)
+cli.command("names")(list_names)
 for command in (keys, node, helper, deploy_demo):
     cli.command()(command)
 cli.add_typer(ledger_cli, name="ledger")

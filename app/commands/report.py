@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ...privacy import ConfigurationError
 from .failing import failing_clearly
 from .terminal import say
 
@@ -21,10 +22,17 @@ def _print_schema(wanted: bool) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of finished runs, or a folder of such.", show_default=False),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder for page and plots; default `report` in the first RUN.")
     ] = None,
+    twins: Annotated[
+        bool,
+        typer.Option("--twins", help="Make runs that have none once more without noise, and keep that with them."),
+    ] = False,
     schema: Annotated[  # noqa: ARG001 - its callback prints it
         bool,
         typer.Option(
@@ -32,8 +40,26 @@ def report(
         ),
     ] = False,
 ) -> None:
-    """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it."""
+    """Show runs as one HTML page that needs no network, with every plot as PNG and SVG beside it.
+
+    Runs that differ in their seed alone are one line, with their mean and standard deviation.
+    """
+    from ..report.finding import expanded
     from ..report.making import make_report
 
     with failing_clearly():
-        say(f"Wrote {make_report(runs, out or runs[0] / 'report')}")
+        folders = expanded(runs)
+        if twins:
+            _make_twins(folders)
+        say(f"Wrote {make_report(folders, out or runs[0] / 'report')}")
+
+
+def _make_twins(folders: list[Path]) -> None:
+    """Every simulated run's twin without noise; of a run that can have none it is said why."""
+    from ..without_noise import add_without_noise
+
+    for folder in folders:
+        try:
+            add_without_noise(folder)
+        except ConfigurationError as error:
+            say(f"{folder}: {error}", err=True)

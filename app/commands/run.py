@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 
 from ..config import RunConfig
-from ..default_run import is_default_run, started_with
+from ..default_run import started_with
 from .failing import fail, failing_clearly
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
 
 ENGINES = ("ray", "inprocess", "cohort")
+_SHORT = 60.0
+"""Seconds: runs that take no longer are made once more without noise unless somebody says otherwise."""
 
 
 def run(
@@ -26,6 +28,14 @@ def run(
         str | None, typer.Option(help="Name of the run's folder; default from the settings and the time.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
+    twin: Annotated[
+        bool | None,
+        typer.Option(
+            "--twin/--no-twin",
+            help="Whether to make the same run without noise too, to compare with.",
+            show_default="if the run took less than a minute",
+        ),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run one private federated training and leave its result in a folder.
@@ -35,12 +45,12 @@ def run(
     """
     from ..record import CHECKPOINT_NAME, RESULT_NAME
     from ..summary import summary_lines
+    from ..without_noise import add_without_noise
     from .closing import closing_lines
     from .folders import folder_for
 
     with failing_clearly():
-        given = settings_of(config_file, assignments)
-        settings = started_with(given)
+        settings = started_with(settings_of(config_file, assignments))
         config = RunConfig.from_mapping(settings)
         if engine not in ENGINES:
             fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
@@ -53,11 +63,10 @@ def run(
             else:
                 _run_here(RunConfig.from_mapping(settings), engine, folder)
         document = json.loads((folder / RESULT_NAME).read_text())
+        if twin or (twin is None and document["seconds"] <= _SHORT):
+            document = add_without_noise(folder)
         typer.echo("")
-        for line in [
-            *summary_lines(document, folder),
-            *closing_lines(document, settings if is_default_run(given) else None),
-        ]:
+        for line in [*summary_lines(document, folder), *closing_lines(document)]:
             say(line)
 
 

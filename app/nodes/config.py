@@ -27,10 +27,10 @@ from ...privacy import (
     ConfigurationError,
     PrivacyPolicy,
     SQLiteLedger,
+    gdp_mu,
     protocol,
 )
-from ...privacy.quantile import COUNTED_CLIP_NORM
-from ...privacy.row_bound import CLIPPINGS
+from ...privacy.asked import asked_mu
 from ..centring import beside_mean
 from ..config import RunConfig
 from ..evaluation import HELD_OUT, trained_samples
@@ -40,7 +40,7 @@ from ..methods import METHODS, Method
 from ..methods.bounding import bounding
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
-from .centring import CentredNode
+from .bounding import BoundedNode
 from .evaluation import EvaluatedNode
 from .own_samples import OwnSamples
 from .sums import SummedNode
@@ -61,7 +61,7 @@ def node_strategies() -> list[str]:
 
 
 @dataclass(frozen=True)
-class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
+class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
     """Everything a real machine decides for itself.
 
     Parameters
@@ -75,7 +75,7 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
     batch_size : int
         b, samples a release; 1 with ``full-batch``, whose releases are sums over all samples.
     mu : float
-        The privacy of all releases of one run together, mu-GDP.
+        The privacy of all releases of one run together, mu-GDP; or ``epsilon`` in its place.
     strategy : str
         What it takes part in. With ``trusted-mu2`` it adds **no noise**: the server is trusted with its gradients, and
         to keep ``mu`` towards everybody else.
@@ -144,6 +144,8 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
         Path of this machine's private key of that roster (``murmurfl roster key``).
     budget_local_mu : float
         As ``budget_mu``, of what holds whatever happens; 0 leaves it to the ledger.
+    epsilon : float
+        In the place of ``mu``: the largest mu that implies this epsilon at ``delta``, or at the ledger's.
 
     Notes
     -----
@@ -155,7 +157,7 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
     ledger: str
     clip_norm: float
     batch_size: int
-    mu: float
+    mu: float = 0.0
     strategy: str = "mu2"
     model: str = "softmax"
     samples: str = ""
@@ -192,6 +194,7 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
     roster_digest: str = ""
     signing_key: str = ""
     budget_local_mu: float = 0.0
+    epsilon: float = 0.0
 
     def __post_init__(self) -> None:
         method = self.method
@@ -200,8 +203,9 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
         longest = protocol.LONGEST_MACHINE_NAME
         self._check("machine", 0 < len(self.machine) <= longest, f"a name of 1 to {longest} characters")
         self._check("ledger", bool(self.ledger), "the path of a ledger")
-        for name in ("clip_norm", "mu"):
-            self._check(name, getattr(self, name) > 0, "a number > 0")
+        self._check("clip_norm", self.clip_norm > 0, "a number > 0")
+        # At the file's own delta if it has one, else at any: the ledger's is not known here.
+        asked_mu(self.mu, self.epsilon or None, self.delta if 0 < self.delta < 1 else 0.5)
         if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
             raise ConfigurationError(unknown_name("mechanism", self.mechanism, MECHANISMS))
         self._check("delta", 0 <= self.delta < 1, "a number >= 0 and < 1")
@@ -231,18 +235,7 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
-        self._check("clip_stability", self.clip_stability > 0, "a number > 0")
-        if self.clipping:
-            keys = self.method.keys
-            self._check(
-                "clipping", self.clipping in CLIPPINGS and "clipping" in keys, "clip, or automatic for gradients"
-            )
-        if self.quantile_share:
-            able = "quantile-share" in self.method.keys and self.clipping != "automatic"
-            expected = f"0 with strategy = {self.strategy!r} and clipping = {self.clipping!r}"
-            self._check("quantile_share", able, expected)
-            self._check("quantile_share", 0 < self.quantile_share < 1, "a number >= 0 and < 1")
-            self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a quantile-share")
+        self.check_bounding()
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
@@ -294,6 +287,18 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
         named, types = named_values(cls, values), {f.name: str(f.type) for f in fields(cls)}
         return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
+    def settled(self, ledger: SQLiteLedger) -> NodeConfig:
+        """The same with a mu in the place of its epsilon, if it has one.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :func:`~murmurfl.privacy.gdp_mu`, at the file's delta or, without one, at the
+        ledger's.
+        """
+        if not self.epsilon:
+            return self
+        return replace(self, mu=gdp_mu(self.epsilon, self.delta or float(ledger.delta or 0.0)), epsilon=0.0)
+
     def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
         """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
 
@@ -304,6 +309,8 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
         are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
         helper and ``min_honest`` machines of each sum; ``budget_local_mu`` holds whatever happens.
         """
+        if self.epsilon:
+            return self.settled(ledger).policy(num_samples, ledger, **of_model)
         separation = num_samples // self.batch_size
         budget = covering_budget(self.mu, ledger, self.budget_mu)
         policy = self.method.machine_policy(
@@ -374,10 +381,7 @@ class NodeConfig(CentredNode, EvaluatedNode, SummedNode):
         masking = self.masking()
         if masking is not None:
             own["masking"] = masking
-        if self.centred:
-            own["centring"] = self.centring_beside(policy, num_features)
-        if self.private_evaluation:
-            own["evaluation"] = self.evaluation_beside(policy, model, len(samples) - trained)
+        own |= self.settled(ledger).parts_beside(policy, model, num_features, held_out=len(samples) - trained)
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client

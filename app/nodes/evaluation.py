@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from ...clients import Evaluation
+from ...clients import Centring, Evaluation
 from ...privacy import PrivacyPolicy
 from ..evaluation import HELD_OUT, make_evaluation
-from ..methods import Method
 from ..models.base import Model
+from .centring import CentredNode
 
 
-class EvaluatedNode:
+class EvaluatedNode(CentredNode):
     """The part of an operator's file that a private evaluation is in; its fields are the file's."""
 
-    mu: float
-    secret_order: bool
-    private_evaluation: float
     held_out: float
     score_bins: int
-
-    @property
-    def method(self) -> Method:
-        """What the machine takes part in."""
-        raise NotImplementedError
-
-    @property
-    def mean_share(self) -> float:
-        """Of mu^2, for the mean of the features."""
-        raise NotImplementedError
-
-    def _check(self, name: str, holds: bool, expected: str) -> None:
-        raise NotImplementedError
 
     def check_evaluation(self) -> None:
         """Refuse an evaluation that the strategy cannot have, and keys of it that nothing reads."""
@@ -49,3 +33,14 @@ class EvaluatedNode:
         return make_evaluation(
             policy, model, mu=self.mu, share=self.private_evaluation, bins=self.score_bins, held_out=held_out
         )
+
+    def parts_beside(
+        self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int
+    ) -> dict[str, Centring | Evaluation]:
+        """What the machine releases beside its training, by the names of a client's options."""
+        parts: dict[str, Centring | Evaluation] = {}
+        if self.centred:
+            parts["centring"] = self.centring_beside(policy, num_features)
+        if self.private_evaluation:
+            parts["evaluation"] = self.evaluation_beside(policy, model, held_out)
+        return parts

@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from ...privacy import MurmurflError, gdp_epsilon
 from ..config import RunConfig
-from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME
+from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, WORKED_OUT
 
 _NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
-_WORKED_OUT = (
-    *("num-rounds", "clip-norm", "learning-rate", "diameter", "schedule", "sampling"),
-    *("run-name", "out-dir"),
-)
-"""Keys under which a record has what the run worked out or where it lies, so that they tell nothing of what was set."""
+_OF_THE_FOLDER = ("run-name", "out-dir")
+"""Keys that say where a run lies, so that they tell nothing of what was set."""
 
 
 class ReportError(MurmurflError):
@@ -57,7 +54,7 @@ class RecordedRun:
         """
         path = folder / RESULT_NAME
         if not path.is_file():
-            raise ReportError(f"Expected the folder of a finished run, got {folder}: {_what_is_there(folder)}.")
+            raise ReportError(f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.")
         document = _json(path)
         missing = [key for key in _NEEDED if key not in document]
         if missing:
@@ -161,13 +158,20 @@ class RecordedRun:
     def settings(self) -> dict[str, tuple[str, bool]]:
         """Every key of the configuration: its value, and whether it was set to other than the default."""
         default = RunConfig().to_mapping()
+        config = self.document["config"]
+        # What an earlier murmurfl worked out tells nothing of what was set.
+        asked = {**config, **dict.fromkeys(WORKED_OUT), **(self.document.get("asked") or {})}
         return {
-            key: (setting_text(value), key not in _WORKED_OUT and value != default.get(key))
-            for key, value in self.document["config"].items()
+            key: (
+                setting_text(value),
+                key not in _OF_THE_FOLDER and asked[key] is not None and asked[key] != default.get(key),
+            )
+            for key, value in config.items()
         }
 
 
-def _what_is_there(folder: Path) -> str:
+def what_is_there(folder: Path) -> str:
+    """Why a folder is no finished run, in words."""
     if not folder.exists():
         return "there is nothing"
     if (folder / FAILURE_NAME).is_file():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...privacy import RELATIONS, TRUST_MODELS, UNITS
+from ...privacy.forecast import VERDICTS
 from ..config import run_keys
 from ..key_reference import key_schema
 from ..record import FORMAT
@@ -65,6 +66,7 @@ def _privacy() -> Schema:
             "covers": _value("string", "Which releases the figure is true of."),
             "notes": _listed("Sentences about what the figure rests on.", "string"),
             "sentence": _value("string", "All of it in one standard sentence: `guarantee`."),
+            "meaning": _value("string", "What mu means in plain words; empty where nothing is guaranteed."),
         },
     )
 
@@ -169,6 +171,21 @@ def _evaluation() -> Schema:
     )
 
 
+def _without_noise() -> Schema:
+    return _object(
+        f"Where the same run ended without noise: {_WITHOUT_NOISE}; null where it was not made.",
+        {
+            "note": _value("string", "That these figures are not private."),
+            "accuracy": _or_null("number", "On the test set; null where the model has none."),
+            "auc": _or_null("number", "Likewise; null unless there are two classes."),
+            "loss": _or_null("number", "Likewise; null if it is not finite."),
+            "rounds": _count("Rounds that were made."),
+            "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
+        },
+        null=True,
+    )
+
+
 def _online() -> Schema:
     regret = {"type": ["array", "null"], "items": {"type": ["number", "null"]}}
     return _object(
@@ -189,6 +206,34 @@ def _norms() -> Schema:
         {
             "rounds": _listed("Rounds that were evaluated; 0 is the start.", "integer"),
             "values": _listed("The norms.", "number", "null"),
+        },
+        null=True,
+    )
+
+
+def _forecast() -> Schema:
+    change = _object(
+        "Something that would lessen the noise.",
+        {
+            "words": _value("string", "What."),
+            "ratio": _value("number", "What `noise_over_typical` would be."),
+        },
+    )
+    return _object(
+        "How much of the model was likely to be noise, as it was said before the first round from what machines state; "
+        "null without noise. The ratio to the longest update is arithmetic, all else an estimate.",
+        {
+            "verdict": _value("string", "What to expect of the model.", enum=list(VERDICTS)),
+            "warning": _value("boolean", "Whether there was a warning: above a ratio of 1, or if it is useless."),
+            "noise_over_longest": _value("number", "Noise in the average of all releases over the longest it can be."),
+            "noise_over_typical": _value("number", "The same over a typical one: an estimate."),
+            "typical": _value("number", "Which part of the longest a typical one is taken to be."),
+            "kept": _value("number", "Which part of what is learnt without noise is likely to be left: an estimate."),
+            "machines_needed": _count("Machines like these at which it would be useful."),
+            "parameters_needed": _count("Values of a model that would be useful; 0 if one is too many."),
+            "epsilon_needed": _or_null("number", "Epsilon, at `delta`, at which it would be useful."),
+            "sentence": _value("string", "The figures in words."),
+            "changes": _value("array", "What would help; empty where it is useful.", items=change),
         },
         null=True,
     )
@@ -236,6 +281,7 @@ def _outcome() -> dict[str, Schema]:
         "delta": _value("number", "Where epsilon is shown."),
         "guarantee": _value("string", "What mu and epsilon are true of, in one sentence."),
         "privacy": _privacy(),
+        "forecast": _forecast(),
     }
 
 
@@ -267,6 +313,11 @@ def _parts() -> dict[str, Schema]:
             "sampling; its keys are those of `murmurfl keys`.",
             properties=config,
         ),
+        "asked": _value(
+            "object",
+            "What the run configuration said where `config` has what became of it; 0 and empty: the preset's choice.",
+        ),
+        "without_noise": _without_noise(),
         "centring": _centring(),
         "private_evaluation": _evaluation(),
         "clip": _clip(),

@@ -705,7 +705,7 @@ def test_an_operators_file_is_the_operators(node, tmp_path):
     with pytest.raises(ConfigurationError, match="node configuration"):
         UpdateNode.read(tmp_path / "none.toml")
     path.write_text('machine = "a"\n')
-    with pytest.raises(ConfigurationError, match="ledger, clip-norm, mu, max-participations"):
+    with pytest.raises(ConfigurationError, match="ledger, clip-norm, mu or epsilon, max-participations"):
         UpdateNode.read(path)
 
 

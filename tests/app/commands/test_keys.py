@@ -1,4 +1,4 @@
-"""`murmurfl keys`, `murmurfl list` and the Tab key: what they say is what is declared."""
+"""`murmurfl keys`, `murmurfl names` and the Tab key: what they say is what is declared."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_as_json_it_is_a_schema_that_says_what_the_configuration_checks():
 
 
 def test_the_list_has_every_name_with_a_sentence():
-    text, document = said("list"), json.loads(said("list", "--json"))
+    text, document = said("names"), json.loads(said("names", "--json"))
     assert set(document) == {"strategy", "task", "features", "partition", "model", "mechanism", "paper"}
     for key, shelf in CATALOGUE.items():
         assert list(document[key]) == list(shelf.names())

@@ -15,7 +15,7 @@ from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, Nod
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.supernode import Connection, repeating_the_last_answer
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
-from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, protocol
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 
 BASE = {
     "machine": "clinic",
@@ -54,11 +54,14 @@ def forget(monkeypatch):
     [
         ({"mu-budget": 3.0}, "Expected known node-config keys, got mu-budget"),
         ({"mu": "4"}, "Expected mu to be a finite number, got '4'"),
-        ({"mu": -1.0}, "Expected mu to be a number > 0"),
+        ({"mu": -1.0}, "Expected mu > 0 and finite, got -1.0."),
         ({"clip-norm": 0.0}, "Expected clip-norm to be a number > 0"),
         ({"clip-norm": float("inf")}, "Expected clip-norm to be a finite number"),
         ({"batch-size": 0}, "Expected batch-size to be an integer >= 1"),
         ({"batch-size": True}, "Expected batch-size to be an integer"),
+        ({"epsilon": 4.0}, "Expected mu or epsilon, got both: mu = 4.0, epsilon = 4.0."),
+        ({"mu": 0.0, "epsilon": -4.0}, "Expected epsilon > 0 and finite, got -4.0."),
+        ({"mu": 0.0, "epsilon": 99.0}, "Expected mu <= 4, the budget of all runs in the ledger"),
         ({"budget-mu": 5.0}, "Expected budget_mu = 4"),
         ({"mu": 4.5}, "Expected mu <= 4, the budget of all runs in the ledger"),
         ({"delta": 2.0}, "Expected delta to be a number >= 0 and < 1"),
@@ -355,3 +358,23 @@ def test_a_node_whose_own_file_was_written_anew_in_another_order_is_refused_and_
     save(np.arange(100))
     with pytest.raises(LedgerError, match="unchanged and in their order"):
         NodeConfig.read(path).client()
+
+
+NO_MU = {key: value for key, value in BASE.items() if key != "mu"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"centring": "private"}, {"strategy": "trusted-mu2"}])
+@pytest.mark.parametrize("ledgers_delta", [1e-5, 1e-7])
+def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(tmp_path, ledgers_delta, changes):
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=ledgers_delta)
+    by_epsilon = NodeConfig.read(write(tmp_path, NO_MU, epsilon=2.0, **changes)).client()
+    by_mu = NodeConfig.read(write(tmp_path, mu=gdp_mu(2.0, ledgers_delta), **changes)).client()
+    assert by_epsilon.machine.policy == by_mu.machine.policy
+    assert describe(by_epsilon) == describe(by_mu)
+    means = [None if one.centred is None else one.centred.machine.policy for one in (by_epsilon, by_mu)]
+    assert means[0] == means[1]
+
+
+def test_a_file_with_neither_mu_nor_epsilon_says_that_one_is_missing(tmp_path):
+    with pytest.raises(ConfigurationError, match="Expected values for mu or epsilon, got none of that name"):
+        NodeConfig.read(write(tmp_path, NO_MU))

@@ -11,7 +11,16 @@ from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.own_app import describe_own, own_app, read_node
 from murmurfl.clients import UpdateNode
-from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, protocol, read_ledger
+from murmurfl.privacy import (
+    ConfigurationError,
+    Guarantee,
+    LedgerError,
+    SQLiteLedger,
+    gdp_mu,
+    protocol,
+    read_ledger,
+    rounded_up,
+)
 from typer.testing import CliRunner
 
 SECRET = "patient 4711"
@@ -178,6 +187,9 @@ def test_check_says_what_the_machine_guarantees(folder):
         (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table of numbers"),
         (("[run-config]", "[run-settings]"), "Expected known node-config keys, got run-settings"),
         (("mu = 10.0", "mu = 20.0"), "Expected mu <= 10, the budget of all runs"),
+        (("mu = 10.0", "mu = 10.0\nepsilon = 2.0"), "Expected mu or epsilon, got both: mu = 10.0, epsilon = 2.0"),
+        (("mu = 10.0", "epsilon = 0.0"), "Expected epsilon > 0 and finite, got 0.0"),
+        (("mu = 10.0", ""), "Expected values for mu or epsilon"),
     ],
 )
 def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):
@@ -205,3 +217,14 @@ def test_which_kind_of_machine_a_file_is_of(folder):
     text = 'machine = "a"\nledger = "l"\nclip-norm = 1\nbatch-size = 2\nmu = 1\ntask = "digits"\nnum-partitions = 2\n'
     path.write_text(f"{text}partition-id = 0\n")
     assert isinstance(read_node(path), NodeConfig)
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-7])
+def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(folder, tmp_path, delta):
+    SQLiteLedger.create(tmp_path / "other.sqlite", budget_mu=10.0, delta=delta)
+    text = FILE.replace("mu = 10.0", "epsilon = 2.0").replace("ledger.sqlite", str(tmp_path / "other.sqlite"))
+    node = UpdateNode.read(write(folder, text))
+    policy = node.policy(SQLiteLedger(node.ledger))
+    assert policy.mu == gdp_mu(2.0, delta)
+    assert policy.delta == delta
+    assert f"epsilon = {rounded_up(2.0)} at delta = {delta:g}" in describe_own(node)

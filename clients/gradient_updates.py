@@ -1,0 +1,60 @@
+"""Per-sample gradients as updates of a model, for :class:`~murmurfl.strategies.CorrelatedFedAvg`.
+
+A release is the sum over all samples, or the mean over a batch, of minus the clipped gradient. The server adds up
+releases, divides, and takes a step of its own along them, so that its optimisers work on gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import protocol
+from .base import PrivateClient
+
+
+class GradientUpdateClient(PrivateClient):
+    """A machine whose updates are minus its clipped per-sample gradients.
+
+    Parameters, guarantees and errors are those of :class:`~murmurfl.clients.base.PrivateClient`.
+
+    Notes
+    -----
+    With ``order="all"`` a release is a sum, and says of how many samples; otherwise it is a mean over a batch and
+    counts once.
+
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`, for replacement of one sample.
+    """
+
+    summable: ClassVar[bool] = True
+
+    def point_weights(self, server_round: int) -> tuple[float, ...]:
+        """-1: a step along it makes the loss smaller."""
+        return (-1.0,)
+
+    def fit(
+        self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
+    ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
+        """Answer a training request, with what is guaranteed of it beside the release.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        sent, samples, entries = super().fit(parameters, config)
+        plan, policy = self.machine.plan, self.machine.policy
+        stated: dict[str, Any] = {
+            protocol.MU_GUARANTEED: plan.mu,
+            protocol.DELTA: policy.delta,
+            protocol.CLIENT_LEVEL: 0,
+        }
+        if policy.trust == "secure-aggregation":
+            stated |= {protocol.MU_LOCAL: plan.mu_local, protocol.MIN_HONEST: policy.min_honest}
+        return sent, samples if policy.sums_samples else 1, {**entries, **stated}
+
+    def statement(self, session: str) -> dict[str, Any]:
+        """What the machine has spent and guarantees, with the unit of it."""
+        return {**super().statement(session), "unit": "sample", "evaluation-allowed": False}

@@ -1,0 +1,330 @@
+"""A PyTorch module on a machine: what of it is trained, and its gradients sample by sample.
+
+Trained, sent and released is what has ``requires_grad``, in the order of ``named_parameters`` and tied weights once.
+Everything else (buffers, frozen layers) is a constant of the module that each machine has installed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError
+from ..privacy.contributions import DenseContributions, StackedContributions
+from ..privacy.extras import check_installed
+from .gradients import combined_gradients
+from .torch_values import as_inputs, as_targets, first_axis, leaves, picked, with_batch_axis
+
+if TYPE_CHECKING:
+    import torch
+
+    ModuleT = torch.nn.Module
+
+Loss = Callable[[Any, Any], Any]
+"""``loss(output, target) -> scalar tensor``, as PyTorch's criteria."""
+
+_ROWS_AT_A_TIME = 8
+"""Rows that are widened to float64 together: few enough for the processor's cache."""
+CHUNK_BYTES = 1 << 28
+"""What the gradients of samples that are computed together may need in memory, as far as it can be told: 256 MiB."""
+_MOST_TOGETHER = 128
+"""More samples together are no faster."""
+_COPIES = 4
+"""Activations, their gradients, and what layers make of both on the way."""
+
+
+def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of a module that are trained, by name and in order; tied ones once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are none, or some are no floating-point numbers.
+    """
+    found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not found:
+        raise ConfigurationError(
+            "Expected a module with parameters to train, got none with requires_grad: leave it on for those."
+        )
+    complex_ones = [name for name, parameter in found.items() if not parameter.is_floating_point()]
+    if complex_ones:
+        raise ConfigurationError(f"Expected floating-point parameters, got complex ones in {', '.join(complex_ones)}.")
+    return found
+
+
+def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
+    """What a server starts from and machines train: the parameters with ``requires_grad``, and nothing else.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+
+    Returns
+    -------
+    ArrayRecord
+        By name and in the order of ``named_parameters``, tied weights once; those of float16 and bfloat16 as float32,
+        which Flower can carry and small steps are not lost in.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing in the module is trained.
+    """
+    return ArrayRecord({name: Array(_as_numpy(values)) for name, values in trainable_parameters(module).items()})
+
+
+def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Module:
+    """Put a trained model's arrays into a module.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Changed in place; what is not trained stays as it is.
+    arrays : ArrayRecord
+        As of :func:`trainable_arrays`: a strategy's result, or what ``evaluate_fn`` is handed.
+
+    Returns
+    -------
+    torch.nn.Module
+        The same module.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arrays are not those of this module.
+    """
+    import torch
+
+    expected = trainable_parameters(module)
+    shapes = {name: tuple(parameter.shape) for name, parameter in expected.items()}
+    if {name: tuple(array.shape) for name, array in arrays.items()} != shapes:
+        raise ConfigurationError(
+            f"Expected the arrays that trainable_arrays gives of this module, {_listed(shapes)}, got "
+            f"{_listed({name: tuple(array.shape) for name, array in arrays.items()})}."
+        )
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            parameter.copy_(torch.as_tensor(np.array(arrays[name].numpy())))
+    return module
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]], most: int = 4) -> str:
+    named = [f"{name} {shape}" for name, shape in list(shapes.items())[:most]]
+    return ", ".join([*named, *(["..."] if len(shapes) > most else [])]) + f" ({len(shapes)} in all)"
+
+
+def _as_numpy(values: torch.Tensor) -> NDArray[Any]:
+    import torch
+
+    values = values.detach().cpu()
+    return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).contiguous().numpy().copy()
+
+
+class ModuleGradients:
+    """Per-sample gradients of a PyTorch module's trained parameters, by ``torch.func``.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        What has ``requires_grad`` is trained; buffers and everything else must not change while it computes.
+    loss : callable
+        ``loss(output, target) -> scalar tensor`` for a batch of one.
+    chunk : int, optional
+        Samples that are computed together; default as many as ``CHUNK_BYTES`` have room for, 128 at most.
+
+    Raises
+    ------
+    ConfigurationError
+        If the module has nothing to train, or PyTorch is not installed.
+
+    Notes
+    -----
+    A batch is a pair (inputs, targets) with the samples along the first axis: arrays or tensors, and for a module of
+    several inputs a tuple of them (``module(*inputs)``) or a mapping (``module(**inputs)``). Floating-point inputs and
+    targets get the module's own type, integer targets int64.
+
+    **Formal guarantees.** Row i depends on sample i alone: each sample goes through the module as a batch of one
+    (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them carries one sample's
+    data to the next, and is refused when that happens; what it keeps elsewhere, in attributes of its own, nobody sees.
+    """
+
+    def __init__(self, module: torch.nn.Module, loss: Loss, *, chunk: int | None = None) -> None:
+        check_installed("torch", "torch", "a PyTorch model")
+        import torch
+
+        parameters = trainable_parameters(module)
+        self.names = list(parameters)
+        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]
+        self.module = module
+        self.loss = loss
+        self.chunk = chunk
+        self.together = True
+        """Whether vmap can compute this module's samples together."""
+        self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
+        self.dtype, self.device = self._kinds[0]
+        self._constants = _constants(module)
+
+        def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
+            arguments, named = called_with(with_batch_axis(inputs))
+            output = torch.func.functional_call(module, trained, arguments, named)
+            return loss(output, with_batch_axis(target))
+
+        self.of_one = torch.func.grad(sample_loss)
+        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
+        """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
+        trained = self._trained(parameters)
+        inputs, targets = (
+            as_inputs(samples[0], self.dtype, self.device),
+            as_targets(samples[1], self.dtype, self.device),
+        )
+        count = first_axis(inputs)
+        rows = np.empty((count, sum(map(math.prod, self.shapes))), self._row_type)
+        step = self._step(inputs) if count > 1 else 1
+        for start in range(0, count, step):
+            chosen = slice(start, min(start + step, count))
+            self._write(rows[chosen], trained, picked(inputs, chosen), picked(targets, chosen))
+        self.check_constants()
+        return rows
+
+    def stacked(
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
+    ) -> StackedContributions:
+        """As :func:`~murmurfl.clients.gradients.combined_gradients`; at one point nothing is widened to float64."""
+        weight = weights[0]
+        if len(points) == 1 and not isinstance(weight, np.ndarray):
+            with np.errstate(all="ignore"):
+                return _NarrowRows(np.asarray(self(points[0], samples)), float(weight))
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(self, points, weights, samples))
+
+    def _step(self, inputs: Any) -> int:
+        """How many samples are computed together."""
+        if self.chunk is None:
+            values = 2 * sum(map(math.prod, self.shapes)) + _COPIES * _activations(
+                self.module, picked(inputs, slice(0, 1))
+            )
+            self.chunk = min(max(CHUNK_BYTES // (8 * values), 1), _MOST_TOGETHER)
+        return self.chunk
+
+    def _trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {
+            name: torch.tensor(np.asarray(values), dtype=kind, device=device)
+            for name, values, (kind, device) in zip(self.names, parameters, self._kinds, strict=True)
+        }
+
+    @property
+    def _row_type(self) -> type[np.floating]:
+        import torch
+
+        return np.float64 if any(kind == torch.float64 for kind, _ in self._kinds) else np.float32
+
+    def _write(self, rows: NDArray[np.floating], trained: dict[str, torch.Tensor], inputs: Any, targets: Any) -> None:
+        """The gradients of some samples; of a single one, as a real machine asks, without what vmap costs."""
+        import torch
+
+        if not self.together and len(rows) > 1:
+            for i in range(len(rows)):
+                one = slice(i, i + 1)
+                self._write(rows[one], trained, picked(inputs, one), picked(targets, one))
+            return
+        if len(rows) == 1:
+            made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
+        else:
+            made = self.of_many(trained, inputs, targets)
+        start = 0
+        out = torch.from_numpy(rows)
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            size = math.prod(shape)
+            out[:, start : start + size] = made[name].detach().reshape(len(rows), size)
+            start += size
+
+    def check_constants(self) -> None:
+        """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        now = _constants(self.module)
+        changed = [name for name, state in self._constants.items() if now.get(name) != state]
+        if changed or len(now) != len(self._constants):
+            raise ConfigurationError(
+                f"Expected buffers and frozen parameters to stay as they are, got a module that writes to "
+                f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
+                "leave such layers out."
+            )
+
+
+class _NarrowRows:
+    """Rows times a weight, in the type they were computed in; norms and sums are float64's all the same."""
+
+    def __init__(self, rows: NDArray[np.floating], weight: float) -> None:
+        self._rows, self._weight = rows, weight
+
+    def norms(self) -> NDArray[np.float64]:
+        squares = np.empty(len(self._rows))
+        with np.errstate(all="ignore"):
+            for start in range(0, len(self._rows), _ROWS_AT_A_TIME):
+                some = slice(start, start + _ROWS_AT_A_TIME)
+                wide = self._rows[some].astype(np.float64)
+                squares[some] = np.einsum("ij,ij->i", wide, wide)
+            return abs(self._weight) * np.sqrt(squares)
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        np.multiply(self._rows[row], self._weight * scale, out=out)
+
+    def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of rows, each times its scale."""
+        total = np.zeros(self._rows.shape[1])
+        for start in range(0, len(self._rows), _ROWS_AT_A_TIME):
+            some = slice(start, start + _ROWS_AT_A_TIME)
+            total += (self._weight * scales[some]) @ self._rows[some].astype(np.float64)
+        return total
+
+
+def _constants(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
+    """What is not trained: which tensor it is, and how often it was written to."""
+    frozen = {name: values for name, values in module.named_parameters() if not values.requires_grad}
+    return {
+        name: (id(values), values._version)  # PyTorch's own count of writes, which autograd relies on
+        for name, values in {**frozen, **dict(module.named_buffers())}.items()
+    }
+
+
+def _activations(module: torch.nn.Module, inputs: Any) -> int:
+    """How many values the layers of a module give for some samples."""
+    import torch
+
+    counted: list[int] = []
+
+    def count(_: Any, __: Any, output: Any) -> None:
+        counted.extend(part.numel() for part in leaves(output) if isinstance(part, torch.Tensor))
+
+    hooks = [layer.register_forward_hook(count) for layer in module.modules() if not any(layer.children())]
+    try:
+        with torch.no_grad():
+            arguments, named = called_with(inputs)
+            module(*arguments, **named)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counted)
+
+
+def called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sample's inputs as the arguments of a module."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}

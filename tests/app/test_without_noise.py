@@ -1,0 +1,74 @@
+"""The same run without noise: what it is made of, when it is made, and that it is marked as not private."""
+
+import json
+import logging
+
+import pytest
+from murmurfl.app.commands.main import cli
+from murmurfl.app.config import NO_NOISE, RunConfig
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.record import result_document, write_record
+from murmurfl.app.without_noise import NOTE, add_without_noise, configs_without_noise, without_noise
+from murmurfl.privacy import ConfigurationError
+from typer.testing import CliRunner
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num-rounds": 4},
+        {"strategy": "trusted-mu2", "num-rounds": 4},
+        {"strategy": "full-batch", "num-rounds": 3, "trust": "secure-aggregation", "epsilon": 1.0},
+        {"strategy": "one-shot", "features": "soft-gradients", "mu": 0.5},
+        {"strategy": "auto", "epsilon": 0.5, "noise-quality": "fast"},
+        {"mechanism": "blt", "secret-order": True, "mu": 1.0},
+    ],
+)
+def test_a_run_without_noise_is_no_worse_and_has_no_noise(settings):
+    document = result_document(run_cohort(RunConfig.from_mapping(settings)))
+    for config in configs_without_noise(document):
+        assert config.mechanism == NO_NOISE
+        assert (config.seed, config.task, config.strategy) == (1, "digits", document["config"]["strategy"])
+    made = without_noise(document)
+    assert made["note"] == NOTE
+    assert made["accuracy"] > document["accuracy"]
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_steps_and_clips_that_were_set_stay():
+    document = result_document(run_cohort(RunConfig(num_rounds=2, learning_rate=0.25, clip_norm=0.5)))
+    first, *_ = configs_without_noise(document)
+    assert (first.learning_rate, first.clip_norm, first.num_rounds) == (0.25, 0.5, 2)
+    chosen, *_ = configs_without_noise(result_document(run_cohort(RunConfig(num_rounds=2))))
+    assert (chosen.learning_rate, chosen.clip_norm) == (0.0, 0.0)
+
+
+def test_it_is_put_into_the_files_once(tmp_path):
+    write_record(run_cohort(RunConfig(num_rounds=2)), tmp_path / "run")
+    before = json.loads((tmp_path / "run" / "result.json").read_text())
+    picture = (tmp_path / "run" / "accuracy.png").read_bytes()
+    document = add_without_noise(tmp_path / "run")
+    assert {name for name in document if document[name] != before[name]} == {"without_noise"}
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == document
+    assert (tmp_path / "run" / "accuracy.png").read_bytes() != picture
+    assert add_without_noise(tmp_path / "run") == document
+
+
+def test_a_run_without_noise_has_no_other(tmp_path):
+    write_record(run_cohort(RunConfig(num_rounds=1, mechanism="none")), tmp_path / "run")
+    assert add_without_noise(tmp_path / "run")["without_noise"] is None
+
+
+def test_real_machines_have_no_run_without_noise():
+    document = {**result_document(run_cohort(RunConfig(num_rounds=1))), "engine": "real-nodes"}
+    with pytest.raises(ConfigurationError, match="their data are in no one place"):
+        without_noise(document)
+
+
+@pytest.mark.parametrize(("option", "made"), [((), True), (("--no-twin",), False), (("--twin",), True)])
+def test_the_command_makes_it_where_it_takes_a_moment_or_is_asked_to(option, made, tmp_path):
+    run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
+    printed = CliRunner().invoke(cli, run).stdout
+    assert ("Without noise the same run reaches" in printed) == made
+    document = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert (document["without_noise"] is not None) == made
