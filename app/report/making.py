@@ -96,7 +96,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     accuracy = document["accuracy"]
     return [
         *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
-        ("test loss", loss_text(document["loss"])),
+        *([("test loss", loss_text(document["loss"]))] if _has_loss(document) else []),
         (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
         ("μ", rounded_up(_known(document["mu"]))),
         *_local_tiles(document),
@@ -106,6 +106,11 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
         ("aggregated", f"{totals['aggregated']:,} of {totals['asked']:,}"),
         *((name, f"{totals[name]:,}") for name in ("lost", "refused", "late", "malformed")),
     ]
+
+
+def _has_loss(document: Row) -> bool:
+    """Whether a loss was measured: a project of somebody's own need not have one, and a run's may have overflowed."""
+    return document["loss"] is not None or document.get("engine", "") is not None
 
 
 def _local_tiles(document: Row) -> list[tuple[str, str]]:
@@ -147,7 +152,7 @@ def _summary(runs: Sequence[RecordedRun]) -> Table:
                 "run": run.name,
                 "strategy": document["config"]["strategy"],
                 "accuracy": shown_accuracy(document) if document["accuracy"] is not None else "none",
-                "loss": loss_text(document["loss"]),
+                "loss": loss_text(document["loss"]) if _has_loss(document) else "none",
                 "μ": _known(document["mu"]),
                 "ε": _known(document["epsilon"]),
                 "ε local": _known(document["epsilon_local"]) if is_summed(document) else None,
