@@ -86,6 +86,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "delta": config.delta,
         "guarantee": guarantee.sentence,
         "privacy": guarantee.document(),
+        "forecast": None if result.forecast is None else _finite(result.forecast.document()),
         "rounds": len(history),
         "num_clients": config.num_clients,
         "releases": sum(int(statement["releases"]) for statement in result.statements.values()),

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..privacy import Guarantee
+from ..privacy import Forecast, Guarantee
 from ..privacy.training import TrainingFigures
 from ..strategies import ReleaseStrategy, RoundReport
 from .experiment import Experiment
@@ -136,6 +136,11 @@ class RunResult:
         """What the run guarantees, in figures and words; no epsilon is shown without it."""
         figures = Figures(self.mu, self.mu_local, self.min_honest, self.min_cohort)
         return run_guarantee(self.experiment, figures, deployed=self.deployed, statements=self.statements)
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """How much of the model was likely to be noise, as it was said before the first round; None without noise."""
+        return self.strategy.forecast
 
     @property
     def epsilon_local(self) -> float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import rounded_up
+from ..privacy.forecast import shortest
 from ..privacy.plain_words import plain_meaning
 
 
@@ -64,11 +65,19 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
         ("lost replies", str(document["lost_replies"])),
         ("files", str(folder)),
     ]
+    if forecast := document.get("forecast"):
+        rows.insert(1, ("forecast", forecast_text(forecast)))
     training = document.get("training")
     if training and training["worrying"]:
         rows.insert(1, ("training", training["sentence"]))
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {document['guarantee']}"]
+
+
+def forecast_text(forecast: Mapping[str, Any]) -> str:
+    """What was expected before the first round, for people."""
+    longest, typical = shortest(forecast["noise_over_longest"]), shortest(forecast["noise_over_typical"])
+    return f"{forecast['verdict']}: noise {longest} times the longest update, {typical} times a typical one (estimate)"
 
 
 def _centring(document: Mapping[str, Any]) -> list[tuple[str, str]]:

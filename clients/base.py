@@ -35,6 +35,7 @@ from .centring import Centred, Centring
 from .evaluation import Evaluated, Evaluation, MachineTerms
 from .gradients import PerSampleGradients, Samples, combined_gradients, stacked_gradients
 from .masked import check_can_send, check_masking, outgoing_reply
+from .own_forecast import log_own_forecast
 from .parts import make_parts, refuse_parts
 from .release_of import read_release_of
 from .requests import ReleaseOf, Request, check_version, integer_entry, malformed, read_points, session_entry
@@ -272,6 +273,8 @@ class PrivateClient(NumPyClient):
             figures = observer.figures()
         else:
             release = self.released(request)
+            if release.release == 1 and request.of == "gradients":
+                log_own_forecast(self.name, self.machine)
         # Recorded by now. If masking fails, nothing is sent and the next release carries this one's part.
         part = self.parts.of(request.of)
         machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)

@@ -40,6 +40,7 @@ from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
 from .masked import check_masking, outgoing_reply
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
+from .own_forecast import log_own_forecast
 from .requests import check_version, integer_entry, malformed, session_entry
 from .simulation import in_simulation, training_entries
 from .statement import statement_entries
@@ -309,6 +310,8 @@ def _log_release(machine: _Machine, private: PrivateMachine, release: Release, f
         f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
         f"{guarantee.sentence}",
     )
+    if release.release == 1:
+        log_own_forecast(machine.name, private, unit=policy.unit)
 
 
 def _evaluate(machine: _Machine, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:

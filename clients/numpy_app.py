@@ -47,36 +47,41 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     fixed sentence, with the details in the machine's own log.
     """
     app = ClientApp(mods=mods or [])
-    serve(app, client_fn)
+    for kind, register in (("train", app.train), ("evaluate", app.evaluate), ("query", app.query)):
+        register()(_handler(client_fn, kind))
     return app
 
 
-def serve(app: ClientApp, client_fn: ClientFunction) -> None:
-    """Have an app answer messages as :func:`numpy_client_app` does.
+def handled(client_fn: ClientFunction, kind: str, content: RecordDict, context: Context) -> RecordDict:
+    """The content of a reply to a message of a kind: train, evaluate or query.
 
     Parameters
     ----------
-    app : ClientApp
-        Nothing is registered with it yet.
     client_fn : callable
         See :func:`numpy_client_app`.
+    kind : str
+    content : RecordDict
+        The message's.
+    context : Context
+        Flower's.
+
+    Raises
+    ------
+    MurmurflError
+        Whatever the client refuses with; for :func:`~murmurfl.clients.answers.answer` to make a reply of.
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`numpy_client_app`.
+    **Formal guarantees.** Those of the client.
     """
+    return {"train": _train, "evaluate": _evaluate, "query": _query}[kind](_client(client_fn, context), content)
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return answer(message, lambda: _train(_client(client_fn, context), message.content))
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, lambda: _evaluate(_client(client_fn, context), message.content))
+def _handler(client_fn: ClientFunction, kind: str) -> Callable[[Message, Context], Message]:
+    def handle(message: Message, context: Context) -> Message:
+        return answer(message, lambda: handled(client_fn, kind, message.content, context))
 
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return answer(message, lambda: _query(_client(client_fn, context), message.content))
+    return handle
 
 
 def _client(client_fn: ClientFunction, context: Context) -> NumPyClient:

@@ -16,26 +16,24 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
-from ..privacy.gdp import gdp_mu
 from ..privacy.masking import Masking
+from .answers import answer
 from .base import PrivateClient
 from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
 from .gradients import Samples
-from .numpy_app import serve
+from .numpy_app import handled
+from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from .private_model import MachineModel
-from .requests import malformed
 from .sample_methods import SampleMethod, sample_method
+from .sample_node import SampleNode
+from .sample_requests import read_request
 from .simulation import in_simulation
 
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a machine its samples."""
 _MOST_KEPT = 32
 """Machines whose samples a worker of a simulation keeps."""
-_OTHER_ARRAYS = (
-    "expected the arrays of what is trained: start the strategy with murmurfl.clients.trainable_arrays(module), "
-    "not with a whole state_dict, and use the strategy of this machine's method"
-)
 
 
 class PrivateClientApp(ClientApp):
@@ -69,7 +67,7 @@ class PrivateClientApp(ClientApp):
         seed: int,
         mods: list[Mod] | None = None,
     ) -> None:
-        super().__init__(mods=[self._as_participant, *(mods or []), self._as_requests])
+        super().__init__(mods=[self._as_participant, *(mods or [])])
         self.model = model
         self.method = method
         self.policy = policy
@@ -77,7 +75,9 @@ class PrivateClientApp(ClientApp):
         self._seed = seed
         self._sums = SimulatedSums(helpers, seed) if policy.trust == "secure-aggregation" else None
         self._kept: OrderedDict[str, Samples] = OrderedDict()
-        serve(self, self._client)
+        self._real: PrivateClient | None = None
+        for register in (self.train, self.evaluate, self.query):
+            register()(self._answer)
         # Flower hands an app's mods no message of a kind that the app has no function for, and helpers answer in one.
         self.query("open")(_not_a_helper)
 
@@ -106,32 +106,43 @@ class PrivateClientApp(ClientApp):
             return call_next(message, context)
         return self._sums.answer(message, context, lambda own: call_next(message, own))
 
-    def _as_requests(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """A mod: requests under the record keys of the protocol, and other arrays than the model's refused."""
-        try:
-            message.content = self._request(message.content)
-        except Exception as refusal:
-            return _refused(message, refusal)
-        return call_next(message, context)
+    def _answer(self, message: Message, context: Context) -> Message:
+        return answer(message, lambda: self._content(message, context))
 
-    def _request(self, content: RecordDict) -> RecordDict:
-        records = content.array_records
-        expected = [
-            (name, tuple(shape)) for name, shape in zip(self.model.names, self.model.gradients.shapes, strict=True)
-        ]
-        for record in records.values():
-            shapes = [(name, tuple(array.shape)) for name, array in record.items()]
-            numbered = [(str(i), shape) for i, (_, shape) in enumerate(expected)]
-            if shapes not in (expected, numbered):
-                raise malformed(_OTHER_ARRAYS)
-        return content
+    def _content(self, message: Message, context: Context) -> RecordDict:
+        layout = list(zip(self.model.names, self.model.gradients.shapes, strict=True))
+        kind, content = read_request(message, self.method, layout)
+        return handled(self._client, kind, content, context)
 
     def _client(self, context: Context) -> PrivateClient:
+        if self._real is not None:
+            return self._real
         if not in_simulation():
-            raise ConfigurationError("Expected a simulation.")
+            return self._of_operators_file(context)
         samples = self._kept_samples(context)
         masking = None if self._sums is None else self._sums.masking(context, self.policy.min_cohort)
         return self.machine(samples, self.policy, masking=masking, **simulated_machine(context, seed=self._seed))
+
+    def answer_as(self, client: PrivateClient) -> None:
+        """Answer every message from now on with one real machine, whatever a context says.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the machine.
+        """
+        self._real = client
+
+    def _of_operators_file(self, context: Context) -> PrivateClient:
+        """The real machine of a plain ``flower-supernode``, made once."""
+        path = operators_file(context.node_config)
+        if path is None:
+            raise ConfigurationError(
+                f"Expected an operator's file on a real node, got none: start it with `murmurfl node FILE`, or name "
+                f"the file with the environment variable {NODE_CONFIG_VARIABLE} or --node-config "
+                f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only."
+            )
+        self.answer_as(SampleNode.read(path).client(self, context.node_config))
+        return self._client(context)
 
     def machine(
         self, samples: Samples, policy: PrivacyPolicy, *, masking: Masking | None, **made: Any
@@ -242,7 +253,8 @@ def private_client_app(
             batch_size=batch_size,
             clip_norm=clip_norm,
             max_participations=_rounds(rounds),
-            mu=_mu(epsilon, mu, delta),
+            mu=0.0 if mu is None else mu,
+            epsilon=epsilon,
             delta=delta,
             trust=trust,
             min_honest=min_honest,
@@ -271,23 +283,8 @@ def _rounds(rounds: int | None) -> int:
     return rounds
 
 
-def _mu(epsilon: float | None, mu: float | None, delta: float) -> float:
-    if (epsilon is None) == (mu is None):
-        raise ConfigurationError(f"Expected exactly one of epsilon and mu, got {epsilon!r} and {mu!r}.")
-    return gdp_mu(epsilon, delta) if epsilon is not None else float(mu or 0.0)
-
-
 def _is_function(samples: Any) -> bool:
     return callable(samples) and not hasattr(samples, "__getitem__")
-
-
-def _refused(message: Message, refusal: Exception) -> Message:
-    from .answers import answer
-
-    def again() -> RecordDict:
-        raise refusal
-
-    return answer(message, again)
 
 
 def _not_a_helper(message: Message, context: Context) -> Message:  # noqa: ARG001 - Flower's interface

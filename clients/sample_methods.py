@@ -40,6 +40,11 @@ class SampleMethod:
     batched: Mapping[str, Any] | None = None
     whole: Mapping[str, Any] | None = None
 
+    @property
+    def updates(self) -> bool:
+        """Whether the server takes releases as updates of its model, and not as gradients."""
+        return issubclass(self.client, GradientUpdateClient)
+
     def policy(self, *, batch_size: int | None, **chosen: Any) -> PrivacyPolicy:
         """The policy of a machine.
 

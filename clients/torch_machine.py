@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
 from ..privacy.extras import check_installed
+from .model_checks import SampleTrials, check_layers, check_loss
 from .private_model import MachineModel
 from .torch_model import ModuleGradients
 from .torch_samples import torch_samples
@@ -39,8 +40,11 @@ def torch_machine_model(
     import torch
 
     module = made_module(model, seed)
-    gradients = ModuleGradients(module, loss or torch.nn.functional.cross_entropy, chunk=chunk)
-    return MachineModel(gradients, tuple(gradients.names), torch_samples)
+    loss = torch.nn.functional.cross_entropy if loss is None else loss
+    check_layers(module)
+    check_loss(loss)
+    gradients = ModuleGradients(module, loss, chunk=chunk)
+    return MachineModel(gradients, tuple(gradients.names), torch_samples, SampleTrials(gradients))
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

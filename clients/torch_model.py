@@ -18,7 +18,7 @@ from ..privacy import ConfigurationError
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.extras import check_installed
 from .gradients import combined_gradients
-from .torch_values import as_inputs, as_targets, first_axis, picked, with_batch_axis
+from .torch_values import as_inputs, as_targets, first_axis, leaves, picked, with_batch_axis
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,12 @@ Loss = Callable[[Any, Any], Any]
 
 _ROWS_AT_A_TIME = 8
 """Rows that are widened to float64 together: few enough for the processor's cache."""
+CHUNK_BYTES = 1 << 28
+"""What the gradients of samples that are computed together may need in memory, as far as it can be told: 256 MiB."""
+_MOST_TOGETHER = 128
+"""More samples together are no faster."""
+_COPIES = 4
+"""Activations, their gradients, and what layers make of both on the way."""
 
 
 def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -129,7 +135,7 @@ class ModuleGradients:
     loss : callable
         ``loss(output, target) -> scalar tensor`` for a batch of one.
     chunk : int, optional
-        Samples that are computed together; default as many as memory is set aside for.
+        Samples that are computed together; default as many as ``CHUNK_BYTES`` have room for, 128 at most.
 
     Raises
     ------
@@ -157,6 +163,8 @@ class ModuleGradients:
         self.module = module
         self.loss = loss
         self.chunk = chunk
+        self.together = True
+        """Whether vmap can compute this module's samples together."""
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
         self._constants = _constants(module)
@@ -166,8 +174,8 @@ class ModuleGradients:
             output = torch.func.functional_call(module, trained, arguments, named)
             return loss(output, with_batch_axis(target))
 
-        self._gradient = torch.func.grad(sample_loss)
-        self._gradients = torch.func.vmap(self._gradient, in_dims=(None, 0, 0))
+        self.of_one = torch.func.grad(sample_loss)
+        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
@@ -178,11 +186,11 @@ class ModuleGradients:
         )
         count = first_axis(inputs)
         rows = np.empty((count, sum(map(math.prod, self.shapes))), self._row_type)
-        step = count if self.chunk is None else self.chunk
-        for start in range(0, count, max(step, 1)):
+        step = self._step(inputs) if count > 1 else 1
+        for start in range(0, count, step):
             chosen = slice(start, min(start + step, count))
             self._write(rows[chosen], trained, picked(inputs, chosen), picked(targets, chosen))
-        self._check_constants()
+        self.check_constants()
         return rows
 
     def stacked(
@@ -198,6 +206,15 @@ class ModuleGradients:
                 return _NarrowRows(np.asarray(self(points[0], samples)), float(weight))
         with np.errstate(all="ignore"):
             return DenseContributions(combined_gradients(self, points, weights, samples))
+
+    def _step(self, inputs: Any) -> int:
+        """How many samples are computed together."""
+        if self.chunk is None:
+            values = 2 * sum(map(math.prod, self.shapes)) + _COPIES * _activations(
+                self.module, picked(inputs, slice(0, 1))
+            )
+            self.chunk = min(max(CHUNK_BYTES // (8 * values), 1), _MOST_TOGETHER)
+        return self.chunk
 
     def _trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
         import torch
@@ -217,10 +234,15 @@ class ModuleGradients:
         """The gradients of some samples; of a single one, as a real machine asks, without what vmap costs."""
         import torch
 
+        if not self.together and len(rows) > 1:
+            for i in range(len(rows)):
+                one = slice(i, i + 1)
+                self._write(rows[one], trained, picked(inputs, one), picked(targets, one))
+            return
         if len(rows) == 1:
-            made = self._gradient(trained, picked(inputs, 0), picked(targets, 0))
+            made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
         else:
-            made = self._gradients(trained, inputs, targets)
+            made = self.of_many(trained, inputs, targets)
         start = 0
         out = torch.from_numpy(rows)
         for name, shape in zip(self.names, self.shapes, strict=True):
@@ -228,7 +250,7 @@ class ModuleGradients:
             out[:, start : start + size] = made[name].detach().reshape(len(rows), size)
             start += size
 
-    def _check_constants(self) -> None:
+    def check_constants(self) -> None:
         """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
 
         Raises
@@ -252,8 +274,13 @@ class _NarrowRows:
         self._rows, self._weight = rows, weight
 
     def norms(self) -> NDArray[np.float64]:
+        squares = np.empty(len(self._rows))
         with np.errstate(all="ignore"):
-            return abs(self._weight) * DenseContributions(self._rows).norms()
+            for start in range(0, len(self._rows), _ROWS_AT_A_TIME):
+                some = slice(start, start + _ROWS_AT_A_TIME)
+                wide = self._rows[some].astype(np.float64)
+                squares[some] = np.einsum("ij,ij->i", wide, wide)
+            return abs(self._weight) * np.sqrt(squares)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         np.multiply(self._rows[row], self._weight * scale, out=out)
@@ -274,6 +301,26 @@ def _constants(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
         name: (id(values), values._version)  # PyTorch's own count of writes, which autograd relies on
         for name, values in {**frozen, **dict(module.named_buffers())}.items()
     }
+
+
+def _activations(module: torch.nn.Module, inputs: Any) -> int:
+    """How many values the layers of a module give for some samples."""
+    import torch
+
+    counted: list[int] = []
+
+    def count(_: Any, __: Any, output: Any) -> None:
+        counted.extend(part.numel() for part in leaves(output) if isinstance(part, torch.Tensor))
+
+    hooks = [layer.register_forward_hook(count) for layer in module.modules() if not any(layer.children())]
+    try:
+        with torch.no_grad():
+            arguments, named = called_with(inputs)
+            module(*arguments, **named)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counted)
 
 
 def called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

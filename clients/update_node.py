@@ -10,17 +10,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol
+from ..privacy import ConfigurationError, SQLiteLedger, gdp_mu
 from ..privacy.masking import Masking
+from .app_node import AppNode
 from .operators_file import covering_budget, read_operators_file, values_by_field
-from .roster_files import read_machine_key, read_roster
 from .update_policy import UpdatePolicy
 
 _OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
 """What a real machine's ledger decides: no keys of the file."""
 _OF_THE_POLICY = [f for f in fields(UpdatePolicy) if f.name not in _OF_THE_LEDGER]
-_OF_SUMS = ("roster", "roster_digest", "signing_key")
-"""What a machine needs under secure aggregation, and under nothing else."""
 _ROUNDING = 1e-9
 
 
@@ -37,7 +35,7 @@ def _digest_of(file: str, *as_it_is: int) -> str:  # noqa: ARG001 - a file that 
 
 
 @dataclass(frozen=True)
-class UpdateNode:
+class UpdateNode(AppNode):
     """A real machine whose ClientApp is somebody's own: its operator's file, one TOML document, read on the machine.
 
     Parameters
@@ -95,17 +93,9 @@ class UpdateNode:
     node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        longest = protocol.LONGEST_MACHINE_NAME
-        if not (isinstance(self.machine, str) and 0 < len(self.machine) <= longest):
-            raise ConfigurationError(
-                f"Expected machine to be a name of 1 to {longest} characters, got {self.machine!r}."
-            )
-        if not (isinstance(self.ledger, str) and self.ledger):
-            raise ConfigurationError(f"Expected ledger to be the path of a ledger, got {self.ledger!r}.")
-        if not isinstance(self.app, str) or (self.app and not all(self.app.partition(":"))):
-            raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {self.app!r}.")
+        self.check_place()
         self._check_data_files()
-        self._check_sums()
+        self.check_sums(self.updates.trust)
         self._check_table("run-config", self.run_config)
         self._check_table("node-config", self.node_config)
 
@@ -119,20 +109,8 @@ class UpdateNode:
                 "whatever data the machine has."
             )
 
-    def _check_sums(self) -> None:
-        sums = self.updates.trust == "secure-aggregation"
-        for name in _OF_SUMS:
-            key, value = name.replace("_", "-"), getattr(self, name)
-            if not isinstance(value, str) or bool(value) != sums:
-                expected = "a text" if sums else "unset"
-                raise ConfigurationError(
-                    f"Expected {key} to be {expected} with trust = {self.updates.trust!r}, got {value!r}: roster, "
-                    "roster-digest and signing-key are needed for secure aggregation, and for nothing else."
-                )
-
     def _check_table(self, key: str, values: Any) -> None:
-        if not isinstance(values, Mapping) or not all(isinstance(v, bool | int | float | str) for v in values.values()):
-            raise ConfigurationError(f"Expected {key} to be a table of numbers, texts and booleans, got {values!r}.")
+        self.check_table(key, values)
         if values and not self.app:
             raise ConfigurationError(
                 f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
@@ -203,10 +181,7 @@ class UpdateNode:
         **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
         pinned: whatever the server says of helpers and other machines counts for nothing.
         """
-        if self.updates.trust != "secure-aggregation":
-            return None
-        roster = read_roster(Path(self.roster), self.roster_digest)
-        return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
+        return self.masking_under(self.updates.trust)
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
         """What this file and its ledger say together.

@@ -51,7 +51,7 @@ WARNED = 1.0
 _SAMPLES = 100
 """Samples of a machine, where nobody says how many there are."""
 _LEAST_HONEST = 2
-_FEWEST_VALUES = 2
+_FEWEST_VALUES = 10
 _LITTLE = 20.0
 _NEXT_TO_NOTHING = 3.0
 _DIGITS_BEFORE = 10
@@ -109,7 +109,7 @@ class Forecast:
         d, M, m and T.
     mu, delta : float
         What the machines guarantee: the largest mu of theirs, and where epsilon is shown.
-    clip_unit, unit, trust, honest
+    clip_unit, unit, trust, honest, alone
         As of :class:`StatedNoise`.
     samples : int
         Samples of a machine, where they are known; else 0.
@@ -131,6 +131,7 @@ class Forecast:
     unit: str = "machine"
     trust: str = "untrusted-server"
     honest: int = 1
+    alone: bool = True
     samples: int = 0
 
     @property
@@ -191,7 +192,8 @@ class Forecast:
             n = self.samples or _SAMPLES
             found.append(Change(f"privacy for one sample instead, {n:,} samples a machine", self._per_sample(n)))
         if summed is not None:
-            found.append(Change("secure aggregation, half of the machines honest", summed.typical_ratio))
+            best = "" if self.alone else ", at best"
+            found.append(Change(f"secure aggregation, half of the machines honest{best}", summed.typical_ratio))
             if self.unit == "machine":
                 found.append(Change("both", summed._per_sample(self.samples or _SAMPLES)))
         found.append(Change(f"{rounded_count(self.machines_needed)} machines like these", MOST_USEFUL))
@@ -199,7 +201,7 @@ class Forecast:
             times = max(self._excess, 1.0)
             found.append(Change(f"{shortest(times, up=True)} times as many samples on each machine", MOST_USEFUL))
         if self.parameters_needed >= _FEWEST_VALUES:
-            few = f"{rounded_count(self.parameters_needed, up=False)} values to train, by frozen features, say"
+            few = f"{rounded_count(self.parameters_needed, up=False)} values to train (frozen features)"
             found.append(Change(few, MOST_USEFUL))
         little = ", which protects little" if self.epsilon_needed > _LITTLE else ""
         found.append(Change(f"epsilon = {shortest(self.epsilon_needed, up=True)}{little}", MOST_USEFUL))
@@ -264,13 +266,10 @@ class Forecast:
         """What to change first, a line each; nothing where the model is useful as it is."""
         if self.verdict == "useful":
             return []
-        now = shortest(self.typical_ratio)
-        rows = [(change.words, shortest(change.ratio)) for change in self.changes()]
+        rows = [(one.words, shortest(one.ratio)) for one in (Change("as it is", self.typical_ratio), *self.changes())]
         room = max(len(words) for words, _ in rows)
-        return [
-            f"What would help, each by itself (noise over a typical update, now {now}):",
-            *(f"  {words:<{room}}  {ratio}" for words, ratio in rows),
-        ]
+        told = (f"  {words:<{room}}  {ratio}" for words, ratio in rows)
+        return ["What would help, each alone: the noise over a typical update", *told]
 
     def banner(self, width: int = 80) -> list[str]:
         """The lines of a warning that cannot be missed."""
@@ -318,6 +317,7 @@ def forecast_of(
         unit=most.unit,
         trust=most.trust,
         honest=min(one.honest for one in stated),
+        alone=all(one.alone for one in stated),
         samples=samples,
     )
 

@@ -40,10 +40,16 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     Parameters
     ----------
-    num_clients : int
-        M, machines in all.
-    clients_per_round : int
-        m, machines asked in a round, without replacement.
+    num_clients : int, optional
+        M, machines in all; default all that are connected when the training begins. Machines that come later take no
+        part in it.
+    clients_per_round : int, optional
+        m, machines asked in a round, without replacement; default all of them.
+    fraction_train, min_train_nodes : optional
+        In place of ``clients_per_round``, as for Flower's FedAvg: the share of all machines that a round asks, and the
+        fewest (2 by default, where there is a share).
+    min_available_nodes : int, optional
+        In place of ``num_clients``, as for FedAvg: how many machines the training does not begin without; 2 by default.
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
@@ -88,7 +94,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        log(INFO, "\t├──> Machines: %d in all, %d a round", self.num_clients, self.clients_per_round)
+        log(INFO, "\t├──> Machines: %s", self._attendance.sentence())
         for name, value in self.settings().items():
             if name not in ("strategy", "num_clients", "clients_per_round"):
                 log(INFO, "\t├──> %s: %s", name, value)
@@ -286,14 +292,16 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
-        needed = self.clients_per_round if self.machines.names else self.num_clients
+        needed = self.clients_per_round if self.machines.names else self._attendance.fewest
         if not isinstance(grid, DirectMachines):
             self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
         elif not self.machines.names:
             names = sorted(grid.names(), key=by_length_and_name)
-            if len(names) < self.num_clients:
-                raise NodesUnavailableError(f"Expected {self.num_clients} machines, got {len(names)}.")
-            self.machines.restore(names[: self.num_clients])
+            if len(names) < needed:
+                raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
+            self.machines.restore(names[: self._attendance.num_clients])
+        if not self.clients_per_round:
+            self._settle(len(self.machines.names))
 
     def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
         """Ask machines, before anything is spent, for how many rounds they last and what their noise will leave."""

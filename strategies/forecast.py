@@ -11,6 +11,9 @@ from flwr.common.logger import log
 from ..privacy.forecast import Forecast
 from ..privacy.stated_noise import StatedNoise
 
+_WIDTH = 64
+"""Of a line beside Flower's `WARNING :`, on a terminal of 80 columns."""
+
 
 def read_noise(statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
     """What machines state of their noise; those that say too little are left out.
@@ -39,8 +42,9 @@ def log_forecast(forecast: Forecast | None) -> None:
     if forecast is None:
         return
     if forecast.is_warning:
-        # One record that begins with a line of its own, so that no prefix makes its lines longer than a terminal.
-        log(WARNING, "%s", "\n".join(["", *forecast.banner()]))
+        # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
+        for line in forecast.banner(_WIDTH):
+            log(WARNING, "%s", line)
         return
     log(INFO, "%s %s", forecast.sentence, forecast.basis)
     for line in forecast.advice():

@@ -56,7 +56,6 @@ class MeanOfFeatures(OneAnswer[MeanState]):
     """
 
     state_type: ClassVar[type[MeanState]] = MeanState
-    foresees: ClassVar[bool] = False
 
     def __init__(self, *, num_features: int, num_clients: int, **options: Unpack[RoundOptions]) -> None:
         if options.get("centre") is not None:

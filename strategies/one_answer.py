@@ -7,7 +7,7 @@ in a session and a checkpoint of their own. All machines are asked, and each of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar, Unpack
+from typing import ClassVar, TypeVar, Unpack
 
 from flwr.serverapp.strategy import Result
 
@@ -38,6 +38,8 @@ class OneAnswer(ReleaseStrategy[StateT]):
     **Formal guarantees.** As for :class:`~murmurfl.strategies.ReleaseStrategy`: privacy is the machines'. Each answers
     once in a session, and counts every session against its budget.
     """
+
+    foresees: ClassVar[bool] = False
 
     def __init__(self, *, num_clients: int, of: str, **options: Unpack[RoundOptions]) -> None:
         # How often a machine answers is known: once.

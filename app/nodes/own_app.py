@@ -14,8 +14,10 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...clients import CorrelatedNoiseMod, UpdateNode
+from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
 from ...clients.operators_file import operators_values
+from ...clients.private_app import PrivateClientApp
+from ...clients.sample_node import SampleNode
 from ...clients.update_policy import update_guarantee
 from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
 from .config import NodeConfig
@@ -24,8 +26,14 @@ Answers = Callable[[Message, Context], Message]
 """What a node does with a message: a ClientApp, or something around one."""
 
 
-def read_node(path: Path) -> NodeConfig | UpdateNode:
+OwnNode = UpdateNode | SampleNode
+"""A machine with an app of a project's own: its updates behind the noise mod, or its gradients sample by sample."""
+
+
+def read_node(path: Path) -> NodeConfig | OwnNode:
     """An operator's file: of a machine with murmurfl's clients or, with ``app`` in it, with its own ClientApp.
+
+    With ``method`` as well that app is a ``private_client_app``.
 
     Raises
     ------
@@ -34,7 +42,7 @@ def read_node(path: Path) -> NodeConfig | UpdateNode:
     """
     values = operators_values(path.expanduser())
     if "app" in values:
-        return UpdateNode.read(path)
+        return (SampleNode if "method" in values else UpdateNode).read(path)
     if "batch-size" not in values and {"machine", "ledger"} <= values.keys():
         raise ConfigurationError(
             f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
@@ -89,6 +97,11 @@ def own_app(node: UpdateNode) -> Answers:
     already lets messages pass.
     """
     app, mod = installed_app(node.app), CorrelatedNoiseMod(node=node)
+    if isinstance(app, PrivateClientApp):
+        raise ConfigurationError(
+            f"Expected method = {app.method.name!r} in the file, got none: {node.app} is a private_client_app, whose "
+            "releases are sums of gradients and whose clip-norm is one sample's."
+        )
 
     def answer(message: Message, context: Context) -> Message:
         own = Context(
@@ -101,6 +114,35 @@ def own_app(node: UpdateNode) -> Answers:
         return mod(message, own, app)
 
     return answer
+
+
+def own_client(node: SampleNode) -> tuple[Answers, PrivateClient]:
+    """What answers the messages to a machine of a ``private_client_app``, and the machine.
+
+    Parameters
+    ----------
+    node : SampleNode
+        With ``app``.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If app, samples or ledger are not there, or the ledger does not cover a run.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under the policy of ``node``: the app's own
+    is not looked at.
+    """
+    app = installed_app(node.app)
+    if not isinstance(app, PrivateClientApp):
+        raise ConfigurationError(
+            f"Expected a private_client_app at {node.app} for method = {node.method!r}, got another ClientApp: leave "
+            "method out, and its updates are released behind the noise mod."
+        )
+    client = node.client(app)
+    app.answer_as(client)
+    return app, client
 
 
 def describe_own(node: UpdateNode) -> str:

@@ -24,6 +24,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import UpdateNode, numpy_client_app
 from ...clients.helper import helper_app
+from ...clients.sample_node import SampleNode
 from ...privacy import ConfigurationError, Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
@@ -31,7 +32,7 @@ from .config import NodeConfig
 from .describing import describe
 from .executor import LocalExecutor
 from .helper_config import HelperConfig
-from .own_app import Answers, describe_own, own_app
+from .own_app import Answers, OwnNode, describe_own, own_app, own_client
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Connection:
         return arguments
 
 
-def run_node(config: NodeConfig | UpdateNode, connection: Connection) -> None:
+def run_node(config: NodeConfig | OwnNode, connection: Connection) -> None:
     """Take part in whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperNode that ends (the SuperLink was restarted, the node's old session is not yet given up) is started again,
@@ -92,7 +93,7 @@ def run_node(config: NodeConfig | UpdateNode, connection: Connection) -> None:
 
     Parameters
     ----------
-    config : NodeConfig or UpdateNode
+    config : NodeConfig, UpdateNode or SampleNode
         The operator's.
     connection : Connection
 
@@ -173,7 +174,7 @@ def _answer_forever(app: Answers, connection: Connection) -> None:
             logger.info("Stopped.")
 
 
-def machine_of(config: NodeConfig | UpdateNode) -> tuple[Answers, str]:
+def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
     """What answers the messages to a machine, and the machine in one sentence.
 
     Raises
@@ -187,6 +188,9 @@ def machine_of(config: NodeConfig | UpdateNode) -> tuple[Answers, str]:
     """
     if isinstance(config, UpdateNode):
         return own_app(config), describe_own(config)
+    if isinstance(config, SampleNode):
+        answers, client = own_client(config)
+        return answers, describe(client)
     client = config.client()
     # Whatever the context says, the machine is the operator's.
     return numpy_client_app(lambda context: client), describe(client)  # noqa: ARG005

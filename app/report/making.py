@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..summary import is_summed, loss_text, shown_accuracy
+from ..summary import is_summed, loss_text, plain_words, shown_accuracy
+from .curves import compared_plots
+from .groups import Group, Spread, grouped
 from .page import page
-from .plots import compared_plots, run_plots
+from .plots import run_plots
 from .recorded import RecordedRun, ReportError, setting_text
-from .table import Column, Row, Table
+from .table import Column, Row, Table, spread
 
 PAGE_NAME = "index.html"
 _MOST_MACHINES = 1000
@@ -46,12 +48,15 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
         raise ReportError("Expected the folder of at least one run, got none.")
     runs = _named([RecordedRun.read(folder) for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
-    compared = compared_plots(runs) if len(runs) > 1 else []
+    groups = grouped(runs)
+    compared = compared_plots(groups) if len(runs) > 1 else []
     plots = [run_plots(run) for run in runs]
     text = page(
         compared=[plot.inline("runs") for plot in compared],
-        summary=_summary(runs),
-        differing=_differing(runs),
+        groups=[{"name": group.name, **_words(group.runs[0])} for group in groups],
+        summary=_summary(groups),
+        differing=_differing(groups),
+        folded=len(groups) < len(runs),
         runs=[_section(run, [plot.inline(f"run{i}") for plot in plots[i]]) for i, run in enumerate(runs)],
     )
     for plot in compared:
@@ -68,16 +73,22 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
     """What the page says of one run."""
     return {
         "name": run.name,
-        "guarantee": run.document["guarantee"],
+        **_words(run),
         "tiles": _tiles(run),
         "plots": plots,
         "refusals": _refusals(run),
+        "forecast": run.document.get("forecast"),
         "training": run.document.get("training"),
         "machines": _machines(run),
         "left_out": max(len(run.names) - _MOST_MACHINES, 0),
         "settings": run.settings,
         "recorded": run.participation is not None,
     }
+
+
+def _words(run: RecordedRun) -> dict[str, str]:
+    """What a run guarantees, in its own words and in plain ones."""
+    return {"guarantee": run.document["guarantee"], "meaning": plain_words(run.document)}
 
 
 def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
@@ -97,6 +108,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     return [
         *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
         *([("test loss", loss_text(document["loss"]))] if _has_loss(document) else []),
+        *_twin_tiles(document),
         (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
         ("μ", rounded_up(_known(document["mu"]))),
         *_local_tiles(document),
@@ -111,6 +123,15 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
 def _has_loss(document: Row) -> bool:
     """Whether a loss was measured: a project of somebody's own need not have one, and a run's may have overflowed."""
     return document["loss"] is not None or document.get("engine", "") is not None
+
+
+def _twin_tiles(document: Row) -> list[tuple[str, str]]:
+    """What the same run came to without noise, where it was made."""
+    twin = document.get("without_noise")
+    if not twin:
+        return []
+    rounds = "" if twin["rounds"] == document["rounds"] else f" in {twin['rounds']:,} rounds"
+    return [(f"without noise{rounds}, not private", shown_accuracy(twin))]
 
 
 def _local_tiles(document: Row) -> list[tuple[str, str]]:
@@ -128,52 +149,80 @@ def _local_tiles(document: Row) -> list[tuple[str, str]]:
 
 
 _SUMMARY = (
-    Column("run", "its folder's name", label=True),
+    Column("run", "its folder's name; of runs that differ in their seed alone what these have in common", label=True),
+    Column("seeds", "runs that the line is about, each with a seed of its own", form=","),
     Column("strategy", "of its configuration"),
-    Column("accuracy", "on the test set, in the end"),
-    Column("loss", "on the test set, in the end"),
+    Column("accuracy", "on the test set, in the end; of several seeds, mean ± standard deviation"),
+    Column("without noise", "the accuracy of the same runs without noise; of a simulation, and not private"),
+    Column("loss", "on the test set, in the end, likewise"),
     Column("μ", "what the run guarantees, in its own words below", form=rounded_up),
     Column("ε", "the same at the run's δ", form=rounded_up),
     Column("ε local", "under secure aggregation, what holds whatever happens", form=rounded_up),
     Column("rounds", "that were run", form=","),
     Column("machines", "that could be asked", form=","),
-    Column("lost", "requests without any reply", form=","),
-    Column("refused", "requests that a machine refused", form=","),
+    Column("lost", "requests without any reply, of all seeds", form=","),
+    Column("refused", "requests that a machine refused, of all seeds", form=","),
 )
 
 
-def _summary(runs: Sequence[RecordedRun]) -> Table:
-    """A line for each run."""
+def _summary(groups: Sequence[Group]) -> Table:
+    """A line for each run, and for runs that differ in their seed alone one together."""
     rows = []
-    for run in runs:
-        document, totals = run.document, run.totals
+    for group in groups:
+        document = group.document
         rows.append(
             {
-                "run": run.name,
+                "run": group.name,
+                "seeds": len(group.runs),
                 "strategy": document["config"]["strategy"],
-                "accuracy": shown_accuracy(document) if document["accuracy"] is not None else "none",
-                "loss": loss_text(document["loss"]) if _has_loss(document) else "none",
+                "accuracy": _accuracy(group),
+                "without noise": _percent(group.without_noise("accuracy")),
+                "loss": _loss(group) if _has_loss(document) else "none",
                 "μ": _known(document["mu"]),
                 "ε": _known(document["epsilon"]),
                 "ε local": _known(document["epsilon_local"]) if is_summed(document) else None,
                 "rounds": document["rounds"],
                 "machines": document["num_clients"],
-                "lost": totals["lost"],
-                "refused": totals["refused"],
+                "lost": group.total(lambda run: run.totals["lost"]),
+                "refused": group.total(lambda run: run.totals["refused"]),
             }
         )
-    return Table("Compared", _SUMMARY, rows)
+    wanted = {"seeds": any(len(group.runs) > 1 for group in groups)}
+    wanted["without noise"] = any(row["without noise"] for row in rows)
+    return Table("Compared", [column for column in _SUMMARY if wanted.get(column.name, True)], rows)
 
 
-def _differing(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """The settings in which the runs differ."""
-    if len(runs) < 2:
+def _accuracy(group: Group) -> str:
+    if len(group.runs) == 1:
+        return shown_accuracy(group.document) if group.document["accuracy"] is not None else "none"
+    auc = group.spread("auc")
+    return _percent(group.spread("accuracy"), "none") + ("" if auc is None else f", AUC {spread(*auc, '.3f')}")
+
+
+def _percent(found: Spread | None, missing: str = "") -> str:
+    if found is None:
+        return missing
+    mean, deviation = found
+    return f"{spread(100 * mean, None if deviation is None else 100 * deviation, '.1f')} %"
+
+
+def _loss(group: Group) -> str:
+    found = group.spread("loss")
+    return loss_text(group.document["loss"]) if found is None or found[1] is None else spread(*found, ".4g", ".2g")
+
+
+def _differing(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The settings in which the runs differ, but for their seeds."""
+    if len(groups) < 2:
         return {}
+    runs = [group.runs[0] for group in groups]
     keys = dict.fromkeys(key for run in runs for key in run.document["config"])
     rows = {
         key: [setting_text(run.document["config"].get(key, "")) for run in runs] for key in keys if key != "run-name"
     }
-    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+    several = any(len(group.runs) > 1 for group in groups)
+    seeds = {"seed": [", ".join(map(str, group.seeds)) for group in groups]} if several else {}
+    return {key: values for key, values in {**rows, **seeds}.items() if len(set(values)) > 1 or key in seeds}
 
 
 def _refusals(run: RecordedRun) -> dict[str, int]:

@@ -90,12 +90,16 @@ knows, but what is marked as a simulation's alone.</p>
 {% if runs | length > 1 %}
 <h2>{{ summary.title }}</h2>
 {% call listed(summary) %}Each μ and ε is true of its own run only, in these words:{% endcall %}
-{% for run in runs %}<p class="guarantee"><b>{{ run.name }}</b>: {{ run.guarantee }}</p>{% endfor %}
+{% for group in groups %}
+<p class="guarantee"><b>{{ group.name }}</b>: {{ group.guarantee }}
+{% if group.meaning %}<br>In plain words: {{ group.meaning }}{% endif %}</p>
+{% endfor %}
 {{ figures(compared) }}
 <h3>Settings that differ</h3>
 {% if differing %}
 <div class="scroll"><table>
-<thead><tr><th scope="col">setting</th>{% for run in runs %}<th scope="col">{{ run.name }}</th>{% endfor %}</tr></thead>
+<thead><tr><th scope="col">setting</th>
+{% for group in groups %}<th scope="col">{{ group.name }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for key, values in differing.items() %}
 <tr><th scope="row">{{ key }}</th>{% for value in values %}<td>{{ value }}</td>{% endfor %}</tr>
@@ -106,8 +110,9 @@ knows, but what is marked as a simulation's alone.</p>
 {% endif %}
 
 {% for run in runs %}
-<h2>{{ run.name }}</h2>
-<p class="guarantee">{{ run.guarantee }}</p>
+{% if folded %}<details class="run"><summary>{{ run.name }}</summary>{% else %}<h2>{{ run.name }}</h2>{% endif %}
+<p class="guarantee">{{ run.guarantee }}
+{% if run.meaning %}<br>In plain words: {{ run.meaning }}{% endif %}</p>
 <div class="tiles">
 {% for name, value in run.tiles %}
 <div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
@@ -123,6 +128,19 @@ knows, but what is marked as a simulation's alone.</p>
 {{ reason }} {{ count }}{{ "." if loop.last else "," }}
 {% endfor %}
 </p>
+{% endif %}
+{% if run.forecast %}
+<p{% if run.forecast.warning %} class="worrying"{% endif %}>{{ run.forecast.sentence }}</p>
+{% if run.forecast.changes %}
+<details{% if run.forecast.warning %} open{% endif %}><summary>What would help</summary>
+<table>
+<thead><tr><th scope="col">each alone</th><th scope="col">noise over a typical update</th></tr></thead>
+<tbody>
+{% for change in run.forecast.changes %}
+<tr><td>{{ change.words }}</td><td>{{ "%.2g" | format(change.ratio) }}</td></tr>
+{% endfor %}
+</tbody></table></details>
+{% endif %}
 {% endif %}
 {% if run.training %}
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
@@ -146,6 +164,7 @@ advance; the guarantee is the other. Every ε is in the terms above.
 </tbody>
 <caption>In bold: other than the default.</caption>
 </table></div></details>
+{% if folded %}</details>{% endif %}
 {% endfor %}
 </body>
 </html>
@@ -158,7 +177,7 @@ def page(**parts: Any) -> str:
     Parameters
     ----------
     **parts
-        ``runs``, ``summary``, ``compared`` and ``differing``, as :mod:`.making` makes them.
+        ``runs``, ``groups``, ``summary``, ``compared``, ``differing`` and ``folded``, as :mod:`.making` makes them.
     """
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(**parts)

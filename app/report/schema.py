@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...privacy import RELATIONS, TRUST_MODELS, UNITS
+from ...privacy.forecast import VERDICTS
 from ..config import run_keys
 from ..key_reference import key_schema
 from ..record import FORMAT
@@ -184,6 +185,34 @@ def _norms() -> Schema:
     )
 
 
+def _forecast() -> Schema:
+    change = _object(
+        "Something that would lessen the noise.",
+        {
+            "words": _value("string", "What."),
+            "ratio": _value("number", "What `noise_over_typical` would be."),
+        },
+    )
+    return _object(
+        "How much of the model was likely to be noise, as it was said before the first round from what machines state; "
+        "null without noise. The ratio to the longest update is arithmetic, all else an estimate.",
+        {
+            "verdict": _value("string", "What to expect of the model.", enum=list(VERDICTS)),
+            "warning": _value("boolean", "Whether there was a warning: above a ratio of 1, or if it is useless."),
+            "noise_over_longest": _value("number", "Noise in the average of all releases over the longest it can be."),
+            "noise_over_typical": _value("number", "The same over a typical one: an estimate."),
+            "typical": _value("number", "Which part of the longest a typical one is taken to be."),
+            "kept": _value("number", "Which part of what is learnt without noise is likely to be left: an estimate."),
+            "machines_needed": _count("Machines like these at which it would be useful."),
+            "parameters_needed": _count("Values of a model that would be useful; 0 if one is too many."),
+            "epsilon_needed": _or_null("number", "Epsilon, at `delta`, at which it would be useful."),
+            "sentence": _value("string", "The figures in words."),
+            "changes": _value("array", "What would help; empty where it is useful.", items=change),
+        },
+        null=True,
+    )
+
+
 def _about() -> dict[str, Schema]:
     """What made the document."""
     return {
@@ -226,6 +255,7 @@ def _outcome() -> dict[str, Schema]:
         "delta": _value("number", "Where epsilon is shown."),
         "guarantee": _value("string", "What mu and epsilon are true of, in one sentence."),
         "privacy": _privacy(),
+        "forecast": _forecast(),
     }
 
 

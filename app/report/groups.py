@@ -1,0 +1,138 @@
+"""Runs that differ in their seed alone, as one: means, and how far apart they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
+
+from .recorded import RecordedRun, setting_text
+
+_OF_ONE_RUN = ("seed", "run-name", "out-dir", "track", "checkpoint", "data-root", "download")
+"""Keys in which runs of one group may differ."""
+_MOST_NAMED = 3
+_SHORTEST_NAME = 3
+_SEED, _TIME = re.compile(r"[-_. ]?seed[-_=]?\d+"), re.compile(r"-\d{8}-\d{6}(-\d+)?$")
+"""Of a run's name, what says which seed it has and when it was made."""
+
+Spread = tuple[float, float | None]
+"""A mean and a standard deviation; of a single run None."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone; often a single one.
+
+    Parameters
+    ----------
+    name : str
+    runs : sequence of RecordedRun
+        At least one, each with a seed of its own.
+    """
+
+    name: str
+    runs: Sequence[RecordedRun]
+
+    @property
+    def document(self) -> Any:
+        """The first run's: what is the same in all of them may be taken from it."""
+        return self.runs[0].document
+
+    @property
+    def seeds(self) -> list[int]:
+        """Their seeds."""
+        return sorted(int(run.document["config"].get("seed", 0)) for run in self.runs)
+
+    def spread(self, measure: str) -> Spread | None:
+        """Mean and deviation of a figure of the results; None unless every run has it."""
+        return _spread([run.document.get(measure) for run in self.runs])
+
+    def without_noise(self, measure: str) -> Spread | None:
+        """The same of their twins without noise, of those that have one."""
+        twins = [run.document.get("without_noise") or {} for run in self.runs]
+        return _spread([twin.get(measure) for twin in twins if twin])
+
+    def curve(self, measure: str) -> tuple[list[int], list[float], list[float]]:
+        """Rounds in which all of them were evaluated, with means and deviations; a single run's deviations are 0."""
+        curves = [dict(zip(*run.curve(measure), strict=True)) for run in self.runs]
+        rounds = [number for number in curves[0] if all(number in curve for curve in curves)]
+        spreads = [_spread([curve[number] for curve in curves]) or (0.0, None) for number in rounds]
+        return rounds, [mean for mean, _ in spreads], [deviation or 0.0 for _, deviation in spreads]
+
+    def total(self, count: Callable[[RecordedRun], int]) -> int:
+        """A count, of all runs together."""
+        return sum(map(count, self.runs))
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return fmean(known), stdev(known) if len(known) > 1 else None
+
+
+def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
+    """Runs with the same configuration and the same guarantee but for their seed, in the order of the first of each.
+
+    A second run of the same seed is in another group: it says nothing of how far apart seeds are.
+
+    Parameters
+    ----------
+    runs : sequence of RecordedRun
+    """
+    found: list[tuple[Any, list[RecordedRun]]] = []
+    for run in runs:
+        key, seed = _likeness(run), run.document["config"].get("seed")
+        for known, members in found:
+            if known == key and all(one.document["config"].get("seed") != seed for one in members):
+                members.append(run)
+                break
+        else:
+            found.append((key, [run]))
+    return _told_apart([Group(_common_name([run.name for run in members]), members) for _, members in found])
+
+
+def _likeness(run: RecordedRun) -> Any:
+    config = run.document["config"]
+    rest = sorted((key, repr(value)) for key, value in config.items() if key not in _OF_ONE_RUN)
+    return rest, run.document["guarantee"], run.document["num_clients"]
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """What the names of a group's runs have in common beside seed and time, where that is a name."""
+    if len(names) == 1:
+        return names[0]
+    plain = {_TIME.sub("", _SEED.sub("", name)).strip("-_. ") for name in names}
+    common = os.path.commonprefix(list(plain)).rstrip("-_. ")  # noqa: RUF071 - of names, not of paths
+    return common if len(common) >= (1 if len(plain) == 1 else _SHORTEST_NAME) else f"{names[0]} and others"
+
+
+def _told_apart(groups: Sequence[Group]) -> list[Group]:
+    """Groups with names that no other has: those with the same differ by their settings, and else by a number."""
+    made: list[Group] = []
+    for group in groups:
+        same = [one for one in groups if one.name == group.name]
+        name = group.name
+        if len(same) > 1 and (said := _differences(group, same)):
+            name = f"{name} ({said})"
+        taken, number, base = {one.name for one in made}, 1, name
+        while name in taken:
+            number += 1
+            name = f"{base}, {number}"
+        made.append(replace(group, name=name))
+    return made
+
+
+def _differences(group: Group, same: Sequence[Group]) -> str:
+    configs = [one.document["config"] for one in same]
+    keys = [
+        key
+        for key in group.document["config"]
+        if key not in _OF_ONE_RUN and len({repr(config.get(key)) for config in configs}) > 1
+    ]
+    # What was asked for tells more than what follows from it.
+    keys.sort(key=lambda key: key in (group.document.get("asked") or {}))
+    return ", ".join(f"{key} = {setting_text(group.document['config'][key])}" for key in keys[:_MOST_NAMED])

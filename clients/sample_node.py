@@ -1,0 +1,208 @@
+"""The operator's file of a real machine with a project's own model and samples, released sample by sample.
+
+The project's code says what model, which loss and how samples are read. This file says everything about privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context, RecordDict
+
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
+from ..privacy.asked import asked_mu
+from ..privacy.masking import Masking
+from .app_node import AppNode
+from .base import PrivateClient
+from .operators_file import covering_budget, read_operators_file, values_by_field
+from .sample_methods import SampleMethod, sample_method
+
+if TYPE_CHECKING:
+    from .private_app import PrivateClientApp
+
+
+@dataclass(frozen=True)
+class SampleNode(AppNode):
+    """A real machine of a ``private_client_app``: its operator's file, one TOML document, read on the machine.
+
+    Parameters
+    ----------
+    machine : str
+        Its name: public, and its own among the machines of a training.
+    ledger : str
+        Path of its ledger, made once with ``murmurfl ledger create``; budget and delta are in it.
+    method : str
+        What it takes part in, the app's own: ``full-batch``, ``mu2``, ``noisy-sgd`` or ``fedavg``.
+    clip_norm : float
+        S, the L2 bound on one sample's gradient.
+    max_participations : int
+        K, the most releases of one run.
+    mu, epsilon : float
+        Of all releases of one run together, exactly one of them; epsilon at the ledger's delta.
+    batch_size : int
+        b, samples in a release; 0 where every release is a sum over all of them.
+    mechanism : str
+        How the noise is correlated over the releases; empty for the method's own.
+    app : str
+        ``MODULE:NAME`` of the app, as it is installed on this machine. Empty under a plain ``flower-supernode``, which
+        runs what the server sends.
+    trust : {"untrusted-server", "secure-aggregation"}
+    min_honest, min_cohort : int
+        h and the fewest releases of a sum, under ``secure-aggregation``.
+    roster, roster_digest, signing_key : str
+        The list of machines and helpers, its digest as it was compared with the other operators', and this machine's
+        private key, under ``secure-aggregation`` and under nothing else.
+    run_config, node_config : mapping
+        What the app's ``samples`` finds in ``context.run_config`` and ``context.node_config``. What the server says in
+        a run configuration does not reach it.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is impossible.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy` for :meth:`policy`, always with ``exact``
+    noise and for replacement of one sample, as long as the node runs client code its operator chose: ``murmurfl node``
+    runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the run.
+    """
+
+    machine: str
+    ledger: str
+    method: str
+    clip_norm: float
+    max_participations: int
+    mu: float = 0.0
+    epsilon: float = 0.0
+    batch_size: int = 0
+    mechanism: str = ""
+    app: str = ""
+    trust: str = "untrusted-server"
+    min_honest: int = 1
+    min_cohort: int = 1
+    roster: str = ""
+    roster_digest: str = ""
+    signing_key: str = ""
+    run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    node_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.check_place()
+        self.check_sums(self.trust)
+        self.check_table("run-config", self.run_config)
+        self.check_table("node-config", self.node_config)
+        self._policy(delta=0.5, budget_mu=None, budget_local_mu=None)  # any delta: the ledger's is not known here
+
+    @classmethod
+    def read(cls, path: Path) -> SampleNode:
+        """The operator's file; relative paths in it are taken from its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
+        """
+
+        def made(document: Mapping[str, Any]) -> SampleNode:
+            return cls(**values_by_field(fields(cls), document))
+
+        return read_operators_file(path, made, ["ledger", "roster", "signing_key"])
+
+    def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
+        """What this file and its ledger say together.
+
+        Raises
+        ------
+        ConfigurationError
+            If the ledger's budget does not cover one run.
+
+        Notes
+        -----
+        **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget.
+        """
+        delta = float(ledger.delta or 0.0)
+        mu = asked_mu(self.mu, self.epsilon or None, delta)
+        local = ledger.budget_local_mu if self.trust == "secure-aggregation" else None
+        return self._policy(
+            delta=delta,
+            budget_mu=covering_budget(mu, ledger),
+            budget_local_mu=local,
+            noise_quality="exact",
+        )
+
+    def client(self, app: PrivateClientApp, node_config: Mapping[str, Any] | None = None) -> PrivateClient:
+        """The machine: the app's model and samples; this file's policy, ledger and key.
+
+        Parameters
+        ----------
+        app : PrivateClientApp
+        node_config : mapping, optional
+            The SuperNode's own, from the operator's command line.
+
+        Raises
+        ------
+        ConfigurationError, LedgerError
+            If it cannot be made; nothing was released.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`policy`, with a ledger
+        that outlives the process and a key and nonces from the operating system. Nothing of the app's own policy and
+        nothing of a run configuration is looked at.
+        """
+        if app.method is not self._method:
+            raise ConfigurationError(
+                f"Expected method = {app.method.name!r}, which the app is made for, got {self.method!r}."
+            )
+        seen = {**(node_config or {}), **self.node_config}
+        context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(self.run_config))
+        samples = app.samples_of(context, in_memory=False)
+        ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
+        policy = self.policy(ledger)
+        client = app.machine(
+            samples, policy, ledger=ledger, keys=ledger.keys(), name=self.machine, masking=self.masking()
+        )
+        client.machine.check_data()  # before the node says that it is ready
+        return client
+
+    def masking(self) -> Masking | None:
+        """What hides this machine's releases; None but under secure aggregation.
+
+        Raises
+        ------
+        ConfigurationError
+            If roster or key are not there, are not those that were pinned, or do not belong to this machine.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
+        pinned.
+        """
+        return self.masking_under(self.trust)
+
+    @property
+    def _method(self) -> SampleMethod:
+        return sample_method(self.method)
+
+    def _policy(self, *, delta: float, **given: Any) -> PrivacyPolicy:
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 0:
+            raise ConfigurationError(f"Expected batch-size to be an integer >= 0, got {self.batch_size!r}.")
+        own: dict[str, Any] = {"mechanism": self.mechanism} if self.mechanism else {}
+        policy = self._method.policy(
+            batch_size=self.batch_size or None,
+            clip_norm=self.clip_norm,
+            max_participations=self.max_participations,
+            mu=asked_mu(self.mu, self.epsilon or None, delta),
+            delta=delta,
+            trust=self.trust,
+            min_honest=self.min_honest,
+            min_cohort=self.min_cohort,
+            **own,
+            **given,
+        )
+        self._method.client.check_policy(policy)
+        return policy
