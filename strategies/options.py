@@ -49,8 +49,8 @@ class ReleaseOptions(RoundOptions, total=False):
     clients_per_round: int | None
 
 
-def check_rounds_options(sampling: str, session: str | None, evaluate_every: int, largest_value: float) -> None:
-    """Refuse a number of rounds, a way of sampling, a session's name or a bound on values that cannot be.
+def check_rounds_options(sampling: str, session: str | None, evaluate_every: int) -> None:
+    """Refuse a number of rounds, a way of sampling or a session's name that cannot be.
 
     Raises
     ------
@@ -58,8 +58,6 @@ def check_rounds_options(sampling: str, session: str | None, evaluate_every: int
     """
     if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
         raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
-    if not largest_value > 0:
-        raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
     if sampling not in SAMPLINGS:
         raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
     if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):

@@ -26,22 +26,3 @@ def log_losses(report: RoundReport) -> None:
             *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
             *(report.late, report.malformed),
         )
-
-
-def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:
-    """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
-    if unlike and masked:
-        log(
-            WARNING,
-            "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
-            "dropped. Have these machines set trust = 'secure-aggregation'.",
-            *(server_round, unlike),
-        )
-    elif unlike:
-        log(
-            WARNING,
-            "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
-            "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
-            "app with trust=secure-aggregation.",
-            *(server_round, unlike),
-        )
