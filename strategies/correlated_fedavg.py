@@ -27,7 +27,7 @@ from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .base import ReleaseStrategy
 from .layout import Vector
 from .optimizers import Moments, ServerOptimizer, server_optimizer
-from .options import RoundOptions
+from .options import ReleaseOptions
 from .replies import DirectMachines, Reply, RoundReport, exchange
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
@@ -98,10 +98,6 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     Parameters
     ----------
-    num_clients : int
-        M, machines in all.
-    clients_per_round : int, optional
-        m, machines asked in a round; default all of them.
     learning_rate : float, optional
         eta_g > 0, how far to go along the average; default 1, plain averaging, or what the optimiser has.
     optimizer : ServerOptimizer or {"momentum", "adam", "yogi"}, optional
@@ -139,17 +135,14 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def __init__(
         self,
         *,
-        num_clients: int,
-        clients_per_round: int | None = None,
         learning_rate: float | None = None,
         optimizer: ServerOptimizer | str | None = None,
         evaluate_on_machines: bool = False,
         arrayrecord_key: str = protocol.ARRAYS,
         configrecord_key: str = protocol.CONFIG,
-        **options: Unpack[RoundOptions],
+        **options: Unpack[ReleaseOptions],
     ) -> None:
-        asked = num_clients if clients_per_round is None else clients_per_round
-        super().__init__(num_clients=num_clients, clients_per_round=asked, **options)
+        super().__init__(**options)
         self.optimizer = server_optimizer(optimizer)
         if learning_rate is None:
             learning_rate = 1.0 if self.optimizer is None else self.optimizer.learning_rate
@@ -177,8 +170,11 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return (state.x,)
 
     def next_state(self, state: AverageState, release_sum: Vector, report: RoundReport) -> AverageState:
-        # Momentum would go on without a word from any machine.
-        return self.step(state, release_sum, report.server_round) if report.aggregated else state
+        if not report.aggregated:
+            return state  # momentum would go on without a word from any machine
+        if report.samples > report.aggregated:  # sums over samples, not updates that count once each
+            release_sum = release_sum * (self.clients_per_round / report.samples)
+        return self.step(state, release_sum, report.server_round)
 
     def step(self, state: AverageState, release_sum: Vector, server_round: int) -> AverageState:
         m, rate = self.clients_per_round, self.learning_rate

@@ -29,6 +29,7 @@ SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _GREET_AGAIN_S = 60.0
+_ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for whoever is
 _MOST_NAMED = 10
 _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
@@ -155,14 +156,16 @@ class MachineDirectory:
 
     Parameters
     ----------
-    num_clients : int
-        M, machines of the training.
+    num_clients : int or None
+        M, machines of the training; None for all that are connected when it begins.
     deadline_s : float
         Longest wait, in seconds, for enough machines to be connected.
     sleep : callable
         For tests.
     message_type : str
         Of the messages in which machines are asked for their names.
+    fewest : int
+        Where M is not known: how many machines the training does not begin without.
 
     Notes
     -----
@@ -180,13 +183,16 @@ class MachineDirectory:
 
     def __init__(
         self,
-        num_clients: int,
+        num_clients: int | None,
         deadline_s: float,
         sleep: Callable[[float], None] = time.sleep,
         *,
         message_type: str = MessageType.QUERY,
+        fewest: int = 1,
     ) -> None:
         self.num_clients = num_clients
+        self.fewest = fewest if num_clients is None else num_clients
+        """How many machines must be known before their names are settled."""
         self.deadline_s = deadline_s
         self.names: list[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
@@ -249,8 +255,8 @@ class MachineDirectory:
         pause = _FIRST_PAUSE_S
         while True:
             self.refresh(grid)
-            if not self.names and len(known := self._known()) >= self.num_clients:
-                self.names = known[: self.num_clients]
+            if not self.names and self._complete():
+                self.names = self._known()[: self.num_clients]
             enough = bool(self.names) and len(self.node_map()) >= needed
             if enough and len(self.helpers()) >= helpers:
                 return
@@ -263,6 +269,16 @@ class MachineDirectory:
                 log(INFO, "Waiting for machines: %d of %d connected%s.", len(self._known()), needed, self._said())
             self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _complete(self) -> bool:
+        """Whether the machines of the training are known."""
+        if len(self._known()) < self.fewest:
+            return False
+        if self.num_clients is not None:
+            return True
+        # Nodes that are connected as well may be about to say who they are.
+        pending = [since for message_id, since in self._greeted.values() if message_id]
+        return all(time.monotonic() - since >= _ANSWERS_WITHIN_S for since in pending)
 
     def pause(self, seconds: float) -> None:
         """Wait."""

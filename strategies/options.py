@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from flwr.app import MetricRecord
@@ -24,8 +24,11 @@ OnRound = Callable[[RoundReport, MetricRecord | None], None]
 
 
 class RoundOptions(TypedDict, total=False):
-    """Options of :class:`~murmurfl.strategies.ReleaseStrategy`, where they are described, that have a default."""
+    """Options of :class:`~murmurfl.strategies.ReleaseStrategy`, where they are described, that all strategies take."""
 
+    fraction_train: float | None
+    min_train_nodes: int | None
+    min_available_nodes: int | None
     seed: int | None
     sampling: Sampling
     session: str | None
@@ -42,14 +45,12 @@ class RoundOptions(TypedDict, total=False):
 class ReleaseOptions(RoundOptions, total=False):
     """All options of :class:`~murmurfl.strategies.ReleaseStrategy`."""
 
-    num_clients: Required[int]
-    clients_per_round: Required[int]
+    num_clients: int | None
+    clients_per_round: int | None
 
 
-def check_rounds_options(
-    num_clients: int, clients_per_round: int, sampling: str, session: str | None, evaluate_every: int
-) -> None:
-    """Refuse numbers of machines and rounds, a way of sampling or a session's name that cannot be.
+def check_rounds_options(sampling: str, session: str | None, evaluate_every: int) -> None:
+    """Refuse a number of rounds, a way of sampling or a session's name that cannot be.
 
     Raises
     ------
@@ -57,25 +58,19 @@ def check_rounds_options(
     """
     if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 1:
         raise ConfigurationError(f"Expected evaluate_every to be an integer >= 1, got {evaluate_every!r}.")
-    if not 1 <= clients_per_round <= num_clients:
-        raise ConfigurationError(
-            f"Expected 1 <= clients_per_round <= num_clients, got {clients_per_round} of {num_clients}."
-        )
     if sampling not in SAMPLINGS:
         raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {sampling!r}.")
     if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
         raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
 
 
-def check_secure_aggregation(option: SecureAggregation | None, clients_per_round: int, refusing: str) -> None:
-    """Refuse secure aggregation where a strategy needs more than sums (``refusing`` is its name), or none could open.
+def refuse_sums(option: SecureAggregation, refusing: str) -> None:
+    """Refuse secure aggregation where a strategy needs more than sums: ``refusing`` is its name.
 
     Raises
     ------
     ConfigurationError
     """
-    if option is None:
-        return
     if not isinstance(option, SecureAggregation):
         raise ConfigurationError(
             f"Expected secure_aggregation to be a SecureAggregation, got {type(option).__name__}: write "
@@ -85,11 +80,6 @@ def check_secure_aggregation(option: SecureAggregation | None, clients_per_round
         raise ConfigurationError(
             f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "
             "OnlineFedSGD, FullBatch, NoisySGD and CorrelatedFedAvg are."
-        )
-    if option.min_cohort > clients_per_round:
-        raise ConfigurationError(
-            f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got {option.min_cohort}: no "
-            "round could ever be opened."
         )
 
 

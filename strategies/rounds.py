@@ -11,8 +11,8 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from logging import INFO, WARNING
+from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,21 +20,22 @@ import numpy as np
 from flwr.app import ArrayRecord, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
 from ..privacy.forecast import Forecast
 from ..privacy.stated_noise import StatedNoise
 from ..privacy.training import TrainingFigures
-from .checkpoint import load_checkpoint, save_checkpoint
+from .attendance import Attendance
 from .clipping_watch import ALL_MACHINES, ClippingWatch
+from .flower_arguments import refuse_arguments
 from .forecast import read_noise
 from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory, Sampling, sample_machines
 from .opening import Helpers
-from .options import OnRound, centre_bytes, check_rounds_options, check_secure_aggregation
+from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
 from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest, Summation
+from .reports import log_losses
 from .secure_aggregation import SecureAggregation
 from .secure_rounds import SecureRounds
 from .summation import CohortSum
@@ -45,7 +46,7 @@ _TIMEOUT_S = 3600.0
 
 
 class Rounds(ABC, Generic[StateT]):
-    """State, rounds and checkpoint of a training; the base of :class:`~murmurfl.strategies.ReleaseStrategy`.
+    """State and rounds of a training; the base of :class:`~murmurfl.strategies.ReleaseStrategy`.
 
     Parameters are described there.
 
@@ -67,8 +68,11 @@ class Rounds(ABC, Generic[StateT]):
     def __init__(
         self,
         *,
-        num_clients: int,
-        clients_per_round: int,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
         seed: int | None = None,
         sampling: Sampling = "uniform",
         session: str | None = None,
@@ -80,18 +84,28 @@ class Rounds(ABC, Generic[StateT]):
         on_round: OnRound | None = None,
         secure_aggregation: SecureAggregation | None = None,
         centre: NDArray[np.floating] | None = None,
+        **others: object,
     ) -> None:
-        check_rounds_options(num_clients, clients_per_round, sampling, session, evaluate_every)
-        refusing = "" if self.sums_suffice and self.acknowledges else type(self).__name__
-        check_secure_aggregation(secure_aggregation, clients_per_round, refusing)
+        refuse_arguments(type(self), others)
+        self._attendance = Attendance(
+            num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes
+        )
+        check_rounds_options(sampling, session, evaluate_every)
         if not largest_value > 0:
             raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
-        self.num_clients = num_clients
-        self.clients_per_round = clients_per_round
+        self.num_clients = num_clients or 0
+        """M; 0 as long as it is not known, which it is when a training begins."""
+        self.clients_per_round = 0
+        """m; 0 as long as it is not known."""
         self.seed = secrets.randbits(63) if seed is None else seed
         self.sampling: Sampling = sampling
         self.session = secrets.token_hex(16) if session is None else session
-        self.machines = MachineDirectory(num_clients, node_deadline_s, message_type=self.message_type_of_queries)
+        self.machines = MachineDirectory(
+            num_clients,
+            node_deadline_s,
+            message_type=self.message_type_of_queries,
+            fewest=self._attendance.fewest,
+        )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
@@ -110,8 +124,11 @@ class Rounds(ABC, Generic[StateT]):
         self.secure_aggregation = secure_aggregation
         self._secure: SecureRounds | None = None
         if secure_aggregation is not None:
+            refuse_sums(secure_aggregation, "" if self.sums_suffice and self.acknowledges else type(self).__name__)
             helpers = Helpers(secure_aggregation, self.machines, self.message_type_of_queries)
-            self._secure = SecureRounds(secure_aggregation, helpers, clients_per_round, self.largest_value)
+            self._secure = SecureRounds(secure_aggregation, helpers, self.largest_value)
+        if num_clients is not None:
+            self._settle(num_clients)
         self.entries: dict[str, Any] = {} if centre is None else {protocol.CENTRE: centre_bytes(centre)}
         """What every request says beside the protocol's own entries; plain values."""
         self._grid: Grid | None = None  # None for machines that are asked without messages
@@ -158,8 +175,7 @@ class Rounds(ABC, Generic[StateT]):
         secure = self.secure_aggregation
         return {
             "strategy": type(self).__name__,
-            "num_clients": self.num_clients,
-            "clients_per_round": self.clients_per_round,
+            **self._attendance.settings,
             "seed": None if self._fresh_seed else self.seed,
             "sampling": self.sampling,
             "session": None if self._fresh_session else self.session,
@@ -181,6 +197,12 @@ class Rounds(ABC, Generic[StateT]):
         Under secure aggregation a reply has no release that could be looked at, on the cohort engine neither.
         """
         return True
+
+    def _settle(self, machines: int) -> None:
+        """Take note of how many machines the training has."""
+        self.num_clients, self.clients_per_round = machines, self._attendance.asked(machines)
+        if self._secure is not None:
+            self._secure.settle(self.clients_per_round)
 
     # A round: its plan, what came back, and the step.
 
@@ -242,7 +264,7 @@ class Rounds(ABC, Generic[StateT]):
         else:
             secure.opened(held)
             self.acks.update(held.releases)
-            _log_losses(report)
+            log_losses(report)
         taken = {} if closed else held.releases
         self.participation = {name: taken.get(name) for name in held.asked}
         secure.held = None
@@ -294,7 +316,7 @@ class Rounds(ABC, Generic[StateT]):
             samples=samples,
         )
         if self._secure is None:  # else it is not over yet
-            _log_losses(report)
+            log_losses(report)
         return report
 
     def _is_late(self, reply: Reply) -> bool:
@@ -325,72 +347,5 @@ class Rounds(ABC, Generic[StateT]):
         """A query point as requests have it: the arrays of a model, where it says nothing else."""
         return self._record(point)
 
-    # The checkpoint.
-
     def _save(self) -> None:
-        if self.checkpoint is None or self.state is None:
-            return
-        state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
-        save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
-
-    def _kept(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the update rule's state, plain values; :meth:`_restore` takes it back."""
-        return {
-            "server_round": self.history[-1].server_round if self.history else 0,
-            "acks": self.acks,
-            "machines": self.machines.names,
-            "seed": self.seed,
-            "session": self.session,
-            "history": [_plain(report) for report in self.history],
-            **({} if self._secure is None else self._secure.kept()),
-        }
-
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on: the settings, the model's layout and where it started."""
-        layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
-        return {**self.settings(), "layout": layout, "start": self._start}
-
-    def _resume(self, result: Result) -> int:
-        """Load the checkpoint if there is one; the number of rounds done."""
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return 0
-        names = [f.name for f in fields(self.state_type)]
-        expected = {f"state.{name}" for name in names} | set(self._kept())
-        saved = load_checkpoint(self.checkpoint, self._identity(), expected)
-        self._check_saved(saved)
-        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
-        self._restore(saved)
-        for report in self.history:
-            result.train_metrics_clientapp[report.server_round] = report.metrics
-        result.arrays = self._record(self._published())
-        log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
-        return int(saved["server_round"])
-
-    def _check_saved(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that can be read but must not be resumed from; for subclasses."""
-
-    def _restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what :meth:`_kept` gave."""
-        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
-        self.machines.restore(list(saved["machines"]))
-        self.seed, self.session = int(saved["seed"]), str(saved["session"])
-        self.history = [RoundReport(**report) for report in saved["history"]]
-        if self._secure is not None:
-            self._secure.restore(saved)
-
-
-def _plain(report: RoundReport) -> dict[str, Any]:
-    """A report for a checkpoint; what only closed rounds have stands only there, so that older ones read the same."""
-    closed = ("unopened", "closed")
-    return {name: value for name, value in asdict(report).items() if value or name not in closed}
-
-
-def _log_losses(report: RoundReport) -> None:
-    """One line where replies are missing; a warning where one of them was malformed."""
-    if report.aggregated < report.asked:
-        log(
-            WARNING if report.malformed else INFO,
-            "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d).",
-            *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
-            *(report.late, report.malformed),
-        )
+        """Write a checkpoint, where there is one (:mod:`.resuming`)."""

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
-from ..privacy import Grid
+from ..privacy import ConfigurationError, Grid
 from .layout import Vector
 from .opening import Helpers
 from .replies import Outcome, Reply, RoundReport
@@ -27,8 +27,6 @@ class SecureRounds:
     ----------
     option : SecureAggregation
     helpers : Helpers
-    clients_per_round : int
-        m.
     largest_value : float
         The largest magnitude a value of an honest release can have.
 
@@ -38,19 +36,32 @@ class SecureRounds:
     server asks for what they open, and asks for the same again after it was killed.
     """
 
-    def __init__(
-        self, option: SecureAggregation, helpers: Helpers, clients_per_round: int, largest_value: float
-    ) -> None:
+    def __init__(self, option: SecureAggregation, helpers: Helpers, largest_value: float) -> None:
         self.option = option
         self.helpers = helpers
         self.held: CohortSet | None = None
         """The set that is to be opened, until its round is over."""
-        self._most = clients_per_round
+        self._most = 0  # until it is settled
         self._largest_value = largest_value
         self._ids: dict[str, str] = {}
         self._terms: Terms | None = None
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
+
+    def settle(self, clients_per_round: int) -> None:
+        """Take note of m, how many machines a round asks.
+
+        Raises
+        ------
+        ConfigurationError
+            If no round of so few could ever be opened.
+        """
+        if self.option.min_cohort > clients_per_round:
+            raise ConfigurationError(
+                f"Expected min_cohort of at most clients_per_round = {clients_per_round}, got "
+                f"{self.option.min_cohort}: no round could ever be opened."
+            )
+        self._most = clients_per_round
 
     def screened(
         self, outcomes: Iterable[Outcome], session: str, size: int, is_late: Callable[[Reply], bool], *, direct: bool

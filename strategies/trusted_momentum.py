@@ -65,11 +65,6 @@ class TrustedMomentum(TrustedServer[StateT]):
         check_step(learning_rate)
         if not 0 < alpha <= 1:
             raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
-        if self.clients_per_round != self.num_clients:
-            raise ConfigurationError(
-                f"Expected clients_per_round = num_clients = {self.num_clients} for private momentum, got "
-                f"{self.clients_per_round}: samples must return in the same rounds of every epoch."
-            )
         if self.policy.release_rule != "paper":
             raise ConfigurationError(
                 f"Expected a policy with release_rule 'paper', got {self.policy.release_rule!r}: a contribution that "
@@ -79,6 +74,14 @@ class TrustedMomentum(TrustedServer[StateT]):
         self.alpha = float(alpha)
         returning = self.policy.sample_participations > 1
         self.epoch = self.policy.min_separation if returning else self.num_rounds
+
+    def _settle(self, machines: int) -> None:
+        super()._settle(machines)
+        if self.clients_per_round != self.num_clients:
+            raise ConfigurationError(
+                f"Expected clients_per_round = num_clients = {self.num_clients} for private momentum, got "
+                f"{self.clients_per_round}: samples must return in the same rounds of every epoch."
+            )
 
     def settings(self) -> dict[str, Any]:
         own = {"learning_rate": self.learning_rate, "alpha": self.alpha, "epoch": self.epoch}

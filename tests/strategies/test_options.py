@@ -24,6 +24,7 @@ from murmurfl.strategies import TreeMomentum
 def strategies(policy: PrivacyPolicy) -> None:
     Mu2(num_clients=4, clients_per_round=2, learning_rate=0.1, diameter=1.0, seed=1, run_dry=True)
     CorrelatedFedAvg(num_clients=4, session="s")
+    CorrelatedFedAvg(fraction_train=0.5, min_available_nodes=10, optimizer="adam")
     TrustedMu2(num_clients=4, clients_per_round=2, learning_rate=0.1, policy=policy, num_rounds=3, sampling="balanced")
     TreeMomentum(num_clients=4, clients_per_round=4, learning_rate=0.1, alpha=0.1, policy=policy, num_rounds=3)
     Mu2(num_clients=4, clients_per_round=2, learning_rate=0.1, diametre=1.0)  # misspelt
@@ -36,7 +37,7 @@ def strategies(policy: PrivacyPolicy) -> None:
     TrustedMu2(num_clients=4, clients_per_round=2, learning_rate=0.1, policy=policy, num_round=3)  # misspelt, missing
     TreeMomentum(num_clients=4, clients_per_round=4, learning_rate=0.1, alfa=0.1, policy=policy, num_rounds=3)  # both
     CorrelatedMomentum(num_clients=4, clients_per_round=4, learning_rate=1.0, alpha=1.0, policy=policy)  # missing
-    Mu2(clients_per_round=2, learning_rate=0.1)  # missing
+    Mu2(clients_per_round=2)  # missing
     Mu2(num_clients=4, clients_per_round=2, learning_rate=0.1, sampling="uniformly")  # another type
 
 def clients(gradients, samples, ledger, keys, policy: PrivacyPolicy, shuffled: ShuffledPolicy) -> None:

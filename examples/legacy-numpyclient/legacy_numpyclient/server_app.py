@@ -1,23 +1,16 @@
-"""The server. Before, on Flower's legacy interface:
-
-    def server_fn(context):
-        strategy = FedAvg(initial_parameters=ndarrays_to_parameters(initial_model()), on_fit_config_fn=...)
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=10))
-
-    app = ServerApp(server_fn=server_fn)
-
-Flower's legacy strategies speak messages that carry no acknowledgements; the eight lines of ``main`` take their place.
-"""
+"""The server: a main function in the place of server_fn."""
 
 from logging import INFO
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from murmurfl.strategies import CorrelatedFedAvg
+from murmurfl.strategies import SecureAggregation
 
-from .task import initial_model, test
+from .strategy import AveragedModels
+from .task import initial_model
 
+# Before: app = ServerApp(server_fn=server_fn), with ServerAppComponents(strategy=..., config=ServerConfig(...))
 app = ServerApp()
 
 
@@ -26,13 +19,8 @@ def main(grid: Grid, context: Context) -> None:
     """Train for some rounds and test on public data."""
     config = context.run_config
     rounds = config["num-server-rounds"]
-    strategy = CorrelatedFedAvg(num_clients=config["num-clients"])
-    settings = ConfigRecord({"lr": config["lr"]})  # before: on_fit_config_fn
-    start = ArrayRecord(initial_model())
-    result = strategy.start(grid, start, num_rounds=rounds, train_config=settings, evaluate_fn=evaluate)
+    sums = SecureAggregation(min_cohort=95, helpers=2)
+    strategy = AveragedModels(lr=config["lr"], memory=0.8, num_clients=config["num-clients"], secure_aggregation=sums)
+    start = ArrayRecord(initial_model())  # before: ndarrays_to_parameters
+    result = strategy.start(grid, start, num_rounds=rounds, evaluate_fn=strategy.evaluate)
     log(INFO, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])
-
-
-def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Accuracy of the global model."""
-    return MetricRecord({"accuracy": test(arrays.to_numpy_ndarrays())})

@@ -1,1 +1,1 @@
-"""A small CNN on handwritten digits, trained by Flower."""
+"""A small model of breast tumours on many machines, trained by Flower."""

@@ -1,6 +1,5 @@
 """What a machine does: Flower's own pattern, and one mod."""
 
-import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
@@ -8,14 +7,13 @@ from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from .task import Net, load_data, train
 
 # Before: app = ClientApp()
-POLICY = UpdatePolicy(clip_norm=1.0, mu=8.0, max_participations=10)
+POLICY = UpdatePolicy(clip_norm=1.0, epsilon=4.0, max_participations=5)
 app = ClientApp(mods=[CorrelatedNoiseMod(simulation=POLICY)])
 
 
 @app.train()
 def train_on_a_machine(msg: Message, context: Context) -> Message:
     """Train the model on this machine's data."""
-    torch.manual_seed(1)
     net = Net()
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     data = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])

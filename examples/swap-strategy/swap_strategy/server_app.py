@@ -1,6 +1,5 @@
 """What the server does: Flower's own pattern, with another strategy."""
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -15,7 +14,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds and test on public data."""
     config = context.run_config
-    torch.manual_seed(1)
     arrays = ArrayRecord(Net().state_dict())
     # Before: strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=config["num-clients"])
     strategy = CorrelatedFedAvg(num_clients=config["num-clients"])
