@@ -23,6 +23,7 @@ import numpy as np
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
 from ..strategies import FullBatch
+from ..strategies.evaluation_figures import EVALUATION_FIGURES
 from .centring import NONE, PRIVATE
 from .experiment import Experiment
 from .result import RunResult
@@ -111,6 +112,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "asked": {name: config.to_mapping()[name] for name in WORKED_OUT},
         "without_noise": None,  # a run of its own, where one was made (:mod:`.without_noise`)
         "centring": centring_document(result),
+        "private_evaluation": evaluation_document(result),
         "clip": clip_document(result),
         "online": result.online,
         "gradient_norms": result.gradient_norms,
@@ -152,6 +154,26 @@ def centring_document(result: RunResult) -> dict[str, Any] | None:
         "asked": mean.report.asked,
         "aggregated": mean.report.aggregated,
         "samples": mean.report.samples,
+    }
+
+
+def evaluation_document(result: RunResult) -> dict[str, Any] | None:
+    """What machines said of the model; None without a private evaluation.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing that a server does not know: arithmetic on releases. mu is of the evaluation's, by
+    the run configuration.
+    """
+    experiment, found = result.experiment, result.evaluation
+    if not experiment.is_evaluated:
+        return None
+    figures = dict.fromkeys(EVALUATION_FIGURES) if found is None else found.document
+    return {
+        "mu": _finite_or_none(experiment.evaluation_mu if experiment.config.private else math.inf),
+        "share": experiment.config.private_evaluation,
+        **figures,
+        "failure": result.evaluation_failure or None,
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import gdp_epsilon, rounded_up
-from ..summary import is_summed, loss_text, plain_words, shown_accuracy
+from ..summary import is_summed, loss_text, plain_words, shown_accuracy, shown_evaluation
 from .curves import compared_plots
 from .groups import Group, Spread, grouped
 from .page import page
@@ -104,9 +104,10 @@ def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
 
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     document, totals = run.document, run.totals
-    accuracy = document["accuracy"]
+    accuracy, evaluation = document["accuracy"], document.get("private_evaluation")
     return [
         *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
+        *([("private accuracy", shown_evaluation(evaluation))] if evaluation else []),
         *([("test loss", loss_text(document["loss"]))] if _has_loss(document) else []),
         *_twin_tiles(document),
         (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),

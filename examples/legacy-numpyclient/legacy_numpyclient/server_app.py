@@ -20,9 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     rounds = config["num-server-rounds"]
     sums = SecureAggregation(min_cohort=95, helpers=2)
-    strategy = AveragedModels(
-        lr=config["lr"], memory=0.8, num_clients=config["num-clients"], secure_aggregation=sums
-    )
+    strategy = AveragedModels(lr=config["lr"], memory=0.8, num_clients=config["num-clients"], secure_aggregation=sums)
     start = ArrayRecord(initial_model())  # before: ndarrays_to_parameters
     result = strategy.start(grid, start, num_rounds=rounds, evaluate_fn=strategy.evaluate)
     log(INFO, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])
