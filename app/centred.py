@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..clients import Centring
-from ..privacy import ConfigurationError, NoisePlan, PrivacyPolicy, SimulatedKeys, centred, divided_mu
+from ..privacy import ConfigurationError, NoisePlan, PrivacyPolicy, SimulatedKeys, centred
 from ..privacy.roster import Roster
 from ..strategies import MeanOfFeatures, SecureAggregation, TrustedMeanOfFeatures
 from .centring import features_bound, is_centred, make_centring
-from .config import RunConfig
 from .methods import Problem
 from .methods.largest_mu import plan_or_largest_mu
 from .methods.presets import feature_bound
@@ -25,13 +24,6 @@ from .trust import SECURE, helper_names
 
 _FOR_EVER = 2**31
 """Rounds in which helpers are waited for, where that is never given up."""
-
-
-def trained_config(config: RunConfig) -> RunConfig:
-    """A run configuration with the mu that is left for the training, after that of the mean of the features."""
-    if not is_centred(config):
-        return config
-    return replace(config, mu=divided_mu(config.mu, config.centring_share)[1])
 
 
 @dataclass(frozen=True)
@@ -64,13 +56,6 @@ class CentredProblem(Problem):
     def is_centred(self) -> bool:
         """Whether machines release the mean of their features first."""
         return is_centred(self.config)
-
-    @cached_property
-    def trained(self) -> Problem:
-        """What the method is about: everything but the mean of the features, with what mu^2 is left for it."""
-        if not self.is_centred:
-            return self
-        return Problem(trained_config(self.config), self.data, self.shards, self.model, self.num_rounds, self.values)
 
     @cached_property
     def centring(self) -> Centring | None:

@@ -21,7 +21,7 @@ PRIVATE = "private"
 NONE = "none"
 CENTRINGS = ("", NONE, PRIVATE)
 
-_KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
+KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
 """What the mean's release has in common with everything else on a machine."""
 
 
@@ -102,7 +102,7 @@ def make_centring(
     -----
     **Formal guarantees.** Those of :func:`~murmurfl.privacy.centring_policy`.
     """
-    kept: dict[str, Any] = {name: getattr(policy, name) for name in _KEPT}
+    kept: dict[str, Any] = {name: getattr(policy, name) for name in KEPT}
     length, nonnegative = bound
     mean = centring_policy(
         length,

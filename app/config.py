@@ -16,6 +16,7 @@ from typing import Any
 
 from ..privacy import NO_NOISE, Trust, gdp_mu
 from .centring import check_centring
+from .evaluation import check_evaluation
 from .keys import Key, keys_of, mu_and_epsilon, refusal, unknown_key
 from .registry import registry
 from .run_keys import PRESETS as PRESETS
@@ -70,6 +71,7 @@ class RunConfig(RunKeys):
         for thing in chosen.values():
             thing.check(self)
         check_centring(self)
+        check_evaluation(self)
 
     def _settle_mu(self) -> None:
         if not self.epsilon:

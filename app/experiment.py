@@ -21,10 +21,11 @@ from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowC
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey
 from ..strategies import ReleaseStrategy
-from .centred import CentredProblem, trained_config
 from .centring import beside_mean, is_centred
 from .config import RunConfig
 from .decision import Situation, decide
+from .evaluated import EvaluatedProblem, trained_config
+from .evaluation import check_classes, trained_samples
 from .methods import METHODS, Method
 from .methods.auto import AUTO
 from .methods.presets import constant_feature, feature_bound
@@ -35,7 +36,7 @@ from .tasks.loading import load_dataset, load_shards
 
 
 @dataclass(frozen=True)
-class Experiment(CentredProblem):
+class Experiment(EvaluatedProblem):
     """A problem and its method: everything that both sides need before the first round.
 
     Parameters
@@ -74,7 +75,8 @@ class Experiment(CentredProblem):
         # Machines with as many samples have the same policy; a simulation builds a machine for every message.
         if size not in self._policies:
             policy = self.method.policy(self.trained, size)
-            self._policies[size] = beside_mean(policy, self.config.mu) if self.is_centred else policy
+            beside = self.is_centred or self.is_evaluated
+            self._policies[size] = beside_mean(policy, self.config.mu) if beside else policy
         return self._policies[size]
 
     @cached_property
@@ -148,6 +150,9 @@ class Experiment(CentredProblem):
         options = dict(self.method.client_options(self.trained, machine))
         if self.centring is not None:
             options["centring"] = self.centring
+        evaluation = self.evaluation(machine)
+        if evaluation is not None:
+            options["evaluation"] = evaluation
         if masked and self.config.secure:
             options["masking"] = self.masking(machine)
         return self.method.client(*parts, name=name, rows=rows, **options)
@@ -211,11 +216,11 @@ class Experiment(CentredProblem):
             return 0.0  # nobody is asked
         if not self.config.private:
             return math.inf
-        mean = self.mean_mu
+        beside = self.mean_mu, self.evaluation_mu
         if self.method.trusted:
             server: Any = self.strategy()
-            return math.hypot(mean, server.guaranteed_mu(self.model.num_parameters))
-        return math.hypot(mean, max(plan.mu for plan in self.plans()))
+            return math.hypot(*beside, server.guaranteed_mu(self.model.num_parameters))
+        return math.hypot(*beside, max(plan.mu for plan in self.plans()))
 
     def local_mu(self) -> float | None:
         """Mu_local of everything a machine may release, under secure aggregation; None under another trust model.
@@ -229,8 +234,10 @@ class Experiment(CentredProblem):
             return None
         if not self.asked_rounds:
             return 0.0
-        mean = 0.0 if self.mean_plan is None else self.mean_plan.mu_local
-        return math.hypot(mean, max(plan.mu_local for plan in self.plans())) if self.config.private else math.inf
+        if not self.config.private:
+            return math.inf
+        beside = [plan.mu_local for plan in (self.mean_plan, self.evaluation_plan) if plan is not None]
+        return math.hypot(*beside, max(plan.mu_local for plan in self.plans()))
 
 
 @lru_cache(maxsize=2)
@@ -285,11 +292,12 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
     bound, constant = feature_bound(config), constant_feature(config) or centred
     model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
     per_round = config.clients_per_round * config.batch_size
-    sizes = [len(shard) for shard in shards]
+    check_classes(config, data.num_classes)
+    sizes = [trained_samples(config, len(shard)) for shard in shards]
     num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
     if num_rounds < 1:
         raise ConfigurationError(
-            f"Expected at least one round in one pass, got {sum(map(len, shards))} samples for clients-per-round x "
+            f"Expected at least one round in one pass, got {sum(sizes)} samples for clients-per-round x "
             f"batch-size = {per_round}."
         )
     if config.max_participations > num_rounds:

@@ -25,6 +25,9 @@ ONE_POLICY = "Machines that share sums have one noise: all of them the cap of th
 MEAN_FIRST = "It includes the mean of the features, which is released first."
 MEAN_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for the mean of the features, which is released first."
 
+EVALUATION_LAST = "It includes a private evaluation of the model, which is released last."
+EVALUATION_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private evaluation of the model, released last."
+
 COUNTED = "It includes how many gradients are clipped, which is a part of every release."
 COUNTED_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for how many gradients are clipped."
 
@@ -186,6 +189,7 @@ def run_guarantee(
     words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
     notes = (
         *_of_the_mean(experiment, deployed),
+        *_of_the_evaluation(experiment, deployed),
         *_of_the_quantile(experiment, deployed),
         _basis(experiment, deployed, statements),
         *_of_one_policy(experiment, deployed),
@@ -234,6 +238,16 @@ def _of_the_mean(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     if deployed:
         return (MEAN_FIRST,)
     return (MEAN_SHARE.format(mu=rounded_up(experiment.mean_mu), share=100 * config.centring_share),)
+
+
+def _of_the_evaluation(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
+    """What of mu is for a private evaluation, where machines release one."""
+    config = experiment.config
+    if not experiment.is_evaluated or not config.private or not experiment.asked_rounds:
+        return ()
+    if deployed:
+        return (EVALUATION_LAST,)
+    return (EVALUATION_SHARE.format(mu=rounded_up(experiment.evaluation_mu), share=100 * config.private_evaluation),)
 
 
 def _of_the_quantile(experiment: Experiment, deployed: bool) -> tuple[str, ...]:

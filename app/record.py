@@ -23,6 +23,7 @@ import numpy as np
 from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
 from ..strategies import FullBatch
+from ..strategies.evaluation_figures import EVALUATION_FIGURES
 from .centring import NONE, PRIVATE
 from .experiment import Experiment
 from .result import RunResult
@@ -111,6 +112,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "asked": {name: config.to_mapping()[name] for name in WORKED_OUT},
         "without_noise": None,  # a run of its own, where one was made (:mod:`.without_noise`)
         "centring": centring_document(result),
+        "private_evaluation": evaluation_document(result),
         "clip": clip_document(result),
         "online": result.online,
         "gradient_norms": result.gradient_norms,
@@ -155,6 +157,26 @@ def centring_document(result: RunResult) -> dict[str, Any] | None:
     }
 
 
+def evaluation_document(result: RunResult) -> dict[str, Any] | None:
+    """What machines said of the model; None without a private evaluation.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing that a server does not know: arithmetic on releases. mu is of the evaluation's, by
+    the run configuration.
+    """
+    experiment, found = result.experiment, result.evaluation
+    if not experiment.is_evaluated:
+        return None
+    figures = dict.fromkeys(EVALUATION_FIGURES) if found is None else found.document
+    return {
+        "mu": _finite_or_none(experiment.evaluation_mu if experiment.config.private else math.inf),
+        "share": experiment.config.private_evaluation,
+        **figures,
+        "failure": result.evaluation_failure or None,
+    }
+
+
 def versions() -> dict[str, str]:
     """The version of murmurfl, of Python and of the packages a result may depend on."""
     found = {"murmurfl": __version__, "python": platform.python_version()}
@@ -166,12 +188,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _with_nulls(value: Any) -> Any:
+def with_nulls(value: Any) -> Any:
     """A document in which numbers that are none, as a loss that overflowed, are null: JSON has no word for them."""
     if isinstance(value, dict):
-        return {key: _with_nulls(part) for key, part in value.items()}
+        return {key: with_nulls(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_nulls(part) for part in value]
+        return [with_nulls(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -261,7 +283,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
         If the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    document = _with_nulls(result_document(result))
+    document = with_nulls(result_document(result))
     arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
     if result.mean is not None:  # without which nobody could use the model
         arrays |= {CENTRE_ARRAY: result.mean.centre, CONSTANT_ARRAY: np.float64(result.mean.constant)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..privacy import Forecast, Guarantee
 from ..privacy.training import TrainingFigures
-from ..strategies import ReleaseStrategy, RoundReport
+from ..strategies import EvaluationResult, ReleaseStrategy, RoundReport
 from .experiment import Experiment
 from .guarantees import Figures, epsilon_of, run_guarantee
 
@@ -104,6 +104,10 @@ class RunResult:
         Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
     mean : FeatureMean or None
         With centring, what the model's inputs were seen from: whoever uses the model needs it.
+    evaluation : EvaluationResult or None
+        With a private evaluation, how good the model is on the machines' samples.
+    evaluation_failure : str
+        Why there is none, though it was asked for.
 
     Notes
     -----
@@ -130,6 +134,8 @@ class RunResult:
     min_honest: int | None = None
     min_cohort: int | None = None
     mean: FeatureMean | None = None
+    evaluation: EvaluationResult | None = None
+    evaluation_failure: str = ""
 
     @property
     def guarantee(self) -> Guarantee:

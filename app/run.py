@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..privacy import ConfigurationError, MurmurflError
-from ..strategies import DirectMachines, ReleaseStrategy, RoundReport
+from ..strategies import DirectMachines, EvaluationResult, ReleaseStrategy, RoundReport
 from .config import RunConfig
 from .experiment import Experiment, prepare
 from .guarantees import configured_figures, epsilon_of, refuse_untrue, stated_figures
@@ -131,6 +131,7 @@ def run_experiment(
     _refuse_nothing(strategy, watch.progress)
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
         watch.on_round(strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
+    evaluation, failure = _evaluation(grid, seen, checkpoint, result.arrays, mean, deployed=deployed)
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
     figures = watch.figures
     if not experiment.method.trusted:
@@ -156,6 +157,8 @@ def run_experiment(
         min_honest=figures.min_honest,
         min_cohort=figures.min_cohort,
         mean=mean,
+        evaluation=evaluation,
+        evaluation_failure=failure,
     )
 
 
@@ -171,6 +174,30 @@ def _mean_of_features(
     strategy.machines.several_on_a_node = not deployed
     centre = strategy.collect(grid, timeout=experiment.config.round_timeout_s)
     return FeatureMean(centre, experiment.centring.constant, strategy.history[-1])
+
+
+def _evaluation(
+    grid: Grid | DirectMachines,
+    experiment: Experiment,
+    checkpoint: Path | None,
+    model: ArrayRecord,
+    mean: FeatureMean | None,
+    *,
+    deployed: bool,
+) -> tuple[EvaluationResult | None, str]:
+    """How good machines say the model is, if they are asked; and why they do not say it. The model is there anyway."""
+    if not experiment.is_evaluated:
+        return None, ""
+    # A file of its own: a server that is killed in this round asks again in the same session.
+    own = None if checkpoint is None else checkpoint.with_name(f"{checkpoint.stem}-evaluation{checkpoint.suffix}")
+    centre = None if mean is None else mean.centre
+    strategy = experiment.evaluation_strategy(deployed=deployed, checkpoint=own, centre=centre)
+    strategy.machines.several_on_a_node = not deployed
+    try:
+        return strategy.evaluate(grid, model, timeout=experiment.config.round_timeout_s), ""
+    except MurmurflError as error:
+        log(WARNING, "The model was not evaluated privately: %s", error)
+        return None, str(error)
 
 
 class _Watch:

@@ -25,6 +25,7 @@ from ..privacy.roster import MOST_HELPERS
 from ..privacy.row_bound import CLIPPINGS
 from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
 from .centring import CENTRINGS
+from .evaluation import HELD_OUT
 from .keys import key
 
 PRESETS = ("practical", "paper")
@@ -50,6 +51,26 @@ class RunKeys:
         choices=CENTRINGS,
     )
     centring_share: float = key(CENTRING_SHARE, "Of mu^2, for the mean of the features.", above=0, below=1)
+    private_evaluation: float = key(
+        0.0,
+        "Of mu^2, for a private evaluation: machines count, with noise, which of their samples the model gets right.",
+        at_least=0,
+        below=1,
+        zero="none",
+    )
+    held_out: float = key(
+        HELD_OUT,
+        "Which share of a machine's samples is set aside for its private evaluation, and never trained on.",
+        at_least=0,
+        below=1,
+        zero="an evaluation of those that were trained on",
+    )
+    score_bins: int = key(
+        0,
+        "Bins of scores for each of two classes, counted in a private evaluation for the AUC.",
+        at_least=0,
+        zero="no AUC",
+    )
     model: str = key("softmax", "What is trained.", names=True)
     partition: str = key("iid", "How samples are split among the machines.", names=True)
     dirichlet_alpha: float = key(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ def summary_lines(document: dict[str, Any], folder: Path) -> list[str]:
     note = noise_note(document["config"]["noise-quality"])
     rows = [
         ("test accuracy", shown_accuracy(document)),
+        *_evaluated(document),
         ("mu", shown(document["mu"])),
         ("epsilon", f"{shown(document['epsilon'])} at delta = {document['delta']:g}{note}"),
         *_whatever_happens(document, note),
@@ -87,6 +88,32 @@ def _centring(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     part = "" if mean["mu"] is None else f", {100 * mean['share']:.4g} % of mu^2 (mu = {shown(mean['mu'])})"
     return [("centring", f"the mean of the features of {mean['aggregated']} machines{part}")]
+
+
+def shown_evaluation(evaluation: Mapping[str, Any]) -> str:
+    """A private evaluation in a few words."""
+    if evaluation["accuracy"] is None:
+        return "none: no machine answered"
+    auc = (
+        "" if evaluation["auc"] is None else f", AUC {evaluation['auc']:.3f} {_interval(evaluation['auc_interval'], 1)}"
+    )
+    return f"{100 * evaluation['accuracy']:.1f} % {_interval(evaluation['interval'], 100)}{auc}"
+
+
+def _interval(interval: Sequence[float], times: int) -> str:
+    digits = 1 if times == 100 else 3
+    return f"({times * interval[0]:.{digits}f} to {times * interval[1]:.{digits}f})"
+
+
+def _evaluated(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How good machines say the model is, by noised counts of their own samples."""
+    evaluation = document.get("private_evaluation")
+    if not evaluation:
+        return []
+    part = "" if evaluation["mu"] is None else f", {100 * evaluation['share']:.4g} % of mu^2"
+    of = "" if evaluation["accuracy"] is None else " held-out" if evaluation["held_out"] else " trained-on"
+    samples = "" if evaluation["accuracy"] is None else f", {evaluation['samples']:,}{of} samples{part}"
+    return [("private accuracy", f"{shown_evaluation(evaluation)}{samples}")]
 
 
 def is_summed(document: Mapping[str, Any]) -> bool:

@@ -35,14 +35,14 @@ CENTRING_CONSTANT = 0.3
 
 
 def divided_mu(mu: float, share: float) -> tuple[float, float]:
-    """The mu of the mean and that of everything after it, whose squares add up to that of all.
+    """The mu of one release and that of everything beside it, whose squares add up to that of all.
 
     Parameters
     ----------
     mu : float
         Of both together.
     share : float
-        Of mu^2, for the mean; above 0 and below 1.
+        Of mu^2, for the release, such as the mean of the features or an evaluation; above 0 and below 1.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
     Proof: docs/proofs/release-rule.md.
     """
     if not 0 < share < 1:
-        raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1 for centring, got {share!r}.")
+        raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1, got {share!r}.")
     mean = mu * math.sqrt(share)
     return mean, math.sqrt((mu - mean) * (mu + mean))
 

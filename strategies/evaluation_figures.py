@@ -27,6 +27,12 @@ from numpy.typing import NDArray
 Z_95 = 1.959963984540054
 """How many standard deviations a 95 % interval reaches."""
 
+EVALUATION_FIGURES = (
+    *("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval"),
+    *("samples", "machines", "held_out", "noise_std", "sentence"),
+)
+"""The names of an evaluation's figures as plain values."""
+
 Interval = tuple[float, float]
 
 
@@ -129,20 +135,14 @@ class EvaluationResult:
     @property
     def document(self) -> dict[str, Any]:
         """The figures as plain values."""
-        auc, auc_interval, auc_noise = self.auc, self.auc_interval, self.auc_noise_interval
-        return {
-            "accuracy": self.accuracy,
-            "interval": list(self.interval),
-            "noise_interval": list(self.noise_interval),
-            "auc": auc,
-            "auc_interval": None if auc_interval is None else list(auc_interval),
-            "auc_noise_interval": None if auc_noise is None else list(auc_noise),
-            "samples": self.samples,
-            "machines": self.machines,
-            "held_out": self.held_out,
-            "noise_std": self.noise_std,
-            "sentence": self.sentence,
-        }
+        intervals = self.interval, self.noise_interval, self.auc_interval, self.auc_noise_interval
+        plain = [None if interval is None else list(interval) for interval in intervals]
+        accuracy, alone, auc, auc_alone = plain
+        values = (
+            *(self.accuracy, accuracy, alone, self.auc, auc, auc_alone),
+            *(self.samples, self.machines, self.held_out, self.noise_std, self.sentence),
+        )
+        return dict(zip(EVALUATION_FIGURES, values, strict=True))
 
 
 def noisy_share_interval(share: float, samples: int, noise_std: float, z: float = Z_95) -> Interval:

@@ -30,6 +30,9 @@ PASSED, FAILED = 0, 1
 NORMALS = "tests/privacy/test_normals.py"
 CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
+EVALUATION = "tests/privacy/test_evaluation.py"
+EVALUATED = "tests/clients/test_evaluation.py"
+EVALUATED_RUNS = "tests/app/test_private_evaluation.py"
 CENTRED_RUNS = "tests/app/test_centring.py"
 MEAN_OF_FEATURES = "tests/strategies/test_mean_of_features.py"
 ADMISSION = "tests/privacy/test_admission.py"
@@ -46,6 +49,7 @@ MOMENTS = "tests/privacy/test_moments.py"
 QUANTILE = "tests/privacy/test_quantile.py"
 COUNTED = "tests/clients/test_counted_gradients.py"
 COUNTED_RUNS = "tests/app/methods/test_quantile.py"
+OUTER_PRODUCTS = "tests/clients/test_outer_products.py"
 OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
@@ -94,6 +98,20 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "a penalty's pull is left out of the length by which a sample's gradient is clipped",
+        "clients/outer_products.py",
+        "squares = own * own + 2.0 * crossed + of_pull * of_pull",
+        "squares = own * own",
+        (OUTER_PRODUCTS, "tests/clients/test_private_estimator.py"),
+    ),
+    Mutant(
+        "gradients that a server's pull cancels are measured by what rounding leaves",
+        "clients/outer_products.py",
+        "_CANCELLING = 4.0",
+        "_CANCELLING = 4e30",
+        (OUTER_PRODUCTS,),
+    ),
     Mutant(
         "an epsilon is taken for a mu",
         "privacy/asked.py",
@@ -193,39 +211,109 @@ MUTANTS = (
         (CENTRING,),
     ),
     Mutant(
+        "an evaluation's rows may be negative",
+        "privacy/evaluation.py",
+        '"clip_unit": "nonnegative"',
+        '"clip_unit": "sample"',
+        (EVALUATION,),
+    ),
+    Mutant(
+        "an evaluation is charged as if its rows were half as long",
+        "privacy/evaluation.py",
+        '"clip_norm": 1.0',
+        '"clip_norm": 0.5',
+        (EVALUATION,),
+    ),
+    Mutant(
+        "a model is evaluated as often as a server likes",
+        "privacy/evaluation.py",
+        '"max_participations": 1',
+        '"max_participations": 1000',
+        (EVALUATION,),
+    ),
+    Mutant(
+        "scores have all of mu, and what is right has all of it too",
+        "privacy/evaluation.py",
+        "return math.sqrt(self.scores_share) if self.bins else 0.0",
+        "return 1.0 if self.bins else 0.0",
+        (EVALUATION,),
+    ),
+    Mutant(
+        "an evaluation without the noise that it was promised",
+        "clients/parts.py",
+        "PrivateMachine(evaluation.policy, evaluation.rows.width",
+        'PrivateMachine(__import__("dataclasses").replace(evaluation.policy, mechanism="none"), evaluation.rows.width',
+        (EVALUATED,),
+    ),
+    Mutant(
+        "samples that were set aside are trained on",
+        "clients/base.py",
+        "count = len(samples) if evaluation is None else evaluation.trained_on(samples)",
+        "count = len(samples)",
+        (EVALUATED,),
+    ),
+    Mutant(
+        "an evaluation of what was set aside is of everything",
+        "clients/evaluation.py",
+        "machine.num_samples - evaluation.held_out if evaluation.held_out else 0",
+        "0",
+        (EVALUATED,),
+    ),
+    Mutant(
+        "an evaluation is not in what a machine says that it guarantees",
+        "clients/parts.py",
+        "for part in (self.centred, self.evaluated) if part is not None",
+        "for part in (self.centred,) if part is not None",
+        (EVALUATED,),
+    ),
+    Mutant(
+        "an evaluation costs a run nothing",
+        "app/evaluated.py",
+        "shares += config.private_evaluation",
+        "shares += 0.0",
+        (EVALUATED_RUNS,),
+    ),
+    Mutant(
+        "a run's mu leaves its evaluation out",
+        "app/experiment.py",
+        "beside = self.mean_mu, self.evaluation_mu",
+        "beside = (self.mean_mu,)",
+        (EVALUATED_RUNS,),
+    ),
+    Mutant(
         "the mean leaves without masks",
         "clients/base.py",
-        "machine, shapes = self.centred.machine, self.centred.shapes",
-        "return [release.values], release.samples, {}",
-        (CENTRED,),
+        "machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)",
+        "machine, shapes = self.machine, self._shapes\n        if part: return [release.values], release.samples, {}",
+        (CENTRED, EVALUATED),
     ),
     Mutant(
         "a machine without centring takes a centre",
-        "clients/centring.py",
-        "if of is not None or content is not None:",
-        "if of is not None:",
+        "clients/release_of.py",
+        'if of == "mean" or content is not None:',
+        'if of == "mean":',
         (CENTRED,),
     ),
     Mutant(
         "a machine with centring does without a centre",
-        "clients/centring.py",
+        "clients/release_of.py",
         "raise RefusedError(protocol.NOT_CONFIGURED, _NEEDS_CENTRE)",
-        'return "gradients", None',
+        "return of, None",
         (CENTRED,),
     ),
     Mutant(
         "a centre may be anything",
-        "clients/centring.py",
+        "clients/release_of.py",
         "if not np.isfinite(centre).all():",
         "if False:",
         (CENTRED,),
     ),
     Mutant(
         "the mean and the rest need not share a budget",
-        "clients/centring.py",
+        "clients/beside.py",
         "if ours != theirs:",
         "if False:",
-        (CENTRED,),
+        (CENTRED, EVALUATED),
     ),
     Mutant(
         "a statement leaves out the mean",

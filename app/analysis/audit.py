@@ -136,6 +136,11 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
             "Expected centring = 'none' to audit, got a run whose machines release the mean of their features first: "
             f"audit what follows it, with --set centring=none --set mu={policy.mu!r}."
         )
+    if experiment.is_evaluated:
+        raise ConfigurationError(
+            "Expected private-evaluation = 0 to audit, got a run whose machines release an evaluation too: audit what "
+            f"comes before it, with --set private-evaluation=0 --set mu={policy.mu!r}."
+        )
     if config.quantile:
         raise ConfigurationError(
             f"Expected quantile 0 to audit, got {config.quantile:g}: canaries are made for gradients alone. The noise "

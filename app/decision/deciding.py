@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...privacy import ConfigurationError
-from ..centred import CentredProblem
+from ..evaluated import EvaluatedProblem
 from ..keys import Value
 from ..methods import METHODS
 from .noise_to_signal import noise_to_signal_of
@@ -149,20 +149,28 @@ def _option(rule: Rule, situation: Situation, worked_out: WorkedOut) -> Option |
     for features in rule.features(situation):
         for settings in found:
             try:
-                options.append(_tried(rule, situation, {**settings, "features": features}, worked_out))
+                options.append(tried(rule, situation, {**settings, "features": features}, worked_out))
             except ConfigurationError as error:
                 refused = refused or str(error)
     return min(options, key=lambda option: option.score) if options else Impossible(rule.strategy, refused)
 
 
-def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], worked_out: WorkedOut) -> Option:
-    """A strategy with some settings, in as many rounds as it takes and as are possible."""
+def tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], worked_out: WorkedOut) -> Option:
+    """A strategy with some settings, in as many rounds as it takes and as are possible.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be run with them.
+    """
 
     def made(**more: Value) -> Option:
         chosen = {"strategy": rule.strategy, **settings, **more}
         if situation.most_uses == 1:  # the mean of the features is one use more
             chosen["centring"] = "none"
         problem = situation.problem(chosen, worked_out)
+        if situation.most_uses == 1 and problem.uses_beside:
+            raise ConfigurationError("a private evaluation with held-out = 0 uses every sample once more")
         chosen["num-rounds"] = problem.num_rounds
         own = {name: value for name, value in chosen.items() if name != "strategy" and situation.differs(name, value)}
         shortfall = rule.shortfall(problem.num_rounds, situation.num_classes) + _features_leave(problem, situation)
@@ -173,19 +181,19 @@ def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], work
     uses, rounds = situation.most_uses, situation.most_rounds
     if not rule.whole or (first.uses <= (uses or first.uses) and first.rounds <= (rounds or first.rounds)):
         return first
-    left = None if uses is None else uses - first.problem.is_centred
+    left = None if uses is None else uses - first.problem.uses_beside
     most = min(one for one in (left, rounds) if one is not None)
     if most < 1:
         raise ConfigurationError("it needs a sample in more releases than one")
     return made(**{"num-rounds": most})
 
 
-def _features_leave(problem: CentredProblem, situation: Situation) -> float:
+def _features_leave(problem: EvaluatedProblem, situation: Situation) -> float:
     """What features leave undone, where there are several to choose from."""
     return FEATURES_LEAVE.get(problem.config.features, 0.0) if len(situation.features) > 1 else 0.0
 
 
-def _uses(problem: CentredProblem) -> int:
+def _uses(problem: EvaluatedProblem) -> int:
     """In how many releases of a run a sample is."""
     policy = METHODS[problem.config.strategy].policy(problem.trained, min(problem.sizes))
-    return policy.participations + problem.is_centred
+    return policy.participations + problem.uses_beside

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...privacy import NoisePlan
 from ...privacy.mechanisms import noise_stands_alone
-from ..centred import CentredProblem
+from ..evaluated import EvaluatedProblem
 from ..methods import METHODS
 
 
@@ -75,12 +75,12 @@ def _before(plan: NoisePlan, release: int) -> float:
     return plan.mechanism.row_std(release - 1) if release > 1 else 0.0
 
 
-def noise_to_signal_of(problem: CentredProblem) -> float:
+def noise_to_signal_of(problem: EvaluatedProblem) -> float:
     """:func:`noise_to_signal` of a run, with the plan of its machine with the fewest samples.
 
     Parameters
     ----------
-    problem : CentredProblem
+    problem : EvaluatedProblem
 
     Notes
     -----

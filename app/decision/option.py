@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..centred import CentredProblem
+from ..evaluated import EvaluatedProblem
 from ..keys import Value
 
 
@@ -38,7 +38,7 @@ class Option:
     strategy : str
     settings : mapping
         Run-config keys that it sets beyond the situation's own.
-    problem : CentredProblem
+    problem : EvaluatedProblem
         The run, worked out on sizes.
     noise_to_signal : float
         :func:`~murmurfl.app.decision.noise_to_signal` of it.
@@ -52,7 +52,7 @@ class Option:
 
     strategy: str
     settings: Mapping[str, Value]
-    problem: CentredProblem
+    problem: EvaluatedProblem
     noise_to_signal: float
     shortfall: float
     uses: int

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...privacy import NO_NOISE, ConfigurationError
-from ..centred import CentredProblem
 from ..config import RunConfig, run_keys
+from ..evaluated import EvaluatedProblem
 from ..keys import Value
 from ..registry import registry
 from ..tasks.base import Dataset
@@ -18,7 +18,7 @@ from ..tasks.base import Dataset
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """In how many releases a sample may be, by the run-config key ``sample-uses``; None for any number."""
 
-WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], CentredProblem]
+WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], EvaluatedProblem]
 """Works a run configuration out on data; of the shards only the lengths matter here."""
 
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
@@ -123,7 +123,7 @@ class Situation:
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
-    def problem(self, settings: Mapping[str, Value], worked_out: WorkedOut) -> CentredProblem:
+    def problem(self, settings: Mapping[str, Value], worked_out: WorkedOut) -> EvaluatedProblem:
         """Such a run, worked out on sizes: its rounds, clip, step and policies are those that the run would have."""
         config = self.with_settings(settings)
         width = self._width(config)

@@ -89,6 +89,8 @@ class Method(ABC):
     """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
     centres: ClassVar[bool] = True
     """Whether machines may see their samples from a mean that they release first."""
+    evaluates: ClassVar[bool] = True
+    """Whether machines may evaluate the model privately."""
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ...privacy import derived_seed
 from ..config import RunConfig
+from ..evaluation import trained_samples
 from ..models.base import Model
 from ..tasks.base import Dataset, Shard
 
@@ -68,8 +69,8 @@ class Problem:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Samples of each machine."""
-        return [len(shard) for shard in self.shards]
+        """Samples that each machine trains on: all but those that are set aside."""
+        return [trained_samples(self.config, len(shard)) for shard in self.shards]
 
     @cached_property
     def session(self) -> str:

@@ -49,6 +49,7 @@ class ShuffledMethod(Method):
     default_mechanism = "independent"
     uses_public = True
     centres = False
+    evaluates = False
     client_type = ShuffledClient
     strategy_type = ShuffledAvg
 

@@ -28,6 +28,7 @@ class CentredNode:
     centring_share: float
     centring_norm: float
     centring_nonnegative: bool
+    private_evaluation: float
 
     @property
     def method(self) -> Method:
@@ -56,9 +57,15 @@ class CentredNode:
         return without_being_asked(self.strategy, self.features, secret_order=self.secret_order)
 
     @property
+    def mean_share(self) -> float:
+        """Of mu^2, for the mean of the features."""
+        return self.centring_share if self.centred else 0.0
+
+    @property
     def training_mu(self) -> float:
-        """What of mu is for everything but the mean."""
-        return divided_mu(self.mu, self.centring_share)[1] if self.centred else self.mu
+        """What of mu is for everything but the mean and an evaluation."""
+        shares = self.mean_share + self.private_evaluation
+        return divided_mu(self.mu, shares)[1] if shares else self.mu
 
     def centring_beside(self, policy: PrivacyPolicy, num_features: int) -> Centring:
         """The machine's centring, beside a policy of everything else."""

@@ -31,17 +31,17 @@ from ...privacy import (
     protocol,
 )
 from ...privacy.asked import asked_mu
-from ...privacy.quantile import COUNTED_CLIP_NORM
-from ...privacy.row_bound import CLIPPINGS
 from ..centring import beside_mean
 from ..config import RunConfig
+from ..evaluation import HELD_OUT, trained_samples
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
 from ..methods.bounding import bounding
 from ..registry import registry, unknown_name
 from ..tasks.loading import load_dataset, load_shards
-from .centring import CentredNode
+from .bounding import BoundedNode
+from .evaluation import EvaluatedNode
 from .own_samples import OwnSamples
 from .sums import SummedNode
 
@@ -61,7 +61,7 @@ def node_strategies() -> list[str]:
 
 
 @dataclass(frozen=True)
-class NodeConfig(CentredNode, SummedNode):
+class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
     """Everything a real machine decides for itself.
 
     Parameters
@@ -119,6 +119,12 @@ class NodeConfig(CentredNode, SummedNode):
         S of the mean of ``samples``, whose longer rows are cut to it; 0 with a built-in task, whose features say it.
     centring_nonnegative : bool
         Whether the features of ``samples`` have no negative values: those that are there count as zero in the mean.
+    private_evaluation : float
+        Of mu^2 of a run, for a private evaluation of its model; 0 for none.
+    held_out : float
+        Which share of the samples, the last ones, is set aside for it and never trained on; 0: it is of all samples.
+    score_bins : int
+        Bins of scores for each of two classes, for its AUC; 0 for none. The server must know the same number.
     learning_rate : float
         eta of the local steps of ``online``, and of nothing else.
     feature_bound : float
@@ -173,6 +179,9 @@ class NodeConfig(CentredNode, SummedNode):
     centring_share: float = CENTRING_SHARE
     centring_norm: float = 0.0
     centring_nonnegative: bool = False
+    private_evaluation: float = 0.0
+    held_out: float = HELD_OUT
+    score_bins: int = 0
     budget_mu: float = 0.0
     delta: float = 0.0
     mechanism: str = ""
@@ -226,21 +235,11 @@ class NodeConfig(CentredNode, SummedNode):
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
-        self._check("clip_stability", self.clip_stability > 0, "a number > 0")
-        if self.clipping:
-            keys = self.method.keys
-            self._check(
-                "clipping", self.clipping in CLIPPINGS and "clipping" in keys, "clip, or automatic for gradients"
-            )
-        if self.quantile_share:
-            able = "quantile-share" in self.method.keys and self.clipping != "automatic"
-            expected = f"0 with strategy = {self.strategy!r} and clipping = {self.clipping!r}"
-            self._check("quantile_share", able, expected)
-            self._check("quantile_share", 0 < self.quantile_share < 1, "a number >= 0 and < 1")
-            self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a quantile-share")
+        self.check_bounding()
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
+        self.check_evaluation()
         self.check_trust()
 
     @property
@@ -330,7 +329,7 @@ class NodeConfig(CentredNode, SummedNode):
             **({"order": "secret"} if self.secret_order else {}),
             **self.sums(ledger),
         )
-        return beside_mean(policy, budget) if self.centred else policy
+        return beside_mean(policy, budget) if self.centred or self.private_evaluation else policy
 
     def load_samples(self) -> tuple[Samples, int, int]:
         """The machine's own samples, their number of features and of classes.
@@ -373,7 +372,8 @@ class NodeConfig(CentredNode, SummedNode):
         samples, num_features, num_classes = self.load_samples()
         model = self.make_model(num_features, num_classes)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
-        policy = self.policy(len(samples), ledger, **self.method.policy_of_model(model))
+        trained = trained_samples(self, len(samples))
+        policy = self.policy(trained, ledger, **self.method.policy_of_model(model))
         parts = (model, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         if self.quantile_share:
@@ -381,8 +381,7 @@ class NodeConfig(CentredNode, SummedNode):
         masking = self.masking()
         if masking is not None:
             own["masking"] = masking
-        if self.centred:
-            own["centring"] = self.settled(ledger).centring_beside(policy, num_features)
+        own |= self.settled(ledger).parts_beside(policy, model, num_features, held_out=len(samples) - trained)
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client

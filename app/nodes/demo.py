@@ -95,6 +95,9 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
     elif config.centring:
         settings["centring"] = config.centring
+    if experiment.is_evaluated:
+        settings |= {"private-evaluation": config.private_evaluation, "held-out": config.held_out}
+        settings |= {"score-bins": config.score_bins} if config.score_bins else {}
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:

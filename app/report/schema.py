@@ -145,6 +145,32 @@ def _centring() -> Schema:
     )
 
 
+def _evaluation() -> Schema:
+    interval = {"type": ["array", "null"], "items": {"type": "number"}}
+    both, alone = "of noise and sampling", "of the noise alone, on these very samples"
+    return _object(
+        "With `private-evaluation`, how good the model is on the machines' own samples, by a count that they released "
+        "with noise; else null. Where no machine answered, figures are null and `failure` says why.",
+        {
+            "mu": _or_null("number", "Of its release, a part of `mu`; null where nothing is guaranteed."),
+            "share": _value("number", "Of mu^2 that it was given, by the run configuration."),
+            "accuracy": _or_null("number", "The share of right predictions, with noise."),
+            "interval": {**interval, "description": f"95 % interval, {both}: of the accuracy on such samples."},
+            "noise_interval": {**interval, "description": f"95 % interval, {alone}."},
+            "auc": _or_null("number", "The area under the ROC curve, with noise; null without `score-bins`."),
+            "auc_interval": {**interval, "description": f"95 % interval, {both}; null likewise."},
+            "auc_noise_interval": {**interval, "description": f"95 % interval, {alone}; null likewise."},
+            "samples": _or_null("integer", "Samples that it is of, by the machines' words."),
+            "machines": _or_null("integer", "Machines that are in it."),
+            "held_out": _or_null("boolean", "Whether nobody trained on these samples."),
+            "noise_std": _or_null("number", "Standard deviation of the noise in the accuracy."),
+            "sentence": _or_null("string", "The figures in words."),
+            "failure": _or_null("string", "Why there are none."),
+        },
+        null=True,
+    )
+
+
 def _without_noise() -> Schema:
     return _object(
         f"Where the same run ended without noise: {_WITHOUT_NOISE}; null where it was not made.",
@@ -272,7 +298,7 @@ def _counts() -> dict[str, Schema]:
         "malformed_replies": _count("Replies that could not be read."),
         "closed_rounds": _count("Rounds under secure aggregation in which no sum was opened."),
         "num_parameters": _count("Values of the model, d."),
-        "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
+        "seconds": _or_null("number", "Wall-clock time of the rounds; null where it was not measured.", minimum=0),
     }
 
 
@@ -293,6 +319,7 @@ def _parts() -> dict[str, Schema]:
         ),
         "without_noise": _without_noise(),
         "centring": _centring(),
+        "private_evaluation": _evaluation(),
         "clip": _clip(),
         "online": _online(),
         "gradient_norms": _norms(),
