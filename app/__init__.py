@@ -1,8 +1,8 @@
 """The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command.
 
-Public, and listed in docs/api.md, are :func:`simulate`, :class:`RunConfig` and :class:`RunResult`; everything else may
-change in any release. The three come when they are first asked for, because every process of a run imports this
-package, and most of them need none of the engines behind :func:`simulate`.
+Public, and listed in docs/api.md, are :func:`simulate`, :class:`RunConfig`, :class:`RunResult` and
+:func:`record_training`; everything else may change in any release. They come when they are first asked for, because
+every process of a run imports this package, and most of them need none of the engines behind :func:`simulate`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .config import RunConfig
+    from .report.training import record_training
     from .result import RunResult
     from .simulation import simulate
 
-__all__ = ["RunConfig", "RunResult", "simulate"]
+__all__ = ["RunConfig", "RunResult", "record_training", "simulate"]
 
-_LATE = {"RunConfig": "config", "RunResult": "result", "simulate": "simulation"}
+_LATE = {
+    "RunConfig": "config",
+    "RunResult": "result",
+    "record_training": "report.training",
+    "simulate": "simulation",
+}
 """The module each public name stands in."""
 
 

@@ -188,12 +188,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _with_nulls(value: Any) -> Any:
+def with_nulls(value: Any) -> Any:
     """A document in which numbers that are none, as a loss that overflowed, are null: JSON has no word for them."""
     if isinstance(value, dict):
-        return {key: _with_nulls(part) for key, part in value.items()}
+        return {key: with_nulls(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_nulls(part) for part in value]
+        return [with_nulls(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -283,7 +283,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
         If the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    document = _with_nulls(result_document(result))
+    document = with_nulls(result_document(result))
     arrays: dict[str, Any] = dict(zip(result.experiment.model.names, result.parameters, strict=True))
     if result.mean is not None:  # without which nobody could use the model
         arrays |= {CENTRE_ARRAY: result.mean.centre, CONSTANT_ARRAY: np.float64(result.mean.constant)}

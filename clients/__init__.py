@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .helper import ContextOpeningRecord, answer_helper, helper_app
     from .noise_mod import CorrelatedNoiseMod
     from .private_app import private_client_app
+    from .sklearn_model import LinearEstimator, fitted
     from .torch_model import load_trainable, trainable_arrays
     from .update_node import UpdateNode
     from .update_policy import UpdatePolicy
@@ -36,9 +37,11 @@ _LATE = {
     "Cohort": "cohort",
     "ContextOpeningRecord": "helper",
     "CorrelatedNoiseMod": "noise_mod",
+    "LinearEstimator": "sklearn_model",
     "UpdateNode": "update_node",
     "UpdatePolicy": "update_policy",
     "answer_helper": "helper",
+    "fitted": "sklearn_model",
     "helper_app": "helper",
     "load_trainable": "torch_model",
     "private_client_app": "private_app",
@@ -61,6 +64,7 @@ __all__ = [
     "FullBatchClient",
     "IsrlDpClient",
     "LabelledFeatures",
+    "LinearEstimator",
     "Mu2Client",
     "NoisySGDClient",
     "OneShotClient",
@@ -74,6 +78,7 @@ __all__ = [
     "UpdateNode",
     "UpdatePolicy",
     "answer_helper",
+    "fitted",
     "helper_app",
     "load_trainable",
     "local_updates",

@@ -180,6 +180,7 @@ def private_client_app(
     helpers: int = 2,
     seed: int = 0,
     chunk: int | None = None,
+    example: Any = None,
     mods: list[Mod] | None = None,
 ) -> PrivateClientApp:
     """A ClientApp that trains a model with differential privacy for every single sample.
@@ -216,6 +217,9 @@ def private_client_app(
         Of the simulated machines' keys: the same run gives the same model.
     chunk : int, optional
         Samples whose gradients are computed together; default as many as memory is set aside for.
+    example : samples, optional
+        Samples that are not private, or made up, of the shapes and types that machines have: the model is tried on them
+        when the app is made. Without them, and with a function for ``samples``, it is tried at the first request.
     mods : list of Mod, optional
         Flower mods of your own.
 
@@ -263,13 +267,20 @@ def private_client_app(
     elif any(value is not None for value in stated.values()):
         named = ", ".join(name for name, value in stated.items() if value is not None)
         raise ConfigurationError(f"Expected policy or {named}, got both: a PrivacyPolicy says everything.")
-    chosen.client.check_policy(policy)
+    chosen.check(policy)
     made = _machine_model(model, loss, seed=seed, chunk=chunk)
-    return PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, mods=mods)
+    app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, mods=mods)
+    if example is not None or not _is_function(samples):
+        made.check_samples(made.read_samples(samples if example is None else example, in_memory=False))
+    return app
 
 
 def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, *, seed: int, chunk: int | None) -> MachineModel:
     """A model of whatever library it is."""
+    from .sklearn_model import estimator_model, is_estimator
+
+    if is_estimator(model):
+        return estimator_model(model, loss)
     from .torch_machine import torch_machine_model
 
     return torch_machine_model(model, loss, seed=seed, chunk=chunk)

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.extras import check_installed
 from .gradients import combined_gradients
@@ -157,6 +158,8 @@ class ModuleGradients:
         check_installed("torch", "torch", "a PyTorch model")
         import torch
 
+        if chunk is not None:
+            check_count("chunk", chunk)
         parameters = trainable_parameters(module)
         self.names = list(parameters)
         self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]

@@ -186,37 +186,38 @@ class Forecast:
 
     def changes(self) -> list[Change]:
         """What would lessen the noise, each by itself, what helps without a larger epsilon first."""
-        found = []
-        summed = self._summed()
+        found, samples, summed = [], self.samples or _SAMPLES, self.summed()
         if self.unit == "machine":
-            n = self.samples or _SAMPLES
-            found.append(Change(f"privacy for one sample instead, {n:,} samples a machine", self._per_sample(n)))
+            found.append(Change(f"privacy for one sample instead, {samples:,} a machine", self.per_sample()))
         if summed is not None:
             best = "" if self.alone else ", at best"
             found.append(Change(f"secure aggregation, half of the machines honest{best}", summed.typical_ratio))
             if self.unit == "machine":
-                found.append(Change("both", summed._per_sample(self.samples or _SAMPLES)))
+                found.append(Change("both", summed.per_sample()))
         found.append(Change(f"{rounded_count(self.machines_needed)} machines like these", MOST_USEFUL))
         if self.clip_unit == "sample":
-            times = max(self._excess, 1.0)
-            found.append(Change(f"{shortest(times, up=True)} times as many samples on each machine", MOST_USEFUL))
+            times = shortest(max(self._excess, 1.0), up=True)
+            found.append(Change(f"{times} times as many samples on each machine", MOST_USEFUL))
         if self.parameters_needed >= _FEWEST_VALUES:
-            few = f"{rounded_count(self.parameters_needed, up=False)} values to train (frozen features)"
-            found.append(Change(few, MOST_USEFUL))
+            few = rounded_count(self.parameters_needed, up=False)
+            found.append(Change(f"{few} values to train (frozen features)", MOST_USEFUL))
         little = ", which protects little" if self.epsilon_needed > _LITTLE else ""
         found.append(Change(f"epsilon = {shortest(self.epsilon_needed, up=True)}{little}", MOST_USEFUL))
         return found
 
-    def _summed(self) -> Forecast | None:
-        """The same with sums only, half of the machines of a round honest; None where it gains nothing."""
+    def summed(self) -> Forecast | None:
+        """The same with sums only, half of the machines of a round honest; None where that gains nothing."""
         honest = self.per_round // 2
         if self.trust != "untrusted-server" or honest < _LEAST_HONEST:
             return None
         return replace(self, ratio=self.ratio / math.sqrt(honest), trust="secure-aggregation", honest=honest)
 
-    def _per_sample(self, samples: int) -> float:
-        """The noise over a typical sum of gradients, if one sample of so many on each machine were protected."""
-        return self.ratio / samples / TYPICAL["sample"]
+    def per_sample(self) -> float:
+        """The noise over a typical sum of gradients, if one sample of a machine were protected and not all of them.
+
+        Where nobody says how many samples a machine has, it is 100.
+        """
+        return self.ratio / (self.samples or _SAMPLES) / TYPICAL["sample"]
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; a number that is infinite or that nobody needs is None."""
@@ -255,7 +256,7 @@ class Forecast:
         honest = f", of which {self.honest:,} are honest" if self.trust == "secure-aggregation" else ""
         return (
             f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
-            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu)} to protect {protected}."
+            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)} to protect {protected}."
         )
 
     def lines(self, width: int = 80) -> list[str]:

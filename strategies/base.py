@@ -1,13 +1,14 @@
 """What every strategy here shares with Flower: asking machines over a grid, the loop over rounds, its evaluations.
 
-The rounds themselves, and the update rule that a subclass is, stand in :mod:`.rounds`. Everything a network can do to a
+The rounds themselves, and the update rule that a subclass is, stand in :mod:`.rounds`,
+its checkpoint in :mod:`.resuming`. Everything a network can do to a
 round happens here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from typing import Any, ClassVar, TypeVar
 
@@ -21,11 +22,13 @@ from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
 from .forecast import log_forecast
 from .layout import vector_size
-from .machines import NodesUnavailableError, by_length_and_name, rounds_possible
-from .replies import DirectMachines, Reply, RoundReport, RoundRequest, exchange, is_masked, read_outcome
-from .rounds import Rounds
+from .look_ahead import check_rounds
+from .machines import NodesUnavailableError, by_length_and_name
+from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
+from .requests import request_entries, say_unlike
+from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
-from .statements import ask_statements, releases_left
+from .statements import ask_statements
 
 _STATEMENT_TIMEOUT_S = 60.0
 
@@ -35,7 +38,7 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """Central evaluation of a round's published model, on data that is not private."""
 
 
-class ReleaseStrategy(Rounds[StateT], Strategy):
+class ReleaseStrategy(ResumableRounds[StateT], Strategy):
     """A strategy whose machines answer with releases P_k - P_ack.
 
     Parameters
@@ -118,7 +121,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         records = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
         return [
             Message(
-                RecordDict({**records, protocol.CONFIG: _request_entries(config, request, name)}),
+                RecordDict({**records, protocol.CONFIG: request_entries(config, request, name)}),
                 dst_node_id=self._nodes[name],
                 message_type=MessageType.TRAIN,
             )
@@ -131,7 +134,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = {name: self._nodes[name] for name in self._asked}
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
-        self._say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
+        say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
@@ -139,24 +142,6 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         )
         report = self._take_round(server_round, outcomes)
         return self._record(self._published()), report.metrics
-
-    def _say_unlike(self, server_round: int, unlike: int, *, masked: bool) -> None:
-        """Server and machines disagree about masks: all such replies are malformed, in this round and in any other."""
-        if unlike and masked:
-            log(
-                WARNING,
-                "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
-                "dropped. Have these machines set trust = 'secure-aggregation'.",
-                *(server_round, unlike),
-            )
-        elif unlike:
-            log(
-                WARNING,
-                "Round %d: %d replies under masks (trust = 'secure-aggregation'), and this server cannot take them "
-                "off: they are dropped. Give the strategy secure_aggregation=SecureAggregation(...), or run murmurfl's "
-                "app with trust=secure-aggregation.",
-                *(server_round, unlike),
-            )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -310,7 +295,7 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
         self._meet(grid)
         statements = self.ask_privacy(grid, timeout)
         if not self.run_dry:
-            self._check_rounds(statements, done, num_rounds)
+            check_rounds(self._sample, statements, done, num_rounds)
         if not self.foresees:
             return
         self.forecast = forecast_of(
@@ -321,26 +306,6 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             rounds=num_rounds,
         )
         log_forecast(self.forecast)
-
-    def _check_rounds(self, statements: Mapping[str, Mapping[str, Any]], done: int, num_rounds: int) -> None:
-        """Refuse a training that asks a machine more often than it says it can answer; it knows before it begins."""
-        stated = {name: releases_left(said) for name, said in statements.items()}
-        last, name = rounds_possible(self._sample, range(done + 1, num_rounds + 1), stated)
-        if last is None or name is None:
-            return
-        said = (
-            f"machine {name} says that it can make {stated[name]} {'more ' if done else ''}releases, and round {last} "
-            "asks it for one more: its cap (max-participations) and its fresh samples decide"
-        )
-        if not done:
-            raise ConfigurationError(
-                f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds, or run_dry=True "
-                "(run-dry = true in murmurfl's own app): machines that can make no more then refuse."
-            )
-        # No refusal here: a server that was killed asks for a round again, and what its machines released for it the
-        # first time is spent. So a training that was possible may end up short of a release, through no fault of its
-        # plan.
-        log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
 
     def _run_round(
         self,
@@ -390,18 +355,3 @@ class ReleaseStrategy(Rounds[StateT], Strategy):
             log(INFO, "\t└──> MetricRecord: %s", evaluation)
             result.evaluate_metrics_serverapp[server_round] = evaluation
         return evaluation
-
-
-def _request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> ConfigRecord:
-    """The config of a machine's request: the caller's own entries, and those of the protocol."""
-    return ConfigRecord(
-        {
-            **config,
-            **request.entries,
-            protocol.VERSION: protocol.PROTOCOL_VERSION,
-            protocol.SERVER_ROUND: request.server_round,
-            protocol.SESSION: request.session,
-            protocol.MACHINE: name,
-            protocol.ACK: request.acks[name],
-        }
-    )

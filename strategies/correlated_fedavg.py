@@ -170,8 +170,11 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return (state.x,)
 
     def next_state(self, state: AverageState, release_sum: Vector, report: RoundReport) -> AverageState:
-        # Momentum would go on without a word from any machine.
-        return self.step(state, release_sum, report.server_round) if report.aggregated else state
+        if not report.aggregated:
+            return state  # momentum would go on without a word from any machine
+        if report.samples > report.aggregated:  # sums over samples, not updates that count once each
+            release_sum = release_sum * (self.clients_per_round / report.samples)
+        return self.step(state, release_sum, report.server_round)
 
     def step(self, state: AverageState, release_sum: Vector, server_round: int) -> AverageState:
         m, rate = self.clients_per_round, self.learning_rate

@@ -11,8 +11,8 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from logging import INFO, WARNING
+from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,7 +20,6 @@ import numpy as np
 from flwr.app import ArrayRecord, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
@@ -28,7 +27,6 @@ from ..privacy.forecast import Forecast
 from ..privacy.stated_noise import StatedNoise
 from ..privacy.training import TrainingFigures
 from .attendance import Attendance
-from .checkpoint import load_checkpoint, save_checkpoint
 from .clipping_watch import ALL_MACHINES, ClippingWatch
 from .flower_arguments import refuse_arguments
 from .forecast import read_noise
@@ -37,7 +35,7 @@ from .machines import MachineDirectory, Sampling, sample_machines
 from .opening import Helpers
 from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
 from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest, Summation
-from .reports import log_losses, plain
+from .reports import log_losses
 from .secure_aggregation import SecureAggregation
 from .secure_rounds import SecureRounds
 from .summation import CohortSum
@@ -48,7 +46,7 @@ _TIMEOUT_S = 3600.0
 
 
 class Rounds(ABC, Generic[StateT]):
-    """State, rounds and checkpoint of a training; the base of :class:`~murmurfl.strategies.ReleaseStrategy`.
+    """State and rounds of a training; the base of :class:`~murmurfl.strategies.ReleaseStrategy`.
 
     Parameters are described there.
 
@@ -349,57 +347,5 @@ class Rounds(ABC, Generic[StateT]):
         """A query point as requests have it: the arrays of a model, where it says nothing else."""
         return self._record(point)
 
-    # The checkpoint.
-
     def _save(self) -> None:
-        if self.checkpoint is None or self.state is None:
-            return
-        state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
-        save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
-
-    def _kept(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the update rule's state, plain values; :meth:`_restore` takes it back."""
-        return {
-            "server_round": self.history[-1].server_round if self.history else 0,
-            "acks": self.acks,
-            "machines": self.machines.names,
-            "seed": self.seed,
-            "session": self.session,
-            "history": [plain(report) for report in self.history],
-            **({} if self._secure is None else self._secure.kept()),
-        }
-
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on: the settings, the model's layout and where it started."""
-        layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
-        return {**self.settings(), "layout": layout, "start": self._start}
-
-    def _resume(self, result: Result) -> int:
-        """Load the checkpoint if there is one; the number of rounds done."""
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return 0
-        names = [f.name for f in fields(self.state_type)]
-        expected = {f"state.{name}" for name in names} | set(self._kept())
-        saved = load_checkpoint(self.checkpoint, self._identity(), expected)
-        self._check_saved(saved)
-        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
-        self._restore(saved)
-        for report in self.history:
-            result.train_metrics_clientapp[report.server_round] = report.metrics
-        result.arrays = self._record(self._published())
-        log(INFO, "Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
-        return int(saved["server_round"])
-
-    def _check_saved(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that can be read but must not be resumed from; for subclasses."""
-
-    def _restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what :meth:`_kept` gave."""
-        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
-        self.machines.restore(list(saved["machines"]))
-        if self.machines.names:  # else it was saved before any machine was met
-            self._settle(len(self.machines.names))
-        self.seed, self.session = int(saved["seed"]), str(saved["session"])
-        self.history = [RoundReport(**report) for report in saved["history"]]
-        if self._secure is not None:
-            self._secure.restore(saved)
+        """Write a checkpoint, where there is one (:mod:`.resuming`)."""

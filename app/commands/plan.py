@@ -14,6 +14,7 @@ from ..settings import layered
 from .failing import MISUSED, fail, failing_clearly
 from .settings import AsJson, Assignments, ConfigFile, settings_of
 from .terminal import say, say_table
+from .updates import show_updates
 
 if TYPE_CHECKING:
     from ..analysis.decision import Choice
@@ -79,6 +80,10 @@ def plan(
         bool | None,
         typer.Option("--secret-order", help="Of that comparison: each sample draws its release.", show_default=False),
     ] = None,
+    unit: Annotated[
+        str,
+        typer.Option(help="What is protected: sample, or machine for a project's own updates."),
+    ] = "sample",
     config_file: ConfigFile = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -86,7 +91,8 @@ def plan(
     """Which strategy to take, with what, and why not the others; then what every mechanism would need and do.
 
     It is decided before anything runs, from sizes alone. With --config or --set it is decided for that run, on the
-    sizes of its data; the other options win over it.
+    sizes of its data; the other options win over it. With --unit machine it says what noise on the updates of a project
+    of your own would leave of its model.
     """
     options = {
         "machines": machines,
@@ -108,6 +114,9 @@ def plan(
     }
     given = {name: value for name, value in options.items() if value is not None}
     with failing_clearly():
+        if unit != "sample":
+            show_updates(unit, given, of_a_run=config_file is not None or assignments is not None, as_json=as_json)
+            return
         if config_file is None and assignments is None:
             choice, request = _from_numbers(given)
         else:

@@ -108,7 +108,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     return [
         *([("test accuracy", shown_accuracy(document))] if accuracy is not None else []),
         *([("private accuracy", shown_evaluation(evaluation))] if evaluation else []),
-        ("test loss", loss_text(document["loss"])),
+        *([("test loss", loss_text(document["loss"]))] if _has_loss(document) else []),
         *_twin_tiles(document),
         (f"ε at δ = {document['delta']:g}", rounded_up(_known(document["epsilon"]))),
         ("μ", rounded_up(_known(document["mu"]))),
@@ -119,6 +119,11 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
         ("aggregated", f"{totals['aggregated']:,} of {totals['asked']:,}"),
         *((name, f"{totals[name]:,}") for name in ("lost", "refused", "late", "malformed")),
     ]
+
+
+def _has_loss(document: Row) -> bool:
+    """Whether a loss was measured: a project of somebody's own need not have one, and a run's may have overflowed."""
+    return document["loss"] is not None or document.get("engine", "") is not None
 
 
 def _twin_tiles(document: Row) -> list[tuple[str, str]]:
@@ -173,7 +178,7 @@ def _summary(groups: Sequence[Group]) -> Table:
                 "strategy": document["config"]["strategy"],
                 "accuracy": _accuracy(group),
                 "without noise": _percent(group.without_noise("accuracy")),
-                "loss": _loss(group),
+                "loss": _loss(group) if _has_loss(document) else "none",
                 "μ": _known(document["mu"]),
                 "ε": _known(document["epsilon"]),
                 "ε local": _known(document["epsilon_local"]) if is_summed(document) else None,

@@ -298,7 +298,7 @@ def _counts() -> dict[str, Schema]:
         "malformed_replies": _count("Replies that could not be read."),
         "closed_rounds": _count("Rounds under secure aggregation in which no sum was opened."),
         "num_parameters": _count("Values of the model, d."),
-        "seconds": _value("number", "Wall-clock time of the rounds.", minimum=0),
+        "seconds": _or_null("number", "Wall-clock time of the rounds; null where it was not measured.", minimum=0),
     }
 
 

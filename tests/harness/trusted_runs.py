@@ -24,7 +24,7 @@ from murmurfl.strategies import (
     correlated_momentum,
     mu2,
     reduced_tree_momentum,
-    rounds,
+    resuming,
     tree_momentum,
     trusted_mu2,
     trusted_server,
@@ -154,7 +154,7 @@ class Deaths:
     def __init__(self, monkeypatch, plan=()):
         self.plan = list(plan)
         self.saved_round = 0
-        save, saved = rounds.save_checkpoint, TrustedCheckpoint.saved
+        save, saved = resuming.save_checkpoint, TrustedCheckpoint.saved
 
         def dying_save(path, identity, state):
             self.saved_round = state["server_round"]
@@ -166,7 +166,7 @@ class Deaths:
             saved(files, mark)
             self.at("mark moved", mark.server_round)
 
-        monkeypatch.setattr(rounds, "save_checkpoint", dying_save)
+        monkeypatch.setattr(resuming, "save_checkpoint", dying_save)
         monkeypatch.setattr(TrustedCheckpoint, "saved", dying_mark)
 
     def at(self, point, server_round):

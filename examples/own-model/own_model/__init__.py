@@ -1,1 +1,1 @@
-"""Tumours told apart from tabular data, with a model, a loss, a strategy and a mechanism of one's own."""
+"""Tumours told apart from tabular data, with a model and a loss of one's own."""

@@ -1,15 +1,12 @@
-"""A machine: a PyTorch module, a loss and a data set; nothing about messages."""
+"""A machine: a PyTorch module, a loss and samples; nothing about messages, and nothing about noise."""
 
 import torch
 from flwr.app import Context
-from flwr.client import Client
-from murmurfl.clients import Mu2Client, PrivateClient, TorchGradients, numpy_client_app, simulated_machine
-from murmurfl.privacy import PrivacyPolicy
+from murmurfl.clients import private_client_app
 
-from . import mechanism  # noqa: F401 - makes the mechanism "leaky" known
-from .task import Tumours
+from .task import PRIVATE
 
-BATCH_SIZE, ROUNDS = 5, 9
+ROUNDS = 10
 
 
 def make_module() -> torch.nn.Module:
@@ -18,32 +15,14 @@ def make_module() -> torch.nn.Module:
 
 
 def squared_hinge(score: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """The loss of a batch of one."""
+    """The loss."""
     return torch.relu(1.0 - label * score[:, 0]).square().mean()
 
 
-class GradientClient(PrivateClient):
-    """A client of one's own: the clipped gradient at the one point that the strategy of strategy.py sends."""
-
-    def point_weights(self, server_round: int) -> tuple[float]:
-        """The gradient, times 1."""
-        return (1.0,)
+def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """One machine's share of the private samples."""
+    number, machines = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+    return PRIVATE[0][number::machines], PRIVATE[1][number::machines]
 
 
-def client_fn(context: Context) -> Client:
-    """The machine a message is for."""
-    gradients = TorchGradients(make_module(), squared_hinge)
-    samples = Tumours(context.node_config["partition-id"], context.node_config["num-partitions"])
-    own = context.run_config["strategy"] == "momentum"
-    policy = PrivacyPolicy(
-        clip_norm=1.0,
-        batch_size=BATCH_SIZE,
-        max_participations=ROUNDS,
-        mu=4.0,
-        mechanism="leaky" if own else "cancelling",
-    )
-    kind = GradientClient if own else Mu2Client
-    return kind(gradients, samples, policy, **simulated_machine(context)).to_client()
-
-
-app = numpy_client_app(client_fn)
+app = private_client_app(make_module, squared_hinge, samples, epsilon=4.0, rounds=ROUNDS)

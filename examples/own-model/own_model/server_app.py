@@ -1,45 +1,30 @@
-"""The server."""
+"""The server: train, and leave a report."""
 
-from logging import INFO
-
-import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from murmurfl.strategies import Mu2
+from murmurfl.app import record_training
+from murmurfl.clients import load_trainable, trainable_arrays
+from murmurfl.strategies import FullBatch
 
 from .client_app import ROUNDS, make_module
-from .strategy import HeavyBall
-from .task import TEST_SAMPLES, tumours
+from .task import PUBLIC
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for some rounds and test on public data."""
-    num_clients = context.run_config["num-clients"]
-    machines = {"num_clients": num_clients, "clients_per_round": num_clients}
-    if context.run_config["strategy"] == "momentum":
-        strategy = HeavyBall(learning_rate=1.0, **machines)
-    else:
-        strategy = Mu2(learning_rate=1.0, **machines)
-    module = make_module()
-    torch.nn.init.zeros_(module.weight)
-    torch.nn.init.zeros_(module.bias)
-    result = strategy.start(grid, ArrayRecord(module.state_dict()), num_rounds=ROUNDS, evaluate_fn=evaluate)
-    log(INFO, "Test accuracy %.3f", result.evaluate_metrics_serverapp[ROUNDS]["accuracy"])
-    for name, statement in strategy.ask_privacy(grid).items():
-        log(INFO, "Machine %s: %d releases, mu = %.3g of all it may make", name, *map(statement.get, ASKED))
+    """Train for some rounds, and test on public data."""
+    machines = context.run_config["num-clients"]
+    strategy = FullBatch(num_clients=machines, clients_per_round=machines, learning_rate=2.0, momentum=0.8)
+    result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS, evaluate_fn=evaluate)
+    log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[ROUNDS]["accuracy"])
+    record_training(context.run_config["out"], strategy, result, strategy.ask_privacy(grid), task="tumours")
 
 
-ASKED = ("releases", "mu-guaranteed")
-
-
-@torch.no_grad()
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     """Accuracy on public test samples."""
     module = make_module()
-    module.load_state_dict(arrays.to_torch_state_dict())
-    features, labels = (part[:TEST_SAMPLES] for part in tumours())
-    return MetricRecord({"accuracy": float((module(features)[:, 0].sign() == labels).float().mean())})
+    load_trainable(module, arrays)
+    return MetricRecord({"accuracy": float((module(PUBLIC[0])[:, 0].sign() == PUBLIC[1]).float().mean())})

@@ -18,7 +18,7 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.record import CHECKPOINT_NAME, write_record
 from murmurfl.app.run import run_experiment
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies import checkpoint, rounds
+from murmurfl.strategies import checkpoint, resuming
 from murmurfl.strategies.opening import Helpers
 
 app = ServerApp()
@@ -114,7 +114,7 @@ def _copy(message):
 
 
 def _rig_the_checkpoint(here):
-    save, replace = rounds.save_checkpoint, Path.replace
+    save, replace = resuming.save_checkpoint, Path.replace
 
     def saving(path, settings, state):
         held = state.get("held")  # under secure aggregation there is a set to be opened in some checkpoints
@@ -132,7 +132,7 @@ def _rig_the_checkpoint(here):
             Path.replace = replace
         here(saved, number)
 
-    checkpoint.save_checkpoint = rounds.save_checkpoint = saving
+    checkpoint.save_checkpoint = resuming.save_checkpoint = saving
 
 
 def _rig_the_opening(here):

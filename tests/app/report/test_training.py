@@ -1,0 +1,110 @@
+"""A training of one's own project leaves a folder that is reported and listed, with its machines' own guarantee."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from murmurfl.app import record_training
+from murmurfl.app.commands.main import cli
+from murmurfl.app.engines.inprocess import InProcessGrid
+from murmurfl.app.report.schema import result_schema
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+from murmurfl.privacy import ConfigurationError
+from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
+from typer.testing import CliRunner
+
+SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
+
+
+def app_with(**policy):
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=UpdatePolicy(**policy))])
+
+    @app.train()
+    def train(msg, context):
+        arrays = {name: Array(array.numpy() + 0.1) for name, array in msg.content["arrays"].items()}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=msg)
+
+    return app
+
+
+@pytest.fixture
+def trained():
+    """A training of four machines, and what they state after it."""
+
+    def train(nodes=4, sums=None, **policy):
+        grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
+        strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=sums)
+        result = strategy.start(
+            grid,
+            ArrayRecord([np.zeros(5)]),
+            num_rounds=3,
+            evaluate_fn=lambda number, _: MetricRecord({"accuracy": 0.2 * number, "of-rows": [1, 2]}),
+        )
+        return strategy, result, strategy.ask_privacy(grid)
+
+    return train
+
+
+def test_a_training_is_reported_and_listed_as_a_run_is(tmp_path, trained):
+    written = record_training(tmp_path / "x", *trained(), task="breast tumours")
+    document = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert document == json.loads(json.dumps(written))
+    jsonschema.Draft202012Validator(result_schema()).validate(document)
+    assert set(document) == set(result_schema()["properties"])
+    assert document["privacy"]["unit"] == "machine"
+    assert document["mu"] == pytest.approx(1.0)
+    assert "It is what 4 of 4 machines say of themselves" in document["guarantee"]
+    assert document["accuracy"] == pytest.approx(0.6)
+    assert [entry["accuracy"] for entry in document["per_round"]] == pytest.approx([0.2, 0.4, 0.6])
+    assert (document["releases"], document["aggregated"], document["num_parameters"]) == (12, 12, 5)
+    for command in (["report", str(tmp_path / "x")], ["list", str(tmp_path)]):
+        said = CliRunner().invoke(cli, command)
+        assert said.exit_code == 0, said.output
+    assert "own:breast_tumours" in said.stdout
+    page = (tmp_path / "x" / "report" / "index.html").read_text()
+    assert document["guarantee"].partition(";")[0] in page
+    assert "diverged" not in page, "no loss was measured"
+
+
+def test_sums_are_said_to_rest_on_who_is_honest(tmp_path, trained):
+    document = record_training(tmp_path, *trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS), task="x")
+    assert document["privacy"]["trust"] == "secure-aggregation"
+    assert document["mu"] == pytest.approx(1.0, rel=1e-3)
+    assert document["mu_local"] == pytest.approx(2**0.5, rel=1e-3)
+    assert (document["min_honest"], document["min_cohort"], document["helpers"]) == (2, 3, 2)
+    assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
+
+
+def test_the_weakest_machine_is_what_is_said_of_all(tmp_path, trained):
+    strategy, result, statements = trained()
+    statements["2"] = {**statements["2"], "mu-guaranteed": 3.0, "unit": "sample"}
+    document = record_training(tmp_path, strategy, result, statements, task="x")
+    assert document["mu"] == 3.0
+    assert document["privacy"]["unit"] == "sample"
+
+
+def test_a_machine_without_masks_takes_the_sums_out_of_the_sentence(tmp_path, trained):
+    strategy, result, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
+    statements["0"] = {**statements["0"], "trust": "untrusted-server"}
+    document = record_training(tmp_path, strategy, result, statements, task="x")
+    assert document["privacy"]["trust"] == "untrusted-server"
+    assert document["mu"] == pytest.approx(2**0.5, rel=1e-3), "what holds whatever happens"
+
+
+def test_evaluations_without_noise_are_named(tmp_path, trained):
+    strategy, result, statements = trained()
+    result.evaluate_metrics_clientapp[3] = MetricRecord({"accuracy": 1.0})
+    assert "no epsilon covers" in record_training(tmp_path, strategy, result, statements, task="x")["guarantee"]
+
+
+def test_nobody_is_spoken_for(tmp_path, trained):
+    strategy, result, statements = trained()
+    with pytest.raises(ConfigurationError, match="ask_privacy"):
+        record_training(tmp_path, strategy, result, {}, task="x")
+    statements["0"]["trust"] = "trusted-server"
+    with pytest.raises(ConfigurationError, match="murmurfl run"):
+        record_training(tmp_path, strategy, result, statements, task="x")
+    assert not (tmp_path / "result.json").exists()

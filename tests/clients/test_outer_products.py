@@ -1,0 +1,94 @@
+"""Rows of a linear model that are not written out: as long, and in sums as precise, as clipping counts on."""
+
+import numpy as np
+import pytest
+from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.privacy.contributions import DenseContributions
+from murmurfl.privacy.row_bound import SUMMING_ERROR, RowBound
+
+
+def parts(seed, samples=40, classes=3, features=7):
+    generator = np.random.default_rng(seed)
+    residuals, rows = generator.normal(size=(samples, classes)), generator.normal(size=(samples, features))
+    return residuals, rows, generator.normal(size=(classes, features))
+
+
+def written(stacked, samples, width):
+    rows = np.empty((samples, width))
+    for row in range(samples):
+        stacked.write(row, 1.0, rows[row])
+    return rows
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("length", [0.0, 1e-9, 1.0, 1e6])
+def test_a_pull_is_in_every_row_and_in_norms_and_sums(bias, length):
+    residuals, features, pull = parts(1)
+    pulled = PulledOuterProducts(residuals, features, length * pull, bias=bias)
+    dense = residuals[:, :, None] * features[:, None, :] + length * pull
+    dense = np.concatenate([dense.reshape(40, -1), *([residuals] if bias else [])], axis=1)
+    assert written(pulled, 40, dense.shape[1]) == pytest.approx(dense, rel=1e-12, abs=1e-12)
+    assert pulled.norms() == pytest.approx(np.linalg.norm(dense, axis=1), rel=1e-9)
+    scales = np.random.default_rng(2).uniform(size=40)
+    assert pulled.scaled_sum(scales) == pytest.approx(scales @ dense, rel=1e-9, abs=1e-9 * max(length, 1.0))
+
+
+def test_without_a_pull_nothing_is_other_than_without_one():
+    residuals, features, pull = parts(3)
+    plain, pulled = OuterProducts(residuals, features), PulledOuterProducts(residuals, features, 0.0 * pull)
+    assert pulled.norms() == pytest.approx(plain.norms(), rel=1e-12)
+    assert np.array_equal(written(pulled, 40, 24), written(plain, 40, 24))
+
+
+class MeasuresWhatIsLeft(PulledOuterProducts):
+    """Bug: the square of a norm by its three parts alone, whatever is lost when they cancel."""
+
+    def __init__(self, residuals, features, pull, *, bias=True):
+        super().__init__(residuals, features, pull, bias=bias)
+        squares = OuterProducts(residuals, features, bias=bias).norms() ** 2
+        squares += 2 * np.einsum("ij,ij->i", residuals, features @ pull.T) + (pull * pull).sum()
+        self._norms, self._cancels = np.sqrt(np.maximum(squares, 0.0)), np.zeros(len(residuals), dtype=bool)
+
+
+def hostile(kind, size, seed=4):
+    """Samples whose gradients a server's V nearly takes away: each row is about as long as the clip, its parts are not.
+
+    Returns rows in closed form and the same written out.
+    """
+    generator = np.random.default_rng(seed)
+    features = np.tile(generator.normal(size=(1, 30)), (20, 1))
+    residuals = np.full((20, 1), size)
+    features += generator.normal(size=features.shape) / size
+    stacked = kind(residuals, features, -size * features[:1], bias=False)
+    return stacked, residuals * features - size * features[:1]
+
+
+def farthest(kind, size):
+    """How much longer than the clip a bounded row is, and how far a bounded sum is from the sum of bounded rows."""
+    stacked, rows = hostile(kind, size)
+    bound = RowBound(1.0)
+    scales = bound.scales(stacked.norms())
+    longest = np.linalg.norm(scales[:, None] * rows, axis=1).max()
+    total = bound.total(stacked, 30)
+    return longest - 1.0, np.linalg.norm(total - bound.total(DenseContributions(rows), 30))
+
+
+@pytest.mark.parametrize("size", [1e3, 1e7, 1e12, 1e15])
+def test_a_server_that_cancels_gradients_gets_no_row_that_is_longer_than_the_clip(size):
+    beyond, apart = farthest(PulledOuterProducts, size)
+    assert beyond <= 1e-12
+    assert apart <= SUMMING_ERROR
+    beyond, apart = farthest(MeasuresWhatIsLeft, 1e12)
+    assert beyond > 0.1 or apart > SUMMING_ERROR
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
+@pytest.mark.parametrize("residual", [0.0, 1.0, np.nan])
+def test_a_row_that_cannot_be_measured_is_bounded_by_itself(value, residual):
+    residuals, features, pull = parts(5)
+    features[3], residuals[3] = value, residual
+    bound = RowBound(1.0)
+    total = bound.total(PulledOuterProducts(residuals, features, pull), 24)
+    kept = np.arange(40) != 3
+    others = bound.total(PulledOuterProducts(residuals[kept], features[kept], pull), 24)
+    assert np.linalg.norm(total - others) <= 1.0 + 1e-9

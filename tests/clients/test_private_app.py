@@ -1,0 +1,294 @@
+"""Sample-level privacy in the lines a mod takes: what machines release, to which strategy, and what they refuse."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from murmurfl.clients import load_trainable, private_client_app, trainable_arrays
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_mu, protocol
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NodesUnavailableError, NoisySGD, SecureAggregation
+
+from tests.harness.grid import NodesGrid, ask, ask_real_node
+from tests.harness.machines import training_config
+
+torch = pytest.importorskip("torch")
+
+MACHINES, EACH, ROUNDS, CLIP = 4, 12, 5, 0.5
+HUGE = 3e3  # a mu with next to no noise
+GENERATOR = np.random.Generator(np.random.Philox(key=18))
+INPUTS = GENERATOR.normal(size=(MACHINES, EACH, 3)).astype(np.float32)
+TARGETS = (INPUTS.sum(axis=2) > 0).astype(np.int64)
+
+
+def make_module():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            parameter.copy_(torch.linspace(-0.5, 0.5 + number / 10, parameter.numel()).reshape(parameter.shape))
+    return module
+
+
+def load(context):
+    number = int(context.node_config["partition-id"])
+    return INPUTS[number], TARGETS[number]
+
+
+def made(**changes):
+    settings = {"mu": 2.0, "rounds": ROUNDS, "clip_norm": CLIP, **changes}
+    return private_client_app(make_module, samples=load, **settings)
+
+
+def clipped_gradients(module, inputs, targets):
+    """One by one, by plain autograd."""
+    rows = []
+    for one, target in zip(torch.as_tensor(inputs), torch.as_tensor(targets), strict=True):
+        loss = torch.nn.functional.cross_entropy(module(one[None]), target[None])
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(module.parameters()))])
+        rows.append(gradient * min(1.0, CLIP / float(gradient.norm())))
+    return torch.stack(rows).double().numpy()
+
+
+OPTIONS = {"num_clients": MACHINES, "clients_per_round": MACHINES, "node_deadline_s": 1.0, "seed": 1, "session": "s"}
+
+
+def train(app, strategy, *, nodes=MACHINES, rounds=ROUNDS, lost=0.0):
+    return strategy.start(NodesGrid(app, nodes, lost=lost), trainable_arrays(make_module()), num_rounds=rounds)
+
+
+def moved(result):
+    """How far a training has moved the model, as one vector."""
+    pairs = zip(result.arrays.values(), trainable_arrays(make_module()).values(), strict=True)
+    return np.concatenate([(after.numpy() - before.numpy()).ravel() for after, before in pairs])
+
+
+ALL_GRADIENTS = clipped_gradients(make_module(), INPUTS.reshape(-1, 3), TARGETS.reshape(-1))
+
+
+def test_a_full_batch_is_the_mean_of_every_samples_clipped_gradient():
+    strategy = FullBatch(learning_rate=2.0, **OPTIONS)
+    result = train(made(mu=HUGE), strategy, rounds=1)
+    assert moved(result) == pytest.approx(-2.0 * ALL_GRADIENTS.mean(axis=0), abs=1e-3)
+    assert strategy.history[0].samples == MACHINES * EACH
+
+
+def test_fedavg_gets_the_mean_gradient_as_an_update_which_its_optimisers_step_along():
+    strategy = CorrelatedFedAvg(learning_rate=2.0, **{k: v for k, v in OPTIONS.items() if k != "clients_per_round"})
+    result = train(made(mu=HUGE, method="fedavg"), strategy, rounds=1)
+    assert moved(result) == pytest.approx(-2.0 * ALL_GRADIENTS.mean(axis=0), abs=1e-3)
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.3])
+def test_batches_for_fedavg_are_means_and_a_lost_one_is_carried_over(lost):
+    strategy = CorrelatedFedAvg(num_clients=MACHINES, node_deadline_s=1.0, seed=1, session="s", learning_rate=1e-3)
+    result = train(made(mu=HUGE, method="fedavg", batch_size=2, rounds=6), strategy, rounds=6, lost=lost)
+    used = sum(2 * strategy.acks[str(i)] for i in range(MACHINES))
+    assert (used < MACHINES * EACH) == (lost > 0 and min(strategy.acks.values()) < 6)
+    first = np.concatenate(
+        [
+            ALL_GRADIENTS.reshape(MACHINES, EACH, -1)[i, : 2 * k]
+            for i, k in enumerate(strategy.acks[str(i)] for i in range(MACHINES))
+        ]
+    )
+    # The model hardly moves, so that every gradient is close to the one where it began.
+    assert moved(result) == pytest.approx(-1e-3 / (2 * MACHINES) * first.sum(axis=0), abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy", "options"),
+    [
+        ("mu2", Mu2, {"learning_rate": 0.1}),
+        ("noisy-sgd", NoisySGD, {"learning_rate": 0.1}),
+        ("fedavg", CorrelatedFedAvg, {}),
+        ("full-batch", FullBatch, {"learning_rate": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_every_method_trains_with_its_strategy_under_both_kinds_of_trust(method, strategy, options, trust):
+    batch = {} if method in ("full-batch", "fedavg") else {"batch_size": 2}
+    sums, nodes = {}, MACHINES
+    if trust == "secure-aggregation":
+        batch |= {"trust": trust, "min_honest": 2, "min_cohort": 3}
+        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
+    built = strategy(**options, **OPTIONS, **sums)
+    result = train(made(method=method, **batch), built, nodes=nodes)
+    assert [report.aggregated for report in built.history] == [MACHINES] * ROUNDS
+    assert np.abs(moved(result)).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy"),
+    [
+        ("full-batch", CorrelatedFedAvg(num_clients=1, node_deadline_s=0.1)),
+        ("fedavg", FullBatch(num_clients=1, clients_per_round=1, learning_rate=1.0, node_deadline_s=0.1)),
+    ],
+)
+def test_a_strategy_that_takes_releases_for_something_else_gets_none(method, strategy):
+    with pytest.raises((NodesUnavailableError, ConfigurationError)):
+        train(made(method=method), strategy, nodes=1)
+    assert not strategy.history
+
+
+def asked(app, record, kind="train", number=0, grid=None, **entries):
+    """One node's reply to one message."""
+    grid = grid or NodesGrid(app, MACHINES)
+    content = RecordDict({"arrays": record, "config": ConfigRecord(training_config(**entries))})
+    (reply,) = grid.send_and_receive([Message(content, grid.first_node + number, kind)])
+    return reply
+
+
+def released(app):
+    reply = asked(app, trainable_arrays(make_module()))
+    assert not reply.has_error(), reply.error
+    return np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+
+
+@pytest.mark.parametrize("method", ["full-batch", "fedavg"])
+def test_replacing_one_sample_moves_a_release_by_no_more_than_is_charged(method, monkeypatch):
+    app = made(method=method)
+    assert_moves_at_most_twice_the_clip(app, method, monkeypatch)
+
+
+def assert_moves_at_most_twice_the_clip(app, method, monkeypatch):
+    one = released(app)
+    changed = INPUTS.copy()
+    changed[0, 3] *= -300.0
+    monkeypatch.setattr(f"{__name__}.INPUTS", changed)
+    another = released(made(method=method))
+    charged = app.policy.plan(len(one)).sensitivity
+    assert 0 < np.linalg.norm(one - another) <= charged
+
+
+def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
+    """The planted bug, for the test above: each row gets some of the batch's mean, after the model was tried."""
+    from murmurfl.clients import torch_model
+
+    monkeypatch.setattr(torch_model._NarrowRows, "norms", lambda self: np.full(len(self._rows), 1e-9))
+    with pytest.raises(AssertionError):
+        assert_moves_at_most_twice_the_clip(made(), "full-batch", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("record", "kind", "code", "said"),
+    [
+        (
+            lambda: ArrayRecord(torch.nn.Sequential(make_module(), torch.nn.BatchNorm1d(2)).state_dict()),
+            "train",
+            protocol.MALFORMED_REQUEST,
+            "trainable_arrays",
+        ),
+        (lambda: ArrayRecord({"w": Array(np.zeros(3))}), "train", protocol.MALFORMED_REQUEST, "trainable_arrays"),
+        (lambda: trainable_arrays(make_module()), "evaluate", protocol.EVALUATION_BLOCKED, "does not evaluate"),
+        (lambda: trainable_arrays(make_module()), "query", protocol.MALFORMED_REQUEST, "query"),
+        (lambda: trainable_arrays(make_module()), "query.open", protocol.OPENING_REFUSED, "no helper"),
+    ],
+)
+def test_other_requests_are_refused_with_a_text_that_depends_on_them_alone(record, kind, code, said):
+    texts = set()
+    for number in range(MACHINES):
+        reply = asked(made(), record(), kind, number)
+        assert reply.error.code == code
+        assert said in reply.error.reason
+        texts.add(reply.error.reason)
+    assert len(texts) == 1
+
+
+def test_a_server_without_murmurfls_strategy_is_told_which_one_to_use():
+    content = RecordDict({"arrays": trainable_arrays(make_module()), "config": ConfigRecord({"lr": 0.1})})
+    reply = ask(made(), content=content)
+    assert reply.error.code == protocol.PROTOCOL_MISMATCH
+    assert "FullBatch" in reply.error.reason
+
+
+def test_a_failure_says_nothing_of_the_data():
+    secret = "patient 4711"
+
+    def broken(context):
+        raise ValueError(secret)
+
+    app = private_client_app(make_module, samples=broken, mu=1.0, rounds=2)
+    reply = asked(app, trainable_arrays(make_module()))
+    assert reply.has_error()
+    assert secret not in reply.error.reason
+
+
+def test_no_more_releases_than_rounds_and_no_second_session():
+    app = made(rounds=2)
+    grid = NodesGrid(app, 1)
+    codes = []
+    for session, ack in (("s", 0), ("s", 1), ("s", 2), ("t", 0)):
+        reply = asked(app, trainable_arrays(make_module()), grid=grid, ack=ack, session=session)
+        codes.append(reply.error.code if reply.has_error() else 0)
+    assert codes == [0, 0, protocol.CAP_REACHED, protocol.BUDGET_EXHAUSTED]
+
+
+def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
+    assert made(mu=None, epsilon=2.0, delta=1e-6).policy.mu == gdp_mu(2.0, 1e-6)
+    policy = PrivacyPolicy(0.7, 1, 3, 1.5, order="all", mechanism="independent", release_rule="paper")
+    assert private_client_app(make_module, samples=load, policy=policy).policy is policy
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mu": None}, "Expected mu or epsilon"),
+        ({"epsilon": 2.0}, "got both"),
+        ({"rounds": None}, "Expected rounds"),
+        ({"batch_size": 3}, "batch_size to be left out with method 'full-batch'"),
+        ({"method": "mu2"}, "batch_size to be set with method 'mu2'"),
+        ({"method": "sgd"}, "method one of 'full-batch', 'mu2', 'noisy-sgd', 'fedavg'"),
+        ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, rounds, got both"),
+        ({"chunk": 0}, "chunk"),
+        ({"helpers": 0, "trust": "secure-aggregation", "min_cohort": 2}, "helpers"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_name(changes, said):
+    with pytest.raises(ConfigurationError, match=said):
+        made(**changes)
+
+
+def test_samples_are_needed_and_must_be_some():
+    with pytest.raises(ConfigurationError, match="Expected samples, got none"):
+        private_client_app(make_module, mu=1.0, rounds=2)
+    for wrong in ((INPUTS[0],), "data", iter([1]), [], {"x": INPUTS[0]}, (INPUTS[0], TARGETS[0][:3])):
+        with pytest.raises(ConfigurationError, match="Expected"):
+            private_client_app(make_module, samples=wrong, mu=1.0, rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "dataset", "loader", "pairs", "own"])
+def test_samples_may_be_whatever_a_project_has(kind):
+    pair = torch.as_tensor(INPUTS[0]), torch.as_tensor(TARGETS[0])
+    dataset = torch.utils.data.TensorDataset(*pair)
+
+    class Own:
+        def __len__(self):
+            return EACH
+
+        def __getitem__(self, chosen):
+            return INPUTS[0][chosen], TARGETS[0][chosen]
+
+    given = {
+        "arrays": (INPUTS[0], TARGETS[0]),
+        "tensors": pair,
+        "dataset": dataset,
+        "loader": torch.utils.data.DataLoader(dataset, batch_size=5, shuffle=True),
+        "pairs": list(zip(INPUTS[0], TARGETS[0].tolist(), strict=True)),
+        "own": Own(),
+    }[kind]
+    app = private_client_app(make_module, samples=lambda context: given, mu=HUGE, rounds=1, clip_norm=CLIP)
+    expected = ALL_GRADIENTS[:EACH].sum(axis=0)
+    assert released(app) == pytest.approx(expected, abs=1e-2)
+
+
+def test_a_real_node_without_its_operators_file_refuses(monkeypatch):
+    monkeypatch.delenv("MURMURFL_NODE_CONFIG", raising=False)
+    content = RecordDict({"arrays": trainable_arrays(make_module()), "config": ConfigRecord(training_config())})
+    reply = ask_real_node(made(mu=1e6), content)
+    assert reply.error.code == protocol.NOT_CONFIGURED
+
+
+def test_a_trained_model_goes_back_into_a_module():
+    result = train(made(), FullBatch(learning_rate=1.0, **OPTIONS))
+    module = load_trainable(make_module(), result.arrays)
+    for name, parameter in module.named_parameters():
+        assert parameter.detach().numpy() == pytest.approx(result.arrays[name].numpy())
+    with pytest.raises(ConfigurationError, match="trainable_arrays"):
+        load_trainable(torch.nn.Linear(3, 4), result.arrays)

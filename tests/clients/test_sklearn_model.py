@@ -1,0 +1,267 @@
+"""Estimators of scikit-learn: their own gradients, their own penalty, their own fitted form, or a refusal by name."""
+
+import re
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from murmurfl.clients import LinearEstimator, fitted
+from murmurfl.clients.estimator_samples import estimator_samples
+from murmurfl.clients.gradients import combined_gradients
+from murmurfl.clients.linear_losses import slopes
+from murmurfl.clients.sklearn_model import estimator_model
+from murmurfl.privacy import ConfigurationError
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, SGDClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+SAMPLES, FEATURES = 60, 4
+
+
+def data(classes, seed=0):
+    generator = np.random.default_rng(seed)
+    features = generator.normal(size=(SAMPLES, FEATURES))
+    return features, generator.integers(classes, size=SAMPLES)
+
+
+def point_of(model, seed=1):
+    generator = np.random.default_rng(seed)
+    return [generator.normal(size=shape) for shape in model.gradients.shapes]
+
+
+def fitted_exactly(classes, num_samples=SAMPLES, **options):
+    """scikit-learn's own optimum, and our model of the same estimator."""
+    features, labels = data(classes)
+    estimator = LogisticRegression(tol=1e-12, max_iter=10_000, **options)
+    model = LinearEstimator(estimator, FEATURES, range(classes), num_samples=num_samples)
+    found = LogisticRegression(tol=1e-12, max_iter=10_000, **options).fit(features, labels)
+    optimum = [found.coef_, *([found.intercept_] if found.fit_intercept else [])]
+    return model, optimum, (features, labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"C": 0.05}, {"C": np.inf}, {"fit_intercept": False}])
+def test_at_the_optimum_of_scikit_learn_the_mean_gradient_is_zero(classes, options):
+    model, optimum, samples = fitted_exactly(classes, **options)
+    assert np.abs(model.gradients(optimum, samples).mean(axis=0)).max() < 1e-6
+    away = [values + 0.1 for values in optimum[:1]] + optimum[1:]
+    assert classes == 3 or np.abs(model.gradients(away, samples).mean(axis=0)).max() > 1e-3
+
+
+def test_a_penalty_for_another_number_of_samples_has_another_optimum():
+    model, optimum, samples = fitted_exactly(2, num_samples=SAMPLES // 10, C=0.05)
+    assert np.abs(model.gradients(optimum, samples).mean(axis=0)).max() > 1e-2
+
+
+def one_step(estimator, point, features, label):
+    """The gradient of one sample by a step of scikit-learn's own SGD, of size 1e-3."""
+    step = 1e-3
+    estimator.set_params(learning_rate="constant", eta0=step)
+    estimator.partial_fit(features[None] * 0.0, [label], classes=[0, 1])
+    estimator.coef_, estimator.intercept_ = point[0].copy(), point[1].copy()
+    estimator.partial_fit(features[None], [label])
+    return np.concatenate([(point[0] - estimator.coef_).ravel(), point[1] - estimator.intercept_]) / step
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+@pytest.mark.parametrize("loss", sorted(slopes(0.1)))
+def test_the_gradient_of_every_loss_is_a_step_of_scikit_learn(loss, alpha):
+    options = {"loss": loss, "alpha": alpha, "epsilon": 0.4}
+    model = LinearEstimator(SGDClassifier(**options), FEATURES, [0, 1])
+    features, labels = data(2)
+    features *= 2
+    point = point_of(model)
+    found = model.gradients(point, (features, labels))
+    expected = [
+        one_step(SGDClassifier(**options, shuffle=False), point, row, label)
+        for row, label in zip(features, labels, strict=True)
+    ]
+    assert found == pytest.approx(np.array(expected), abs=1e-9)
+    assert (np.abs(found[:, :-1] - alpha * point[0]).max(axis=1) > 0).any()
+
+
+@pytest.mark.parametrize("loss", ["hinge", "log_loss"])
+def test_more_classes_are_each_against_the_rest(loss):
+    model = LinearEstimator(SGDClassifier(loss=loss), FEATURES, range(3))
+    features, labels = data(3)
+    point = point_of(model)
+    found = model.gradients(point, (features, labels))
+    for one in range(3):
+        pair = LinearEstimator(SGDClassifier(loss=loss), FEATURES, [0, 1])
+        alone = pair.gradients(
+            [point[0][one : one + 1], point[1][one : one + 1]], (features, (labels == one).astype(int))
+        )
+        own = [*range(one * FEATURES, (one + 1) * FEATURES), 3 * FEATURES + one]
+        assert found[:, own] == pytest.approx(alone, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "classes"),
+    [
+        (LogisticRegression(), 2),
+        (LogisticRegression(), 4),
+        (SGDClassifier(alpha=0.2), 3),
+        (SGDClassifier(alpha=0.0), 2),
+    ],
+)
+def test_what_is_not_written_out_is_the_same_at_several_points_and_with_weights_a_sample(estimator, classes):
+    gradients = LinearEstimator(estimator, FEATURES, range(classes), num_samples=9).gradients
+    samples = data(classes)
+    points = [[np.random.default_rng(k).normal(size=shape) for shape in gradients.shapes] for k in (1, 2)]
+    for weights in ([0.5, -2.0], [0.0, 1.0], [np.linspace(0, 1, SAMPLES), np.full(SAMPLES, 0.5)]):
+        stacked = gradients.stacked(points, weights, samples)
+        dense = combined_gradients(gradients, points, weights, samples)
+        assert stacked.norms() == pytest.approx(np.linalg.norm(dense, axis=1), rel=1e-9)
+        row = np.empty(dense.shape[1])
+        stacked.write(5, 2.0, row)
+        assert row == pytest.approx(2 * dense[5], rel=1e-9, abs=1e-12)
+
+
+def test_a_row_depends_on_its_own_sample_alone():
+    gradients = LinearEstimator(SGDClassifier(loss="log_loss", alpha=0.1), FEATURES, range(3)).gradients
+    features, labels = data(3)
+    point = [np.random.default_rng(7).normal(size=shape) for shape in gradients.shapes]
+    before = gradients(point, (features, labels))
+    for value, label in ((1e300, 0), (np.nan, 1), (0.0, -1)):
+        others, their_labels = features.copy(), labels.copy()
+        others[5], their_labels[5] = value, label
+        after = gradients(point, (others, their_labels))
+        assert np.array_equal(np.delete(before, 5, axis=0), np.delete(after, 5, axis=0))
+
+
+@pytest.mark.parametrize("classes", [[0, 1], ["benign", "malignant"], [3, 1, 2]])
+@pytest.mark.parametrize("estimator", [LogisticRegression(C=np.inf), SGDClassifier(loss="log_loss")])
+def test_a_fitted_estimator_predicts_as_one_that_scikit_learn_has_fitted(classes, estimator):
+    features, numbers = data(len(classes))
+    labels = np.array(sorted(classes))[numbers]
+    model = LinearEstimator(estimator, FEATURES, classes)
+    theirs = type(estimator)(**estimator.get_params()).fit(features, labels)
+    ours = model.fitted(ArrayRecord({"coef_": Array(theirs.coef_), "intercept_": Array(theirs.intercept_)}))
+    assert np.array_equal(ours.predict(features), theirs.predict(features))
+    assert ours.predict_proba(features) == pytest.approx(theirs.predict_proba(features))
+    assert ours.score(features, labels) == theirs.score(features, labels)
+    assert not hasattr(estimator, "coef_")
+    assert fitted(estimator, model.initial_arrays(), classes).decision_function(features[:1]) == pytest.approx(0.0)
+
+
+def test_training_starts_where_an_estimator_of_public_data_is():
+    features, labels = data(2)
+    model = estimator_model(SGDClassifier().fit(features, labels))
+    assert model.gradients.shapes == [(1, FEATURES), (1,)]
+    began = LogisticRegression(C=np.inf).fit(features, labels)
+    assert np.array_equal(LinearEstimator(began, FEATURES, [0, 1]).initial_arrays()["coef_"].numpy(), began.coef_)
+    with pytest.raises(ConfigurationError, match=r"Expected coef_ of shape \(3, 4\), got \(1, 4\)"):
+        LinearEstimator(began, FEATURES, range(3)).initial_arrays()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "complaint"),
+    [
+        (LogisticRegression(l1_ratio=1), "l2 or no penalty"),
+        (SGDClassifier(penalty="l1"), "l2 or no penalty.*got SGDClassifier with penalty 'l1'"),
+        (SGDClassifier(penalty="elasticnet"), "l2 or no penalty"),
+        (LogisticRegression(class_weight="balanced"), "LogisticRegression without class_weight = 'balanced'"),
+        (SGDClassifier(class_weight={0: 2.0}), "SGDClassifier without class_weight"),
+        (LogisticRegression(warm_start=True), "without warm_start = True.*set coef_ and intercept_"),
+        (SGDClassifier(early_stopping=True), "without early_stopping = True.*a validation score too"),
+        (SGDClassifier(average=True), r"without average = True.*FullBatch\(average='linear'\)"),
+        (SGDClassifier(average=1), "without average = 1"),
+        (
+            SGDClassifier(learning_rate="adaptive"),
+            r"without learning_rate = 'adaptive'.*FullBatch\(learning_rate",
+        ),
+        (LogisticRegression(solver="liblinear"), "no penalty on the intercept"),
+        (LogisticRegression(), r"Expected num_samples with LogisticRegression\(C=1\)"),
+        (LogisticRegressionCV(), "every value that is tried costs privacy"),
+        (make_pipeline(StandardScaler(), LogisticRegression()), "got Pipeline: give the last step alone"),
+        (RandomForestClassifier(), "trees have no gradient"),
+        (LinearRegression(), "Expected LogisticRegression or SGDClassifier of scikit-learn, got LinearRegression"),
+        (CalibratedClassifierCV(), "got CalibratedClassifierCV"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name_with_what_takes_its_place(estimator, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        LinearEstimator(estimator, FEATURES, [0, 1])
+
+
+def test_how_scikit_learn_would_have_searched_does_not_matter():
+    for estimator in (LogisticRegression(solver="saga", max_iter=7, tol=1.0, C=np.inf), SGDClassifier(max_iter=3)):
+        assert LinearEstimator(estimator, FEATURES, [0, 1]).names == ("coef_", "intercept_")
+
+
+@pytest.mark.parametrize(
+    ("made", "complaint"),
+    [
+        (lambda: estimator_model(SGDClassifier()), r"give LinearEstimator\(SGDClassifier\(...\), num_features=30"),
+        (lambda: estimator_model(RandomForestClassifier()), "trees have no gradient"),
+        (lambda: estimator_model(LinearEstimator(SGDClassifier(), 2, [0, 1]), max), "Expected no loss beside"),
+        (lambda: LinearEstimator(SGDClassifier(), 2, [1, 1]), "Expected at least two classes"),
+        (lambda: LinearEstimator(SGDClassifier(), 0, [0, 1]), "Expected num_features to be an integer >= 1"),
+        (lambda: LinearEstimator(SGDClassifier(), 2, [0, 1], num_samples=-1), "Expected num_samples to be an integer"),
+        (lambda: LinearEstimator(SGDClassifier(loss="log"), 2, [0, 1]), "Expected loss one of hinge, log_loss"),
+        (
+            lambda: fitted(SGDClassifier(), ArrayRecord([np.zeros((2, 4)), np.zeros(2)]), [0, 1]),
+            r"Expected the arrays coef_ and intercept_ with 1 rows, got \[\(2, 4\), \(2,\)\]",
+        ),
+    ],
+)
+def test_what_is_no_model_is_refused(made, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        made()
+
+
+FRAMES = "numpy", "lists", "pandas"
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_samples_are_arrays_lists_or_data_frames(kind, in_memory):
+    features, numbers = data(2)
+    labels = np.array(["a", "b"])[numbers]
+    found = (features, labels)
+    if kind == "lists":
+        found = [features.tolist(), labels.tolist()]
+    elif kind == "pandas":
+        pandas = pytest.importorskip("pandas")
+        index = np.arange(SAMPLES)[::-1]  # names of rows are not their places
+        found = (pandas.DataFrame(features, index=index), pandas.Series(labels, index=index))
+    samples = estimator_samples(found, FEATURES, ("a", "b"), in_memory=in_memory)
+    assert len(samples) == SAMPLES
+    rows, those = samples[10:13]
+    assert np.array_equal(rows, features[10:13])
+    assert np.array_equal(those, numbers[10:13])
+
+
+def test_a_real_machine_reads_samples_one_by_one_and_nothing_shows_of_a_bad_one():
+    features, labels = data(2)
+    texts = features.astype(object)
+    texts[7, 1] = "patient 4711"
+    labels[8] = 5
+    samples = estimator_samples((texts, labels), FEATURES, (0, 1), in_memory=False)
+    with pytest.raises(ValueError, match="4711"):  # caught where a sample is loaded: it counts as zero
+        samples[7:8]
+    gradients = LinearEstimator(SGDClassifier(), FEATURES, [0, 1]).gradients
+    point = point_of(LinearEstimator(SGDClassifier(), FEATURES, [0, 1]))
+    assert np.isnan(gradients(point, samples[8:9])).any()
+    for found in ((texts, labels % 2), (features, labels)):
+        with pytest.raises(ConfigurationError) as refused:
+            estimator_samples(found, FEATURES, (0, 1), in_memory=True)
+        assert not re.search("4711", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        (3, "Expected a pair of features and labels, got int"),
+        ((np.zeros((3, 5)), np.zeros(3)), r"Expected rows of 4 features, got an array of shape \(3, 5\)"),
+        ((np.zeros((3, 2, 2)), np.zeros(3)), r"got an array of shape \(3, 2, 2\)"),
+        ((np.zeros((3, 4)), np.zeros(2)), "Expected as many labels as rows"),
+        ((np.zeros((0, 4)), np.zeros(0)), "at least one, got 0 and 0"),
+    ],
+)
+def test_samples_that_are_none_are_refused(found, complaint):
+    for in_memory in (False, True):
+        with pytest.raises(ConfigurationError, match=complaint):
+            estimator_samples(found, FEATURES, (0, 1), in_memory=in_memory)
