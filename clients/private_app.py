@@ -267,7 +267,7 @@ def private_client_app(
     elif any(value is not None for value in stated.values()):
         named = ", ".join(name for name, value in stated.items() if value is not None)
         raise ConfigurationError(f"Expected policy or {named}, got both: a PrivacyPolicy says everything.")
-    chosen.client.check_policy(policy)
+    chosen.check(policy)
     made = _machine_model(model, loss, seed=seed, chunk=chunk)
     app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, mods=mods)
     if example is not None or not _is_function(samples):

@@ -192,7 +192,7 @@ class SampleNode(AppNode):
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 0:
             raise ConfigurationError(f"Expected batch-size to be an integer >= 0, got {self.batch_size!r}.")
         own: dict[str, Any] = {"mechanism": self.mechanism} if self.mechanism else {}
-        policy = self._method.policy(
+        return self._method.policy(
             batch_size=self.batch_size or None,
             clip_norm=self.clip_norm,
             max_participations=self.max_participations,
@@ -204,5 +204,3 @@ class SampleNode(AppNode):
             **own,
             **given,
         )
-        self._method.client.check_policy(policy)
-        return policy

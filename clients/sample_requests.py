@@ -60,7 +60,8 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
         if [(name, tuple(array.shape)) for name, array in record.items()] not in (list(layout), numbered):
             raise malformed(
                 "expected the arrays of what is trained: start the strategy with "
-                "murmurfl.clients.trainable_arrays(module), not with a whole state_dict"
+                "murmurfl.clients.trainable_arrays(module), not with a whole state_dict, or with initial_arrays() of a "
+                "LinearEstimator"
             )
     content: dict[str, Any] = dict(zip(_RECORDS, records, strict=False))
     return kind, RecordDict({**content, protocol.CONFIG: entries})
