@@ -6,6 +6,7 @@ releases, divides, and takes a step of its own along them, so that its optimiser
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -47,13 +48,15 @@ class GradientUpdateClient(PrivateClient):
         sent, samples, entries = super().fit(parameters, config)
         plan, policy = self.machine.plan, self.machine.policy
         stated: dict[str, Any] = {
-            protocol.MU_GUARANTEED: plan.mu,
+            protocol.MU_GUARANTEED: math.hypot(plan.mu, *(part.plan.mu for part in self.parts.machines)),
             protocol.DELTA: policy.delta,
             protocol.CLIENT_LEVEL: 0,
         }
         if policy.trust == "secure-aggregation":
-            stated |= {protocol.MU_LOCAL: plan.mu_local, protocol.MIN_HONEST: policy.min_honest}
-        return sent, samples if policy.sums_samples else 1, {**entries, **stated}
+            local = math.hypot(plan.mu_local, *(part.plan.mu_local for part in self.parts.machines))
+            stated |= {protocol.MU_LOCAL: local, protocol.MIN_HONEST: policy.min_honest}
+        counts = policy.sums_samples or protocol.RELEASE_OF in config
+        return sent, samples if counts else 1, {**entries, **stated}
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent and guarantees, with the unit of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .evaluation import Measure
 from .gradients import PerSampleGradients, Samples
 
 
@@ -21,9 +22,12 @@ class MachineModel:
         ``read_samples(found, in_memory=...)``: what the project calls its samples, as a machine reads them.
     check_samples : callable
         Tries the model on made-up samples like those of a machine, and refuses one that mixes samples.
+    measure : callable, optional
+        How right the model is about a batch of samples (:class:`~murmurfl.clients.Evaluation`).
     """
 
     gradients: PerSampleGradients
     names: tuple[str, ...]
     read_samples: Callable[..., Samples]
     check_samples: Callable[[Samples], None] = lambda samples: None  # noqa: ARG005
+    measure: Measure | None = None

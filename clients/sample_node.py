@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
 from ..privacy.asked import asked_mu
 from ..privacy.masking import Masking
+from .app_evaluation import EvaluationShare
 from .app_node import AppNode
 from .base import PrivateClient
 from .operators_file import covering_budget, read_operators_file, values_by_field
@@ -49,6 +50,8 @@ class SampleNode(AppNode):
     app : str
         ``MODULE:NAME`` of the app, as it is installed on this machine. Empty under a plain ``flower-supernode``, which
         runs what the server sends.
+    private_evaluation, held_out, score_bins : float, float, int
+        Share of mu^2 for a private evaluation, share of the samples that is set aside for it, and bins of scores.
     trust : {"untrusted-server", "secure-aggregation"}
     min_honest, min_cohort : int
         h and the fewest releases of a sum, under ``secure-aggregation``.
@@ -81,6 +84,9 @@ class SampleNode(AppNode):
     batch_size: int = 0
     mechanism: str = ""
     app: str = ""
+    private_evaluation: float = 0.0
+    held_out: float = 0.0
+    score_bins: int = 0
     trust: str = "untrusted-server"
     min_honest: int = 1
     min_cohort: int = 1
@@ -95,6 +101,7 @@ class SampleNode(AppNode):
         self.check_sums(self.trust)
         self.check_table("run-config", self.run_config)
         self.check_table("node-config", self.node_config)
+        _ = self._evaluation
         self._policy(delta=0.5, budget_mu=None, budget_local_mu=None)  # any delta: the ledger's is not known here
 
     @classmethod
@@ -164,7 +171,13 @@ class SampleNode(AppNode):
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         policy = self.policy(ledger)
         client = app.machine(
-            samples, policy, ledger=ledger, keys=ledger.keys(), name=self.machine, masking=self.masking()
+            samples,
+            policy,
+            self._evaluation,
+            ledger=ledger,
+            keys=ledger.keys(),
+            name=self.machine,
+            masking=self.masking(),
         )
         client.machine.check_data()  # before the node says that it is ready
         return client
@@ -183,6 +196,12 @@ class SampleNode(AppNode):
         pinned.
         """
         return self.masking_under(self.trust)
+
+    @property
+    def _evaluation(self) -> EvaluationShare | None:
+        if not (self.private_evaluation or self.held_out or self.score_bins):
+            return None
+        return EvaluationShare(self.private_evaluation, self.held_out, self.score_bins)
 
     @property
     def _method(self) -> SampleMethod:

@@ -11,9 +11,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError
+from ..privacy import ConfigurationError, Measured
 from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
+from .app_evaluation import measured_scores
 from .estimator_checks import closed_form
 from .estimator_samples import estimator_samples
 from .gradients import Samples, combined_gradients
@@ -143,7 +144,7 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
     def read(found: Any, *, in_memory: bool) -> Samples:
         return estimator_samples(found, made.num_features, made.classes, in_memory=in_memory)
 
-    return MachineModel(made.gradients, made.names, read)
+    return MachineModel(made.gradients, made.names, read, measure=made.gradients.measure)
 
 
 def _with_its_own_arrays(estimator: Any) -> LinearEstimator:
@@ -237,6 +238,12 @@ class LinearGradients:
             for i, row in enumerate(rows):
                 made.write(i, 1.0, row)
         return rows
+
+    def measure(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
+        """Whether the model predicts each sample right; row i depends on sample i alone."""
+        with np.errstate(all="ignore"):
+            scores = np.asarray(samples[0], dtype=np.float64) @ np.asarray(parameters[0], dtype=np.float64).T
+            return measured_scores(scores + parameters[1] if self._bias else scores, np.asarray(samples[1]))
 
     def stacked(
         self,

@@ -44,7 +44,7 @@ def torch_machine_model(
     check_layers(module)
     check_loss(loss)
     gradients = ModuleGradients(module, loss, chunk=chunk)
-    return MachineModel(gradients, tuple(gradients.names), torch_samples, SampleTrials(gradients))
+    return MachineModel(gradients, tuple(gradients.names), torch_samples, SampleTrials(gradients), gradients.measure)
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

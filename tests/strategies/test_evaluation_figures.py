@@ -74,7 +74,7 @@ def test_the_area_without_noise_is_that_of_the_binned_scores():
 
 
 def test_the_noise_of_an_area_is_what_is_said_of_it():
-    """The deviation of 4000 draws is within 12 % of its own but for once in a hundred million; the rest is curvature."""
+    """4000 draws miss their deviation by 12 % or more once in a hundred million times; the rest is curvature."""
     draw = generator(7)
     positive = draw.random(3000) < 0.3
     counts = counted(np.clip(draw.normal(0.4 + 0.2 * positive, 0.2), 0, 1), positive, 12)
