@@ -192,6 +192,19 @@ def test_check_says_what_the_machine_guarantees(folder):
     assert stated in machine_of(read_node(path))[1]
 
 
+def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
+    text = FILE.replace("mu = 10.0", "mu = 10.0\nprivate-evaluation = 0.36\nheld-out = 0.34")
+    answers, said = machine_of(read_node(write(folder, text)))
+    assert "mu = 10 Gaussian DP" in said
+    assert "Of it mu = 6 is for a private evaluation of the model, which it releases last." in said
+    assert sent(asked(answers)) == pytest.approx(clipped_sum(range(4)), abs=0.05), "two of six are set aside"
+    counted = asked(answers, session="e", of="evaluation")
+    # At zeros both scores are equal, and class 0 is taken: of samples 4 and 5 the first is right.
+    assert sent(counted) == pytest.approx([1.0, 1.0], abs=0.05)
+    assert counted.content["metrics"]["num-examples"] == 2
+    assert asked(answers, session="f", of="evaluation").error.code == protocol.BUDGET_EXHAUSTED
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -217,7 +230,7 @@ def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, c
 
 
 def test_another_client_app_is_not_taken_for_one_of_samples(folder):
-    with pytest.raises(ConfigurationError, match="Expected a private_client_app at .*leave method out"):
+    with pytest.raises(ConfigurationError, match=r"Expected a private_client_app at .*leave method out"):
         own_client(read_node(write(folder, app="plain")))
 
 
