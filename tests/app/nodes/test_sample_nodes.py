@@ -58,6 +58,19 @@ def make():
 app = private_client_app(make, samples=load, mu=1e3, rounds=100, clip_norm=1e3)
 updates = private_client_app(make, samples=load, mu=1e3, rounds=100, clip_norm=1e3, method="fedavg")
 plain = ClientApp()
+
+
+class Files(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        if number == 2:
+            raise ValueError("SECRET")
+        return np.array([number, 1.0], np.float32), number % 2
+
+
+files = private_client_app(make, samples=lambda context: Files(), mu=1e3, rounds=100, clip_norm=1e3)
 """.replace("SECRET", SECRET)
 
 FILE = """
@@ -147,6 +160,11 @@ def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(f
     assert reply.content["metrics"]["num-examples"] == 6
     assert SECRET not in str(reply.content)
     assert SECRET in caplog.text, "only the node's own log says why"
+
+
+def test_items_of_a_data_set_are_read_one_by_one(folder):
+    answers, _ = own_client(read_node(write(folder, app="files")))
+    assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
 
 
 def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
