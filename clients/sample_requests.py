@@ -20,7 +20,9 @@ Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a model's arrays, in order."""
 
 
-def read_request(message: Message, method: SampleMethod, layout: Layout) -> tuple[str, RecordDict]:
+def read_request(
+    message: Message, method: SampleMethod, layout: Layout, *, evaluates: bool = False
+) -> tuple[str, RecordDict]:
     """The kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
 
     Parameters
@@ -30,6 +32,9 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
         What the machine takes part in.
     layout : sequence
         Of what is trained.
+
+    evaluates : bool
+        Whether the machine is configured for private evaluation.
 
     Raises
     ------
@@ -48,7 +53,8 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
         _check_asked_as(method, updates=True)
         return MessageType.QUERY, RecordDict({protocol.CONFIG: entries})
     if kind == MessageType.QUERY:
-        _check_asked_as(method, updates=False)
+        if not evaluates:  # whose evaluation is asked for in queries, whatever its training is
+            _check_asked_as(method, updates=False)
         return kind, RecordDict({protocol.CONFIG: entries})
     records = [record for record in message.content.array_records.values() if len(record)]
     if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:

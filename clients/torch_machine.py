@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
 from ..privacy.extras import check_installed
 from .model_checks import SampleTrials, check_layers, check_loss
 from .private_model import MachineModel
-from .torch_measure import ModuleMeasure
 from .torch_model import ModuleGradients
 from .torch_samples import torch_samples
 
@@ -46,8 +44,7 @@ def torch_machine_model(
     check_layers(module)
     check_loss(loss)
     gradients = ModuleGradients(module, loss, chunk=chunk)
-    trials, measure = SampleTrials(gradients), partial(ModuleMeasure, gradients)
-    return MachineModel(gradients, tuple(gradients.names), torch_samples, trials, measure)
+    return MachineModel(gradients, tuple(gradients.names), torch_samples, SampleTrials(gradients), gradients.measure)
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

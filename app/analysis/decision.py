@@ -10,6 +10,7 @@ from typing import Any, cast
 from ...privacy import ConfigurationError, Guarantee
 from ..config import RunConfig, run_keys
 from ..decision import Decision, Situation, decide
+from ..default_run import started_with
 from ..experiment import Experiment, situation_of, worked_out
 from ..guarantees import configured_figures, run_guarantee
 from ..keys import Value
@@ -120,6 +121,13 @@ def command_of(settings: Mapping[str, Value]) -> str:
     needed = {name: value for name, value in settings.items() if value != keys[name].default}
     if needed.get("epsilon"):  # of which a mu beside it was made
         needed.pop("mu", None)
+    for name in started_with(needed).keys() - needed.keys():  # what the command would set by itself
+        own = settings.get(name, keys[name].default)
+        if name == "mechanism" and not own:
+            config = RunConfig.from_mapping(needed)
+            own = METHODS[config.strategy].mechanism(config)
+        if name not in ("mu", "epsilon") or not {"mu", "epsilon"} & needed.keys():
+            needed[name] = own
     texts = [f"{name}={_typed(value)}" for name, value in needed.items()]
     return " ".join(["murmurfl run --engine cohort", *(f"--set {shlex.quote(text)}" for text in texts)])
 

@@ -18,9 +18,7 @@ MEANINGS = (
     "so few rounds leave undone, in the same units. score: both together."
 )
 NOT_TRIED = "What they come to on your data: --try 5 trains the first five and says their accuracy."
-TRIED = (
-    "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
-)
+TRIED = "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
 
 
 def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
@@ -58,7 +56,15 @@ def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
     made_up : bool
         Whether there are no data to try them on.
     """
-    said = [MEANINGS, _which(rows), *_why_not_default(rows), *_passes(rows), *_batches(rows), *_trusts(rows)]
+    said = [
+        MEANINGS,
+        _which(rows),
+        *_why_not_default(rows),
+        *_not_taken(rows),
+        *_passes(rows),
+        *_batches(rows),
+        *_trusts(rows),
+    ]
     if _are_tried(rows):
         said.append(TRIED)
     elif not made_up:
@@ -104,7 +110,32 @@ def _why_not_default(rows: Sequence[Variation]) -> list[str]:
         )
     else:
         why = "noise does more to it than to steps"
-    return [f"Why {name} is not first: {why}.{_measured(taken, default)}"]
+    return [f"Why {name} is not the best: {why}.{_measured(taken, default)}"]
+
+
+def _not_taken(rows: Sequence[Variation]) -> list[str]:
+    """Rows that would seem to be better than the one that is taken, and what is to be thought of them."""
+    taken = _marked(rows, TAKEN)
+    if taken is None:
+        return []
+    others = [row for row in rows if row.trust == taken.trust and row is not taken]
+    before = [_number(rows, row) for row in others if row.option.score < taken.option.score]
+    said = []
+    if before:
+        named = f"Rows {', '.join(map(str, before))} score" if len(before) > 1 else f"Row {before[0]} scores"
+        said.append(
+            f"{named} less than row {_number(rows, taken)}, which is taken: the rule is rough where samples return in "
+            "batches, and where both were measured (docs/tuning.md) full batches did better."
+        )
+    if taken.accuracy is not None:
+        better = [row for row in others if row.accuracy is not None and row.accuracy > taken.accuracy]
+        said += [
+            f"Tried out, row {_number(rows, row)} did better than row {_number(rows, taken)}: {100 * row.accuracy:.1f} "
+            f"% against {100 * taken.accuracy:.1f} %."
+            for row in better
+            if row.accuracy is not None
+        ]
+    return said
 
 
 def _because_of_batches(taken: Variation, default: Variation) -> str:

@@ -17,7 +17,7 @@ from ..decision import Decision, Option, Situation, decide, tried
 from ..decision.rules import RULES, Rule
 from ..experiment import worked_out
 from ..keys import Value
-from ..trust import SECURE, TRUST_KEYS
+from ..trust import TRUST_KEYS
 from .decision import command_of
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
@@ -73,8 +73,8 @@ class Variation:
 
     @property
     def uses(self) -> int:
-        """In how many releases a sample is, without that of the mean of the features."""
-        return self.option.uses - self.option.problem.is_centred
+        """In how many releases a sample is, beside what is released once for something else."""
+        return self.option.uses - self.option.problem.uses_beside
 
     @property
     def command(self) -> str:
@@ -185,10 +185,10 @@ def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]
     whole: list[list[Option]] = []
     for passes in _PASSES:
         batches = sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
+        shared = {"features": base.features, **({"passes": passes} if passes > 1 else {})}
         made = []
         for batch in batches:
-            own = {"features": base.features, "batch-size": batch}
-            found = _tried(rule, situation, own if passes == 1 else {**own, "passes": passes})
+            found = _tried(rule, situation, {**shared, "batch-size": batch})
             if found is not None and found.rounds > 1 and _allowed(situation, found):
                 made.append(found)
         if made:

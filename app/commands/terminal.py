@@ -65,6 +65,29 @@ def say(text: str, *, err: bool = False) -> None:
         typer.echo(wrapped(line, columns), err=err)
 
 
+def say_command(text: str) -> None:
+    """Print a command so that it can be copied: where it has no room it goes on behind a backslash.
+
+    Parameters
+    ----------
+    text : str
+        Perhaps indented.
+    """
+    columns = width()
+    if columns is None or len(text) <= columns:
+        typer.echo(text)
+        return
+    words = re.split(r" (?=--)", text.strip())
+    indent = " " * (len(text) - len(text.lstrip()))
+    lines = [indent + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + len("  \\") <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"{indent}  {word}")
+    typer.echo(" \\\n".join(lines))
+
+
 def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Sequence[str]) -> list[str]:
     """Columns under their headings, two spaces apart: more of them have room than in a table with lines.
 

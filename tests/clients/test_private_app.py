@@ -5,7 +5,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import load_trainable, private_client_app, trainable_arrays
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_mu, protocol
-from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NodesUnavailableError, NoisySGD, SecureAggregation
+from murmurfl.strategies import (
+    CorrelatedFedAvg,
+    FullBatch,
+    Mu2,
+    NodesUnavailableError,
+    NoisySGD,
+    PrivateEvaluation,
+    SecureAggregation,
+)
 
 from tests.harness.grid import NodesGrid, ask, ask_real_node
 from tests.harness.machines import training_config
@@ -235,7 +243,7 @@ def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
         ({"batch_size": 3}, "batch_size to be left out with method 'full-batch'"),
         ({"method": "mu2"}, "batch_size to be set with method 'mu2'"),
         ({"method": "sgd"}, "method one of 'full-batch', 'mu2', 'noisy-sgd', 'fedavg'"),
-        ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, rounds, got both"),
+        ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, clip_norm, rounds, got both"),
         ({"chunk": 0}, "chunk"),
         ({"helpers": 0, "trust": "secure-aggregation", "min_cohort": 2}, "helpers"),
     ],
@@ -292,3 +300,43 @@ def test_a_trained_model_goes_back_into_a_module():
         assert parameter.detach().numpy() == pytest.approx(result.arrays[name].numpy())
     with pytest.raises(ConfigurationError, match="trainable_arrays"):
         load_trainable(torch.nn.Linear(3, 4), result.arrays)
+
+
+@pytest.mark.parametrize(("held_out", "bins"), [(0.0, 0), (0.25, 4)])
+@pytest.mark.parametrize("method", ["full-batch", "fedavg", "mu2"])
+def test_an_evaluation_has_its_share_of_mu_and_counts_what_is_right(method, held_out, bins):
+    app = made(
+        mu=HUGE, method=method, evaluation=0.2, held_out=held_out, score_bins=bins, rounds=2,
+        batch_size=2 if method == "mu2" else None,
+    )  # fmt: skip
+    strategies = {"full-batch": FullBatch, "fedavg": CorrelatedFedAvg, "mu2": Mu2}
+    grid = NodesGrid(app, MACHINES)
+    strategy = strategies[method](learning_rate=0.1, **OPTIONS)
+    result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=2)
+    kept = range(EACH) if not held_out else range(EACH - 3, EACH)
+    measured = PrivateEvaluation(num_clients=MACHINES, bins=bins, node_deadline_s=1.0).evaluate(grid, result.arrays)
+    module = load_trainable(make_module(), result.arrays)
+    with torch.no_grad():
+        right = (module(torch.as_tensor(INPUTS)).argmax(-1).numpy() == TARGETS)[:, list(kept)]
+    assert measured.accuracy == pytest.approx(right.mean(), abs=0.02)
+
+
+def test_training_and_evaluation_together_are_what_was_asked_for():
+    app = made(evaluation=0.2)
+    strategy = FullBatch(learning_rate=0.1, **OPTIONS)
+    train(app, strategy)
+    stated = strategy.ask_privacy(NodesGrid(app, MACHINES))["0"]
+    assert stated["mu-guaranteed"] == pytest.approx(2.0)
+    assert app.policy.mu == 2.0
+
+
+def test_an_evaluation_of_what_has_no_classes_is_refused(caplog):
+    head = torch.nn.Linear(3, 1)
+    app = private_client_app(
+        head, torch.nn.MSELoss(), lambda context: (INPUTS[0], INPUTS[0]), mu=2.0, rounds=1, evaluation=0.1
+    )
+    with pytest.raises(ConfigurationError, match="a share of mu"):
+        made(evaluation=1.5)
+    with pytest.raises(ConfigurationError, match="a share of mu"):
+        made(held_out=0.5)
+    assert app.evaluation.share == 0.1
