@@ -14,19 +14,19 @@ def describe(client: PrivateClient) -> str:
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
     budget = rounded_up(policy.budget_mu or policy.mu)
-    mean = None if client.centred is None else client.centred.machine
+    parts = client.parts.machines
     if policy.trust == "trusted-server":
-        mu = policy.mu if mean is None else math.hypot(policy.mu, mean.policy.mu)
-        also = "" if mean is None else ", and to the mean of its features before them"
+        mu = math.hypot(policy.mu, *(part.policy.mu for part in parts))
+        also = "" if client.centred is None else ", and to the mean of its features before them"
+        also += "" if client.evaluated is None else ", and to an evaluation after them"
         return (
             f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
             f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    mu, mu_local, notes = plan.mu, plan.mu_local, ()
-    if mean is not None:
-        mu, mu_local = math.hypot(mu, mean.plan.mu), math.hypot(mu_local, mean.plan.mu_local)
-        notes = (f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.",)
+    mu = math.hypot(plan.mu, *(part.plan.mu for part in parts))
+    mu_local = math.hypot(plan.mu_local, *(part.plan.mu_local for part in parts))
+    notes = _notes(client)
     amplified = amplification_of(policy, plan)
     guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
     sums = (
@@ -37,3 +37,16 @@ def describe(client: PrivateClient) -> str:
     )
     each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
     return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
+
+
+def _notes(client: PrivateClient) -> tuple[str, ...]:
+    """What of mu is for what a machine releases beside its training."""
+    notes = []
+    if client.centred is not None:
+        mu = rounded_up(client.centred.machine.plan.mu)
+        notes.append(f"Of it mu = {mu} is for the mean of its features, which it releases first.")
+    if client.evaluated is not None:
+        mu, samples = rounded_up(client.evaluated.machine.plan.mu), client.evaluated.samples
+        of = "that are set aside" if client.evaluated.first else "that it trains on"
+        notes.append(f"Of it mu = {mu} is for a private evaluation of the model, on {samples} samples {of}.")
+    return tuple(notes)
