@@ -41,6 +41,8 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     foresees: ClassVar[bool] = False
 
+    must_aggregate: ClassVar[bool] = False
+
     def __init__(self, *, num_clients: int | None, of: str, **options: Unpack[RoundOptions]) -> None:
         # How often a machine answers is known: once.
         settled: RoundOptions = {**options, "run_dry": True}

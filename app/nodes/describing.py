@@ -14,19 +14,26 @@ def describe(client: PrivateClient) -> str:
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
     budget = rounded_up(policy.budget_mu or policy.mu)
-    parts = client.parts.machines
+    mean = None if client.centred is None else client.centred.machine
+    evaluated = None if client.evaluated is None else client.evaluated.machine
+    beside = client.parts.machines
     if policy.trust == "trusted-server":
-        mu = math.hypot(policy.mu, *(part.policy.mu for part in parts))
-        also = "" if client.centred is None else ", and to the mean of its features before them"
-        also += "" if client.evaluated is None else ", and to an evaluation after them"
+        mu = math.hypot(policy.mu, *(machine.policy.mu for machine in beside))
+        also = "" if mean is None else ", and to the mean of its features before them"
+        also += "" if evaluated is None else ", and to how good a model is on its samples after them"
         return (
             f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
             f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    mu = math.hypot(plan.mu, *(part.plan.mu for part in parts))
-    mu_local = math.hypot(plan.mu_local, *(part.plan.mu_local for part in parts))
-    notes = _notes(client)
+    mu = math.hypot(plan.mu, *(machine.plan.mu for machine in beside)) if beside else plan.mu
+    mu_local = math.hypot(plan.mu_local, *(machine.plan.mu_local for machine in beside)) if beside else plan.mu_local
+    notes = []
+    if mean is not None:
+        notes.append(f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.")
+    if evaluated is not None:
+        share = rounded_up(evaluated.plan.mu)
+        notes.append(f"Of it mu = {share} is for a private evaluation of the model, which it releases last.")
     amplified = amplification_of(policy, plan)
     guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
     sums = (
@@ -37,16 +44,3 @@ def describe(client: PrivateClient) -> str:
     )
     each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
     return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
-
-
-def _notes(client: PrivateClient) -> tuple[str, ...]:
-    """What of mu is for what a machine releases beside its training."""
-    notes = []
-    if client.centred is not None:
-        mu = rounded_up(client.centred.machine.plan.mu)
-        notes.append(f"Of it mu = {mu} is for the mean of its features, which it releases first.")
-    if client.evaluated is not None:
-        mu, samples = rounded_up(client.evaluated.machine.plan.mu), client.evaluated.samples
-        of = "that are set aside" if client.evaluated.first else "that it trains on"
-        notes.append(f"Of it mu = {mu} is for a private evaluation of the model, on {samples} samples {of}.")
-    return tuple(notes)

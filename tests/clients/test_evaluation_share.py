@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.clients import LinearEstimator, private_client_app, trainable_arrays
-from murmurfl.clients.app_evaluation import EvaluationShare, measured_scores
+from murmurfl.clients import EvaluationShare, private_client_app, trainable_arrays
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 from murmurfl.strategies import (
     CorrelatedFedAvg,
@@ -63,7 +62,7 @@ def test_a_module_is_evaluated_on_what_was_set_aside():
     found = evaluated(made(mu=HUGE))
     assert (found.samples, found.held_out) == (4 * MACHINES, True)
     assert found.accuracy == pytest.approx(right_of(make_module(), -4), abs=1e-3)
-    everything = evaluated(made(mu=HUGE, held_out=0.0))
+    everything = evaluated(made(mu=HUGE, evaluation=EvaluationShare(0.1, held_out=0)))
     assert (everything.samples, everything.held_out) == (EACH * MACHINES, False)
     assert everything.accuracy == pytest.approx(right_of(make_module(), 0), abs=1e-3)
 
@@ -109,7 +108,7 @@ def test_every_method_is_evaluated_under_both_kinds_of_trust(method, trust):
     built = strategy(**options, **OPTIONS, **sums)
     result = built.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS)
     assert [report.aggregated for report in built.history] == [MACHINES] * ROUNDS
-    found = PrivateEvaluation(**OPTIONS, **sums).evaluate(grid, result.arrays)
+    found = PrivateEvaluation(**OPTIONS, **sums, of_updates=method == "fedavg").evaluate(grid, result.arrays)
     assert (found.machines, found.samples) == (MACHINES, 4 * MACHINES)
     module = make_module()
     with torch.no_grad():
@@ -133,7 +132,7 @@ def test_scores_of_two_classes_give_an_area(outputs):
         return inputs, targets if outputs == "two" else targets[:, None].astype(np.float32)
 
     app = made(
-        mu=HUGE, evaluation=0.5, held_out=0.0, score_bins=32, loss=losses[outputs],
+        mu=HUGE, evaluation=EvaluationShare(0.5, held_out=0, score_bins=32), loss=losses[outputs],
         model=models[outputs], samples=own,
     )  # fmt: skip
     module = models[outputs]()
@@ -148,12 +147,27 @@ def test_scores_of_two_classes_give_an_area(outputs):
     assert found.accuracy == pytest.approx((guesses == positive).mean(), abs=1e-3)
 
 
+def test_a_regression_says_itself_which_predictions_are_right():
+    def own(context):
+        inputs, _ = load(context)
+        return inputs, inputs.sum(axis=1, keepdims=True) / 2
+
+    settings = {"mu": HUGE, "loss": torch.nn.MSELoss(), "model": lambda: make_module(1), "samples": own}
+    close = EvaluationShare(0.1, held_out=0, right=lambda output, target: (output - target).abs().flatten() < 0.5)
+    found = evaluated(made(evaluation=close, **settings), module=make_module(1))
+    with torch.no_grad():
+        output = make_module(1)(torch.as_tensor(INPUTS.reshape(-1, 3))).numpy()[:, 0]
+    assert found.accuracy == pytest.approx((abs(output - INPUTS.sum(axis=2).ravel() / 2) < 0.5).mean(), abs=1e-3)
+
+
 def test_a_linear_estimator_is_evaluated():
     linear = pytest.importorskip("sklearn.linear_model")
+    from murmurfl.clients import LinearEstimator
+
     for labels in (TARGETS, (INPUTS[:, :, 0] > 0) + TARGETS):
         model = LinearEstimator(linear.LogisticRegression(C=1.0), 3, np.unique(labels).tolist(), num_samples=160)
         app = made(
-            mu=HUGE, model=model, held_out=0.0,
+            mu=HUGE, model=model, evaluation=EvaluationShare(held_out=0),
             samples=lambda context, labels=labels: (INPUTS[int(context.node_config["partition-id"])],
                                                     labels[int(context.node_config["partition-id"])]),
         )  # fmt: skip
@@ -172,35 +186,40 @@ def test_every_session_costs_the_same_again_and_a_machine_without_an_evaluation_
     with pytest.raises(NotEvaluatedError, match="budget-exhausted"):
         evaluated(None, grid=grid, session="onemore")
     with pytest.raises(NotEvaluatedError, match="not-configured"):
-        evaluated(made(evaluation=0.0))
+        evaluated(made(evaluation=None))
 
 
 def test_values_that_make_no_sense_are_refused():
     for changes, words in (
-        ({"evaluation": 1.0}, "a share of mu"),
-        ({"evaluation": -0.1}, "a share of mu"),
+        ({"share": 0.0}, "share"),
+        ({"share": 1.0}, "share"),
+        ({"share": True}, "share"),
         ({"held_out": 1.0}, "held_out"),
         ({"held_out": -0.1}, "held_out"),
-        ({"evaluation": 0.0, "held_out": 0.1}, "a share of mu"),
-        ({"evaluation": 0.0, "score_bins": 4}, "a share of mu"),
+        ({"score_bins": 1}, "bins"),
+        ({"right": 0.5}, "right"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            made(**changes)
+            EvaluationShare(**changes)
+    with pytest.raises(ConfigurationError, match="share"):
+        made(evaluation=2)
 
 
 def test_a_policy_that_says_everything_is_of_both():
     policy = PrivacyPolicy(1.0, 4, 5, 2.0, order="in-turn")
     share = EvaluationShare(0.25)
-    trained = share.beside(policy)
+    trained = share.training(policy)
     assert (trained.mu, trained.budget_mu, trained.order) == (pytest.approx(2.0 * math.sqrt(0.75)), 2.0, "again")
-    own = share.evaluation(policy, lambda parameters, samples: None, 100)
+    own = share.evaluation(policy, lambda parameters, samples: None, range(100))
     assert (own.policy.mu, own.policy.budget_mu, own.held_out) == (1.0, 2.0, 10)
     own.check_beside(trained)
 
 
-def test_outputs_that_are_no_scores_of_classes_end_a_simulation():
-    with pytest.raises(ConfigurationError, match="a score for each class"):
-        measured_scores(np.zeros((4, 3)), np.zeros((4, 3)))
-    pixels = measured_scores(np.stack([np.zeros((2, 5)), np.ones((2, 5))], axis=1), np.array([[1] * 5, [0] * 5]))
-    assert pixels.right.tolist() == [1.0, 0.0]
-    assert pixels.score is None
+def test_outputs_that_nobody_knows_how_to_read_end_a_simulation_with_what_to_say():
+    app = made(model=lambda: make_module(3), loss=torch.nn.MSELoss(), samples=lambda context: (INPUTS[0], INPUTS[0]))
+    from murmurfl.clients.torch_machine import torch_machine_model
+
+    measure = torch_machine_model(lambda: make_module(3), torch.nn.MSELoss(), seed=0, chunk=None).measure(None)
+    with pytest.raises(ConfigurationError, match="evaluation=EvaluationShare"):
+        measure([np.zeros((3, 3)), np.zeros(3)], (INPUTS[0], INPUTS[0]))
+    assert app.evaluation.right is None
