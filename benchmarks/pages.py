@@ -22,7 +22,7 @@ from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
 from murmurfl.privacy import rounded_up
 
-from . import engines, footprint, masks, mechanisms, momentum, noise, picture, profile, scale, streams
+from . import engines, footprint, forecast, masks, mechanisms, momentum, noise, picture, profile, scale, streams
 from .peers import run as peers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,9 +183,11 @@ BLOCKS = {
         "peers": part("peers", peers.table),
         "footprint": lambda: footprint.table(document("footprint")),
     },
+    "docs/forecast.md": {"measured": lambda: forecast.table(document("forecast"))},
     "docs/keys.md": {"keys": key_table},
     "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
+    "docs/swap-in.md": {"machines-needed": forecast.needed},
     "docs/results.md": {
         **{name: lambda name=name: table(name) for name in PAPERS if (DOCUMENTS / f"{name}.json").exists()},
         "best-accuracy": lambda: crosswise("best-accuracy"),

@@ -6,6 +6,7 @@ releases, divides, and takes a step of its own along them, so that its optimiser
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -45,15 +46,20 @@ class GradientUpdateClient(PrivateClient):
         **Formal guarantees.** Those of the class.
         """
         sent, samples, entries = super().fit(parameters, config)
-        plan, policy = self.machine.plan, self.machine.policy
+        policy = self.machine.policy
+        plans = [self.machine.plan, *(machine.plan for machine in self.parts.machines)]
         stated: dict[str, Any] = {
-            protocol.MU_GUARANTEED: plan.mu,
+            protocol.MU_GUARANTEED: math.hypot(*(one.mu for one in plans)),
             protocol.DELTA: policy.delta,
             protocol.CLIENT_LEVEL: 0,
         }
         if policy.trust == "secure-aggregation":
-            stated |= {protocol.MU_LOCAL: plan.mu_local, protocol.MIN_HONEST: policy.min_honest}
-        return sent, samples if policy.sums_samples else 1, {**entries, **stated}
+            stated |= {
+                protocol.MU_LOCAL: math.hypot(*(one.mu_local for one in plans)),
+                protocol.MIN_HONEST: policy.min_honest,
+            }
+        counted = policy.sums_samples or protocol.RELEASE_OF in config
+        return sent, samples if counted else 1, {**entries, **stated}
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent and guarantees, with the unit of it."""

@@ -102,9 +102,9 @@ class PulledOuterProducts(OuterProducts):
         out *= scale
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        apart = np.where(self._cancels, 0.0, scales)
-        total = super().scaled_sum(apart)
-        total[: self._split] += apart.sum() * self._pull.ravel()
+        apart = ~self._cancels  # left out, and not times zero: a feature may be NaN where a residual is zero
+        total = OuterProducts(self._residuals[apart], self._features[apart], bias=self._bias).scaled_sum(scales[apart])
+        total[: self._split] += scales[apart].sum() * self._pull.ravel()
         for rows in self._written_ones():
             total += scales[rows] @ self._written(rows)
         return total

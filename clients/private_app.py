@@ -7,8 +7,9 @@ gradients by 2 S, whatever N is, and the noise in their mean is N times smaller.
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -19,6 +20,7 @@ from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
+from .evaluation_share import EvaluationShare
 from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
 from .gradients import Samples
@@ -49,6 +51,8 @@ class PrivateClientApp(ClientApp):
         Of simulated machines.
     helpers, seed : int
         Of simulations.
+    evaluation : EvaluationShare, optional
+        Of simulated machines, and on every machine which predictions are right.
     mods : list of Mod, optional
 
     Notes
@@ -65,12 +69,14 @@ class PrivateClientApp(ClientApp):
         *,
         helpers: int,
         seed: int,
+        evaluation: EvaluationShare | None = None,
         mods: list[Mod] | None = None,
     ) -> None:
         super().__init__(mods=[self._as_participant, *(mods or [])])
         self.model = model
         self.method = method
         self.policy = policy
+        self.evaluation = evaluation
         self._samples = samples
         self._seed = seed
         self._sums = SimulatedSums(helpers, seed) if policy.trust == "secure-aggregation" else None
@@ -121,7 +127,8 @@ class PrivateClientApp(ClientApp):
             return self._of_operators_file(context)
         samples = self._kept_samples(context)
         masking = None if self._sums is None else self._sums.masking(context, self.policy.min_cohort)
-        return self.machine(samples, self.policy, masking=masking, **simulated_machine(context, seed=self._seed))
+        made = simulated_machine(context, seed=self._seed)
+        return self.machine(samples, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
     def answer_as(self, client: PrivateClient) -> None:
         """Answer every message from now on with one real machine, whatever a context says.
@@ -145,9 +152,20 @@ class PrivateClientApp(ClientApp):
         return self._client(context)
 
     def machine(
-        self, samples: Samples, policy: PrivacyPolicy, *, masking: Masking | None, **made: Any
+        self,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        *,
+        masking: Masking | None,
+        evaluation: EvaluationShare | None,
+        **made: Any,
     ) -> PrivateClient:
-        """The machine with these samples and this policy."""
+        """The machine with these samples and this policy, of which an evaluation has its share."""
+        if evaluation is not None:
+            right = None if self.evaluation is None else self.evaluation.right
+            measure = None if self.model.measure is None else self.model.measure(right)
+            made["evaluation"] = evaluation.evaluation(policy, measure, samples)
+            policy = evaluation.training(policy)
         return self.method.client(self.model.gradients, samples, policy, masking=masking, **made)
 
     def _kept_samples(self, context: Context) -> Samples:
@@ -181,6 +199,7 @@ def private_client_app(
     seed: int = 0,
     chunk: int | None = None,
     example: Any = None,
+    evaluation: float | EvaluationShare | None = None,
     mods: list[Mod] | None = None,
 ) -> PrivateClientApp:
     """A ClientApp that trains a model with differential privacy for every single sample.
@@ -220,6 +239,10 @@ def private_client_app(
     example : samples, optional
         Samples that are not private, or made up, of the shapes and types that machines have: the model is tried on them
         when the app is made. Without them, and with a function for ``samples``, it is tried at the first request.
+    evaluation : float or EvaluationShare, optional
+        Which share of mu^2 is for a private evaluation of the model, for
+        :class:`~murmurfl.strategies.PrivateEvaluation`: how many samples it gets right, of those that are set aside for
+        it. The training has the rest of mu^2.
     mods : list of Mod, optional
         Flower mods of your own.
 
@@ -246,12 +269,6 @@ def private_client_app(
         raise ConfigurationError(
             "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets)."
         )
-    stated = {
-        "epsilon": epsilon,
-        "mu": mu,
-        "rounds": rounds,
-        "batch_size": batch_size,
-    }
     if policy is None:
         policy = chosen.policy(
             batch_size=batch_size,
@@ -264,12 +281,14 @@ def private_client_app(
             min_honest=min_honest,
             min_cohort=min_cohort,
         )
-    elif any(value is not None for value in stated.values()):
-        named = ", ".join(name for name, value in stated.items() if value is not None)
-        raise ConfigurationError(f"Expected policy or {named}, got both: a PrivacyPolicy says everything.")
-    chosen.client.check_policy(policy)
+    else:
+        stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
+        stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
+        _check_left_out(stated)
+    share = EvaluationShare.of(evaluation)
+    chosen.check(policy if share is None else share.training(policy))
     made = _machine_model(model, loss, seed=seed, chunk=chunk)
-    app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, mods=mods)
+    app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, evaluation=share, mods=mods)
     if example is not None or not _is_function(samples):
         made.check_samples(made.read_samples(samples if example is None else example, in_memory=False))
     return app
@@ -284,6 +303,14 @@ def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, *, seed: 
     from .torch_machine import torch_machine_model
 
     return torch_machine_model(model, loss, seed=seed, chunk=chunk)
+
+
+def _check_left_out(stated: Mapping[str, Any]) -> None:
+    """Refuse what a policy says already, unless it was left as it is."""
+    usual = inspect.signature(private_client_app).parameters
+    named = [name for name, value in stated.items() if value != usual[name].default]
+    if named:
+        raise ConfigurationError(f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything.")
 
 
 def _rounds(rounds: int | None) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from .evaluation import Measure
 from .gradients import PerSampleGradients, Samples
 
 
@@ -21,9 +23,12 @@ class MachineModel:
         ``read_samples(found, in_memory=...)``: what the project calls its samples, as a machine reads them.
     check_samples : callable
         Tries the model on made-up samples like those of a machine, and refuses one that mixes samples.
+    measure : callable, optional
+        ``measure(right)``: which predictions are right, for a private evaluation; ``right`` is a project's own word.
     """
 
     gradients: PerSampleGradients
     names: tuple[str, ...]
     read_samples: Callable[..., Samples]
     check_samples: Callable[[Samples], None] = lambda samples: None  # noqa: ARG005
+    measure: Callable[[Callable[..., Any] | None], Measure] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..privacy import ConfigurationError, PrivacyPolicy
+from ..privacy import ConfigurationError, PrivacyPolicy, Trust
 from .base import PrivateClient
 from .full_batch import FullBatchClient
 from .gradient_updates import GradientUpdateClient
@@ -14,6 +14,7 @@ from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
 
 _EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,22 @@ class SampleMethod:
             raise ConfigurationError(
                 f"Expected batch_size to be {expected} with method {self.name!r} ({why}), got {batch_size!r}."
             )
-        return PrivacyPolicy(**{"batch_size": 1 if batch_size is None else batch_size, **own, **chosen})
+        policy = PrivacyPolicy(**{"batch_size": 1 if batch_size is None else batch_size, **own, **chosen})
+        self.check(policy)
+        return policy
+
+    def check(self, policy: PrivacyPolicy) -> None:
+        """Refuse a policy that this method's machines cannot keep, or under which they would add no noise.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if policy.trust not in _TRUSTS:
+            raise ConfigurationError(
+                f"Expected trust one of {_TRUSTS}, got {policy.trust!r}: this machine's noise is its own."
+            )
+        self.client.check_policy(policy)
 
 
 _KNOWN = (

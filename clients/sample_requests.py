@@ -31,6 +31,7 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
     layout : sequence
         Of what is trained.
 
+
     Raises
     ------
     RefusedError
@@ -60,7 +61,8 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
         if [(name, tuple(array.shape)) for name, array in record.items()] not in (list(layout), numbered):
             raise malformed(
                 "expected the arrays of what is trained: start the strategy with "
-                "murmurfl.clients.trainable_arrays(module), not with a whole state_dict"
+                "murmurfl.clients.trainable_arrays(module), not with a whole state_dict, or with initial_arrays() of a "
+                "LinearEstimator"
             )
     content: dict[str, Any] = dict(zip(_RECORDS, records, strict=False))
     return kind, RecordDict({**content, protocol.CONFIG: entries})
@@ -81,4 +83,5 @@ def _entries(content: RecordDict, method: SampleMethod) -> ConfigRecord:
 def _check_asked_as(method: SampleMethod, *, updates: bool) -> None:
     """CorrelatedFedAvg asks in messages of training, the other strategies in queries: a machine answers its own."""
     if method.updates != updates:
-        raise malformed(f"this machine is for {method.strategy}, and another strategy asks")
+        evaluation = ", or PrivateEvaluation(of_updates=True)" if method.updates else ""
+        raise malformed(f"this machine is for {method.strategy}{evaluation}, and another strategy asks")

@@ -182,7 +182,7 @@ class ModuleGradients:
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
-        trained = self._trained(parameters)
+        trained = self.trained(parameters)
         inputs, targets = (
             as_inputs(samples[0], self.dtype, self.device),
             as_targets(samples[1], self.dtype, self.device),
@@ -219,7 +219,8 @@ class ModuleGradients:
             self.chunk = min(max(CHUNK_BYTES // (8 * values), 1), _MOST_TOGETHER)
         return self.chunk
 
-    def _trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+    def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+        """A model's arrays as the module's parameters."""
         import torch
 
         return {

@@ -201,8 +201,9 @@ class Forecast:
         if self.parameters_needed >= _FEWEST_VALUES:
             few = rounded_count(self.parameters_needed, up=False)
             found.append(Change(f"{few} values to train (frozen features)", MOST_USEFUL))
-        little = ", which protects little" if self.epsilon_needed > _LITTLE else ""
-        found.append(Change(f"epsilon = {shortest(self.epsilon_needed, up=True)}{little}", MOST_USEFUL))
+        if math.isfinite(self.epsilon_needed):  # a simulation may have noise that nothing can be vouched for
+            little = ", which protects little" if self.epsilon_needed > _LITTLE else ""
+            found.append(Change(f"epsilon = {shortest(self.epsilon_needed, up=True)}{little}", MOST_USEFUL))
         return found
 
     def summed(self) -> Forecast | None:

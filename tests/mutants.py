@@ -49,6 +49,7 @@ MOMENTS = "tests/privacy/test_moments.py"
 QUANTILE = "tests/privacy/test_quantile.py"
 COUNTED = "tests/clients/test_counted_gradients.py"
 COUNTED_RUNS = "tests/app/methods/test_quantile.py"
+OUTER_PRODUCTS = "tests/clients/test_outer_products.py"
 OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
@@ -97,6 +98,20 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "a penalty's pull is left out of the length by which a sample's gradient is clipped",
+        "clients/outer_products.py",
+        "squares = own * own + 2.0 * crossed + of_pull * of_pull",
+        "squares = own * own",
+        (OUTER_PRODUCTS, "tests/clients/test_private_estimator.py"),
+    ),
+    Mutant(
+        "gradients that a server's pull cancels are measured by what rounding leaves",
+        "clients/outer_products.py",
+        "_CANCELLING = 4.0",
+        "_CANCELLING = 4e30",
+        (OUTER_PRODUCTS,),
+    ),
     Mutant(
         "an epsilon is taken for a mu",
         "privacy/asked.py",

@@ -128,6 +128,13 @@ def test_every_command_is_walked():
     assert set(leaves(typer.main.get_command(cli))) == {*SHOWING, *SILENT, *ABOUT_KEYS, *NAMING, *IN_PARTS}
 
 
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_what_a_plan_says_of_the_updates_of_a_project(trust):
+    asked = ["plan", "--unit", "machine", "--machines", 20, "--parameters", 50, "--epsilon", 2, "--trust", trust]
+    assert shows_and_says(invoke(*asked).output) == (True, True)
+    assert not unexplained(json.loads(invoke(*asked, "--json").stdout))
+
+
 def test_what_commands_say_of_sums(world):
     for name, arguments in SUMS.items():
         text = invoke(*arguments).output

@@ -10,6 +10,7 @@ from typing import Any, cast
 from ...privacy import ConfigurationError, Guarantee
 from ..config import RunConfig, run_keys
 from ..decision import Decision, Situation, decide
+from ..default_run import started_with
 from ..experiment import Experiment, situation_of, worked_out
 from ..guarantees import configured_figures, run_guarantee
 from ..keys import Value
@@ -46,11 +47,9 @@ class Choice:
     @property
     def command(self) -> str:
         """What runs it in simulation, as it is typed."""
-        keys = run_keys()
-        settings = {name: value for name, value in self.asked.items() if name not in _LEFT_OUT} | self.decision.settings
-        needed = {name: value for name, value in settings.items() if value != keys[name].default}
-        texts = [f"{name}={_typed(value)}" for name, value in needed.items()]
-        return " ".join(["murmurfl run --engine cohort", *(f"--set {shlex.quote(text)}" for text in texts)])
+        return command_of(
+            {name: value for name, value in self.asked.items() if name not in _LEFT_OUT} | self.decision.settings
+        )
 
     @property
     def guarantee(self) -> Guarantee:
@@ -99,6 +98,7 @@ class Choice:
         told = [f"Take {chosen.strategy}."]
         told += [f"  {name:<{width}}  {text}" for name, text in rows.items() if text]
         told.append(f"Guarantee: {self.guarantee.sentence}")
+        told += [f"In plain words: {self.guarantee.meaning}"] if self.guarantee.meaning else []
         told += [f"Not {one.strategy}: {decision.why_not(one)}." for one in decision.others]
         told += [f"Not {one.strategy}: {one.why.rstrip('.')}." for one in decision.impossible]
         told += ["Run it:", f"    {self.command}"]
@@ -107,6 +107,29 @@ class Choice:
                 "There it runs on made-up data of these sizes; --set task=package.module:make_task names yours."
             )
         return told
+
+
+def command_of(settings: Mapping[str, Value]) -> str:
+    """What runs settings in simulation, as it is typed.
+
+    Parameters
+    ----------
+    settings : mapping
+        Run-config keys; those with their default are left out.
+    """
+    keys = run_keys()
+    needed = {name: value for name, value in settings.items() if value != keys[name].default}
+    if needed.get("epsilon"):  # of which a mu beside it was made
+        needed.pop("mu", None)
+    for name in started_with(needed).keys() - needed.keys():  # what the command would set by itself
+        own = settings.get(name, keys[name].default)
+        if name == "mechanism" and not own:
+            config = RunConfig.from_mapping(needed)
+            own = METHODS[config.strategy].mechanism(config)
+        if name not in ("mu", "epsilon") or not {"mu", "epsilon"} & needed.keys():
+            needed[name] = own
+    texts = [f"{name}={_typed(value)}" for name, value in needed.items()]
+    return " ".join(["murmurfl run --engine cohort", *(f"--set {shlex.quote(text)}" for text in texts)])
 
 
 def _typed(value: Value) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,16 +11,18 @@ import typer
 
 from ..config import RunConfig
 from ..keys import Value
+from ..methods.auto import AUTO
 from ..settings import layered
 from .failing import MISUSED, fail, failing_clearly
 from .settings import AsJson, Assignments, ConfigFile, settings_of
-from .terminal import say, say_table
+from .terminal import aligned, say, say_command, say_table
 from .updates import show_updates
 
 if TYPE_CHECKING:
     from ..analysis.decision import Choice
     from ..analysis.plan import Plan
     from ..analysis.request import PlanRequest
+    from ..analysis.variations import Variation
 
 _KEYS = {
     "machines": "num-clients",
@@ -84,6 +87,10 @@ def plan(
         str,
         typer.Option(help="What is protected: sample, or machine for a project's own updates."),
     ] = "sample",
+    try_out: Annotated[
+        int | None,
+        typer.Option("--try", help="Train the first so many ways in simulation, for accuracy.", show_default="0"),
+    ] = None,
     config_file: ConfigFile = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -118,26 +125,64 @@ def plan(
             show_updates(unit, given, of_a_run=config_file is not None or assignments is not None, as_json=as_json)
             return
         if config_file is None and assignments is None:
-            choice, request = _from_numbers(given)
+            choice, request, asked = *_from_numbers(given), {}
         else:
-            choice, request = _from_run(settings_of(config_file, assignments), given)
-        _show(choice, request, as_json=as_json)
+            asked = settings_of(config_file, assignments)
+            choice, request = _from_run(asked, given)
+        _show(choice, request, _ways(choice, asked, try_out or 0), as_json=as_json)
 
 
-def _show(choice: Choice | None, request: PlanRequest | None, *, as_json: bool) -> None:
+def _ways(choice: Choice, asked: Mapping[str, Value], most: int) -> list[Variation]:
+    """The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided."""
+    from ..analysis.variations import AS_SET, DEFAULT, tried_out, variations_of
+    from ..default_run import started_with
+
+    if most and choice.made_up:
+        fail(
+            "Expected --config or --set with a task for --try, got numbers alone: there are no data to learn.", MISUSED
+        )
+    named = asked.get("strategy", AUTO) not in (AUTO, RunConfig.strategy)
+    settings = choice.asked if choice.made_up else started_with({**choice.asked, **asked, **_strategy_of(asked)})
+    rows = variations_of(choice.decision, settings, mark=AS_SET if named else DEFAULT)
+    return tried_out(rows, most) if most else rows
+
+
+def _strategy_of(asked: Mapping[str, Value]) -> dict[str, Value]:
+    """The strategy of a run that nobody decides about: as it is set, or the default where the decision is left open."""
+    strategy = asked.get("strategy", AUTO)
+    return {"strategy": RunConfig.strategy if strategy == AUTO else strategy}
+
+
+def _show(choice: Choice, request: PlanRequest | None, ways: Sequence[Variation], *, as_json: bool) -> None:
     from ..analysis.plan import make_plan
 
     made = None if request is None else make_plan(request)
     if as_json:
         document = {} if made is None else made.document()
-        document["decision"] = None if choice is None else choice.document()
+        document["decision"] = {**choice.document(), "ways": [way.document() for way in ways]}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    for line in [] if choice is None else choice.lines():
-        say(line)
+    for line in choice.lines():
+        _say(line)
+    _show_ways(ways, made_up=choice.made_up)
     if made is not None:
         say("")
         _show_tables(made)
+
+
+def _show_ways(ways: Sequence[Variation], *, made_up: bool) -> None:
+    from ..analysis.variation_lines import HEADING, RIGHT, columns_of, reasons, rows_of
+
+    say("")
+    say(HEADING)
+    for line in aligned(rows_of(ways), columns_of(ways), RIGHT):
+        say(line)
+    for line in reasons(ways, made_up=made_up):
+        _say(line)
+
+
+def _say(line: str) -> None:
+    (say_command if line.lstrip().startswith("murmurfl ") else say)(line)
 
 
 def _show_tables(made: Plan) -> None:
@@ -188,10 +233,9 @@ def _from_numbers(given: dict[str, Any]) -> tuple[Choice, PlanRequest | None]:
     return choice, request or request_of_choice(choice)
 
 
-def _from_run(settings: dict[str, Value], given: dict[str, Any]) -> tuple[Choice | None, PlanRequest | None]:
+def _from_run(settings: dict[str, Value], given: dict[str, Any]) -> tuple[Choice, PlanRequest | None]:
     from ..analysis.decision import choice_of_run, request_of_choice
     from ..analysis.request import request_of
-    from ..methods.auto import AUTO
 
     own = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}
     if given.get("per_round") == 0:

@@ -65,6 +65,49 @@ def say(text: str, *, err: bool = False) -> None:
         typer.echo(wrapped(line, columns), err=err)
 
 
+def say_command(text: str) -> None:
+    """Print a command so that it can be copied: where it has no room it goes on behind a backslash.
+
+    Parameters
+    ----------
+    text : str
+        Perhaps indented.
+    """
+    columns = width()
+    if columns is None or len(text) <= columns:
+        typer.echo(text)
+        return
+    words = re.split(r" (?=--)", text.strip())
+    indent = " " * (len(text) - len(text.lstrip()))
+    lines = [indent + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) + len("  \\") <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"{indent}  {word}")
+    typer.echo(" \\\n".join(lines))
+
+
+def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Sequence[str]) -> list[str]:
+    """Columns under their headings, two spaces apart: more of them have room than in a table with lines.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Texts.
+    columns : sequence of str
+    right : sequence of str
+        Columns of numbers.
+    """
+    told = [dict(zip(columns, columns, strict=True)), *rows]
+    wide = {name: max(len(row[name]) for row in told) for name in columns}
+    lines = [
+        "  ".join(row[name].rjust(wide[name]) if name in right else row[name].ljust(wide[name]) for name in columns)
+        for row in told
+    ]
+    return [line.rstrip() for line in lines]
+
+
 def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> None:
     """Print a table; one that is wider than the terminal comes in parts, each with the columns that say whose a row is.
 

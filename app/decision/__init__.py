@@ -1,6 +1,6 @@
 """Which strategy a situation calls for, decided from public sizes alone, never from samples (``strategy = auto``)."""
 
-from .deciding import Decision, decide
+from .deciding import Decision, decide, tried
 from .noise_to_signal import noise_to_signal
 from .option import Impossible, Option
 from .situation import SAMPLE_USES, Situation, WorkedOut
@@ -14,4 +14,5 @@ __all__ = [
     "WorkedOut",
     "decide",
     "noise_to_signal",
+    "tried",
 ]

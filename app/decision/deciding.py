@@ -149,14 +149,20 @@ def _option(rule: Rule, situation: Situation, worked_out: WorkedOut) -> Option |
     for features in rule.features(situation):
         for settings in found:
             try:
-                options.append(_tried(rule, situation, {**settings, "features": features}, worked_out))
+                options.append(tried(rule, situation, {**settings, "features": features}, worked_out))
             except ConfigurationError as error:
                 refused = refused or str(error)
     return min(options, key=lambda option: option.score) if options else Impossible(rule.strategy, refused)
 
 
-def _tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], worked_out: WorkedOut) -> Option:
-    """A strategy with some settings, in as many rounds as it takes and as are possible."""
+def tried(rule: Rule, situation: Situation, settings: Mapping[str, Value], worked_out: WorkedOut) -> Option:
+    """A strategy with some settings, in as many rounds as it takes and as are possible.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be run with them.
+    """
 
     def made(**more: Value) -> Option:
         chosen = {"strategy": rule.strategy, **settings, **more}

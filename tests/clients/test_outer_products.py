@@ -83,9 +83,10 @@ def test_a_server_that_cancels_gradients_gets_no_row_that_is_longer_than_the_cli
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
-def test_a_row_that_cannot_be_measured_is_bounded_by_itself(value):
+@pytest.mark.parametrize("residual", [0.0, 1.0, np.nan])
+def test_a_row_that_cannot_be_measured_is_bounded_by_itself(value, residual):
     residuals, features, pull = parts(5)
-    features[3] = value
+    features[3], residuals[3] = value, residual
     bound = RowBound(1.0)
     total = bound.total(PulledOuterProducts(residuals, features, pull), 24)
     kept = np.arange(40) != 3

@@ -5,7 +5,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import load_trainable, private_client_app, trainable_arrays
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_mu, protocol
-from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NodesUnavailableError, NoisySGD, SecureAggregation
+from murmurfl.strategies import (
+    CorrelatedFedAvg,
+    FullBatch,
+    Mu2,
+    NodesUnavailableError,
+    NoisySGD,
+    SecureAggregation,
+)
 
 from tests.harness.grid import NodesGrid, ask, ask_real_node
 from tests.harness.machines import training_config
@@ -235,7 +242,7 @@ def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
         ({"batch_size": 3}, "batch_size to be left out with method 'full-batch'"),
         ({"method": "mu2"}, "batch_size to be set with method 'mu2'"),
         ({"method": "sgd"}, "method one of 'full-batch', 'mu2', 'noisy-sgd', 'fedavg'"),
-        ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, rounds, got both"),
+        ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, clip_norm, rounds, got both"),
         ({"chunk": 0}, "chunk"),
         ({"helpers": 0, "trust": "secure-aggregation", "min_cohort": 2}, "helpers"),
     ],

@@ -25,15 +25,15 @@ def project(monkeypatch):
 
 @pytest.fixture
 def run_example(project, caplog):
-    """Run an example's ServerApp over its ClientApp in this process; the lines of its log."""
+    """Run an example's ServerApp over its ClientApp in this process, helpers among the nodes; the lines of its log."""
 
-    def run(folder, **changes):
+    def run(folder, *, nodes=None, **changes):
         settings = tomllib.loads((EXAMPLES / folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
         config = {**settings["config"], **{key.replace("_", "-"): value for key, value in changes.items()}}
         server, client = project(folder, "server_app"), project(folder, "client_app")
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
         with caplog.at_level("INFO", logger="flwr"):
-            server.main(InProcessGrid(client.app, config["num-clients"], config), context)
+            server.main(InProcessGrid(client.app, nodes or config["num-clients"], config), context)
         return [record.getMessage() for record in caplog.records if record.name == "flwr"]
 
     return run

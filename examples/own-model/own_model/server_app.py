@@ -1,6 +1,5 @@
 """The server: train, and leave a report."""
 
-import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp

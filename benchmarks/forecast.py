@@ -1,0 +1,152 @@
+"""How many machines a useful model takes, and what forecasts are worth: ``python -m benchmarks.forecast``.
+
+The first is arithmetic. For the second small trainings run with so much noise that their forecast is a given one, and
+what they keep of what is learnt without noise is written down (:mod:`.small_trainings`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from murmurfl.clients import UpdatePolicy
+from murmurfl.clients.update_policy import update_guarantee
+from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, caption, gdp_mu, policy_guarantee
+from murmurfl.privacy.forecast import TYPICAL, kept_share, rounded_count
+
+from .small_trainings import RATIOS, SAMPLES, UPDATES, SampleTraining, UpdateTraining
+
+DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "forecast.json"
+SEEDS = (1, 2, 3)
+
+_PARAMETERS = (100, 10_000, 1_000_000)
+_EPSILONS = (2.0, 4.0, 8.0)
+_DELTA = 1e-5
+_MACHINES = 1000
+"""Of the forecasts that are scaled to the number that is needed; any would do."""
+_FEWEST_SUMMED = 4
+"""Machines of which half are honest, and more than one."""
+_SAMPLES = (100, 1000)
+
+
+def _over_longest(parameters: int, mu: float) -> float:
+    """Updates with all data of a machine protected."""
+    return 2.0 * math.sqrt(parameters / _MACHINES) / mu
+
+
+def _machines(ratio: float, parameters: int, mu: float, *, unit: str, summed: bool) -> str:
+    """How many machines make it useful, as people read it."""
+    of_sample = unit == "sample"
+    made = Forecast(
+        ratio,
+        parameters,
+        _MACHINES,
+        _MACHINES,
+        rounds=10,
+        mu=mu,
+        delta=_DELTA,
+        clip_unit="sample" if of_sample else "update",
+        unit=unit,
+    )
+    sums = made.summed() if summed else None
+    needed = made.machines_needed if sums is None else max(sums.machines_needed, _FEWEST_SUMMED)
+    return rounded_count(needed)
+
+
+def needed() -> str:
+    """The table of docs/swap-in.md: machines by the model's size and epsilon, for each of the ways."""
+    few, many = _SAMPLES
+    lines = [
+        f"| values, d | ε | all data of a machine | the same, sums only | one sample of {few} | one of {many:,} | "
+        f"one of {many:,}, sums only |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for parameters in _PARAMETERS:
+        for epsilon in _EPSILONS:
+            mu = gdp_mu(epsilon, _DELTA)
+            ratio = _over_longest(parameters, mu)
+            cells = [
+                _machines(ratio, parameters, mu, unit="machine", summed=False),
+                _machines(ratio, parameters, mu, unit="machine", summed=True),
+                *(_machines(ratio / samples, parameters, mu, unit="sample", summed=False) for samples in _SAMPLES),
+                _machines(ratio / many, parameters, mu, unit="sample", summed=True),
+            ]
+            lines.append(f"| {parameters:,} | {epsilon:g} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _caption()])
+
+
+def _caption() -> str:
+    """What the table's epsilons are true of: any epsilon of it, for ten updates or full batches."""
+    rounds, half = 10, _MACHINES // 2
+    updates = {"clip_norm": 1.0, "mu": 1.0, "max_participations": rounds, "delta": _DELTA}
+    samples = {**updates, "order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+    sums = {"trust": "secure-aggregation", "min_honest": half, "min_cohort": half}
+    told: list[tuple[str, Guarantee]] = [
+        ("all data of a machine", update_guarantee(UpdatePolicy(**updates), 1.0)),
+        ("the same, sums only", update_guarantee(UpdatePolicy(**updates, **sums), 1.0)),
+        ("one sample", policy_guarantee(PrivacyPolicy(**samples), 1.0)),
+        ("one sample, sums only", policy_guarantee(PrivacyPolicy(**samples, **sums), 1.0, mu_local=math.sqrt(half))),
+    ]
+    return f"{caption(told, in_columns=True)} h is half of the machines."
+
+
+def _one(training: UpdateTraining | SampleTraining) -> dict[str, Any]:
+    """What a training keeps at each ratio."""
+    kept: dict[str, list[float]] = {}
+    for ratio in RATIOS:
+        outcomes = [training.at(ratio, seed) for seed in SEEDS]
+        kept[f"{ratio:g}"] = [outcome.kept for outcome in outcomes]
+    forecast = outcomes[0].forecast
+    typical = training.noiseless()[1] if isinstance(training, UpdateTraining) else None
+    return {
+        "name": training.name,
+        "parameters": forecast.num_parameters,
+        "machines": forecast.machines,
+        "typical": typical,
+        "kept": kept,
+    }
+
+
+def measure() -> dict[str, Any]:
+    """Every training at every ratio."""
+    logging.disable(logging.CRITICAL)
+    return {"rows": [_one(training) for training in (*UPDATES, *SAMPLES)], "seeds": len(SEEDS)}
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    typical = row["typical"]
+    yield f"{row['parameters']:,}"
+    yield f"{row['machines']:,}"
+    yield "" if typical is None else f"{typical:.2f}"
+    for values in row["kept"].values():
+        yield f"{100 * statistics.mean(values):.0f}"
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """The table of docs/forecast.md."""
+    expected = " | ".join(f"{100 * kept_share(ratio):.0f}" for ratio in RATIOS)
+    heads = " | ".join(f"ratio {ratio:g}" for ratio in RATIOS)
+    parts = f"{TYPICAL['update']:g} / {TYPICAL['sample']:g}"
+    return "\n".join(
+        [
+            f"| training | d | M | typical | {heads} |",
+            f"|---|---|---|---|{'---|' * len(RATIOS)}",
+            f"| **forecast**, of updates / samples | | | {parts} | {expected} |",
+            *(f"| {row['name']} | {' | '.join(_cells(row))} |" for row in document["rows"]),
+        ]
+    )
+
+
+def main() -> None:
+    """Measure and write."""
+    DEFAULT.write_text(json.dumps(measure(), indent=1) + "\n")
+    print(table(json.loads(DEFAULT.read_text())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""`murmurfl plan` varies passes, batch and trust: every row is a run that can be made, at the mu that is asked for."""
+
+import json
+import math
+import shlex
+from dataclasses import replace
+
+import pytest
+from murmurfl.app.analysis.decision import choice_of_numbers, choice_of_run
+from murmurfl.app.analysis.variation_lines import reasons, rows_of
+from murmurfl.app.analysis.variations import AS_SET, DEFAULT, tried_out, variations_of
+from murmurfl.app.commands.main import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.decision import decide
+from murmurfl.app.decision.noise_to_signal import noise_to_signal_of
+from murmurfl.app.default_run import started_with
+from murmurfl.app.experiment import prepare, situation_of, worked_out
+from murmurfl.app.methods import METHODS
+from murmurfl.app.settings import parse_assignments
+from murmurfl.privacy import gdp_mu
+from typer.testing import CliRunner
+
+SETTINGS = {"mu": 1.0}
+
+
+@pytest.fixture(scope="module")
+def choice():
+    return choice_of_run(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def rows(choice):
+    return variations_of(choice.decision, started_with(SETTINGS))
+
+
+def run_of(command):
+    """The run configuration that a printed command makes."""
+    words = shlex.split(command)
+    assert words[:4] == ["murmurfl", "run", "--engine", "cohort"]
+    assert words[4::2] == ["--set"] * len(words[5::2])
+    return RunConfig.from_mapping(started_with(parse_assignments(words[5::2])))
+
+
+def test_passes_batch_and_trust_are_varied_and_the_best_is_first(rows):
+    scores = [row.option.score for row in rows]
+    assert scores == sorted(scores)
+    assert {row.trust for row in rows} == {"untrusted-server", "secure-aggregation", "trusted-server"}
+    mu2 = [row for row in rows if row.option.strategy == "mu2" and row.trust == "untrusted-server"]
+    assert len({row.uses for row in mu2}) >= 3
+    assert len({row.batch for row in mu2}) >= 4
+    assert sum(row.mark == "taken" for row in rows) == 1
+    assert sum(row.mark == DEFAULT for row in rows) == 1
+
+
+def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
+    for row in rows:
+        experiment = prepare(run_of(row.command))
+        assert experiment.config.mu == 1.0
+        assert experiment.config.trust_model == row.trust
+        assert (experiment.config.strategy, experiment.num_rounds) == (row.option.strategy, row.option.rounds)
+        assert experiment.guaranteed_mu() == pytest.approx(1.0, rel=1e-6)
+        assert noise_to_signal_of(experiment) == pytest.approx(row.option.noise_to_signal), row.command
+
+
+def test_no_row_uses_samples_more_often_than_its_noise_covers_or_than_is_allowed():
+    for uses, most in (("any", math.inf), ("few", 4), ("once", 1)):
+        settings = {**SETTINGS, "strategy": "auto", "sample-uses": uses}
+        found = variations_of(choice_of_run(settings).decision, started_with(SETTINGS))
+        for row in found:
+            problem = row.option.problem
+            policy = METHODS[row.option.strategy].policy(problem.trained, min(problem.sizes))
+            assert policy.participations == row.uses
+            assert row.mark == DEFAULT or row.option.uses <= most, row.command
+
+
+def test_other_trusts_are_what_would_be_decided_under_them(rows):
+    for row in rows:
+        if row.varied == "trust":
+            config = RunConfig(strategy="auto", mu=1.0, trust=row.trust)
+            chosen = decide(situation_of(config), worked_out).chosen
+            assert (chosen.strategy, chosen.score) == (row.option.strategy, pytest.approx(row.option.score))
+
+
+def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
+    said = reasons(rows, made_up=False)
+    text = " ".join(said)
+    taken, default = (next(i for i, row in enumerate(rows, 1) if row.mark == mark) for mark in ("taken", DEFAULT))
+    assert f"Row {taken} is taken." in text
+    assert f"Row {default} is the default." in text
+    assert "Why the default is not the best: its noise is smaller, but 8 rounds of 71 samples a machine" in text
+    for words in ("Passes: mu2 by uses of a sample", "Passes: full-batch", "Batch: mu2", "Trust: row 1", "--try 5"):
+        assert words in text
+    honest = RunConfig(trust="secure-aggregation").min_honest
+    assert f"if one helper and {honest} of 8 machines of each sum are honest" in text
+    assert len(rows_of(rows)) == len(rows)
+
+
+def test_a_default_with_more_noise_is_told_by_how_much():
+    settings = {"strategy": "noisy-sgd", "mu": 1.0, "num-rounds": 17}
+    found = variations_of(choice_of_run(settings).decision, settings, mark=AS_SET)
+    (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
+    marked = {row.mark: row.option for row in found if row.mark}
+    ratio = marked[AS_SET].noise_to_signal / marked["taken"].noise_to_signal
+    assert f"Why what is set is not the best: it has {ratio:.2g} times the noise" in why
+    assert "a release has 8 samples of a machine, each used once, and not all" in why
+
+
+def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
+    settings = {"mu": 0.5}
+    found = variations_of(choice_of_run(settings).decision, started_with(settings))
+    taken = next(row for row in found if row.mark == "taken")
+    before = [i for i, row in enumerate(found, 1) if row.trust == taken.trust and row.option.score < taken.option.score]
+    said = [line for line in reasons(found, made_up=False) if "the rule is rough" in line]
+    assert bool(before) == bool(said)
+    assert all(str(number) in said[0] for number in before)
+    tried = [replace(row, accuracy=0.5 + 0.1 * (row is not taken)) for row in found if row.trust == taken.trust]
+    assert sum("did better than row" in line for line in reasons(tried, made_up=False)) == len(tried) - 1
+
+
+def test_where_the_default_is_taken_nothing_is_explained():
+    settings = {**choice_of_run(SETTINGS).decision.settings, "mu": 1.0}
+    found = variations_of(choice_of_run(settings).decision, settings, mark=AS_SET)
+    assert any(row.mark == "taken and as it is set" for row in found)
+    assert not any(line.startswith("Why") for line in reasons(found, made_up=False))
+
+
+def test_from_numbers_alone_there_are_the_same_ways():
+    asked = {"num-clients": 10, "clients-per-round": 10, "epsilon": 4.0}
+    choice = choice_of_numbers(100, 1000, asked)
+    found = variations_of(choice.decision, choice.asked)
+    assert {row.config.mu for row in found} == {gdp_mu(4.0, 1e-5)}
+    assert {row.trust for row in found} == {"untrusted-server", "secure-aggregation", "trusted-server"}
+    assert any(row.mark == DEFAULT for row in found)
+
+
+def test_tried_out_the_first_rows_and_the_marked_ones_have_the_accuracy_of_their_runs(rows):
+    found = tried_out(rows, 2)
+    assert [row.accuracy is not None for row in found] == [i < 2 or bool(row.mark) for i, row in enumerate(rows)]
+    marked = {row.mark: row.accuracy for row in found if row.mark}
+    assert marked["taken"] > marked[DEFAULT] > 0.8
+    (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
+    assert f"Tried out: {100 * marked[DEFAULT]:.1f} % against {100 * marked['taken']:.1f} %." in why
+
+
+def plan(*arguments, columns="80"):
+    return CliRunner(env={"COLUMNS": columns}).invoke(cli, ["plan", *arguments])
+
+
+def test_the_command_shows_them_and_commands_that_can_be_copied():
+    result = plan("--set", "mu=1", "--try", "1")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    heading = next(line for line in lines if line.split()[:2] == ["#", "strategy"])
+    assert heading.split()[2:] == ["trusts", "uses", "batch", "rounds", "noise", "score", "accuracy"]
+    whole = result.stdout.replace(" \\\n", " ")
+    commands = [line.strip() for line in whole.splitlines() if line.strip().startswith("murmurfl run")]
+    assert len(commands) == 3
+    for command in commands:
+        prepare(run_of(command))
+    assert max(map(len, lines)) <= 80
+
+
+def test_as_json_each_way_has_its_command():
+    result = plan("--set", "mu=1", "--json")
+    ways = json.loads(result.stdout)["decision"]["ways"]
+    assert all(run_of(way["command"]).mu == 1.0 for way in ways)
+    assert {way["mark"] for way in ways} == {None, "taken", DEFAULT}
+
+
+def test_numbers_alone_are_nothing_to_try():
+    result = plan("--machines=10", "--samples=100", "--epsilon=4", "--try=3")
+    assert result.exit_code == 2
+    assert "Expected --config or --set with a task for --try" in " ".join(result.stderr.split())

@@ -1,0 +1,259 @@
+"""``murmurfl node`` with a ``private_client_app``: privacy is the operator's file's, and no sample's failure shows."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from murmurfl.app.commands.main import cli
+from murmurfl.app.nodes.own_app import own_app, own_client, read_node
+from murmurfl.app.nodes.supernode import machine_of
+from murmurfl.clients import UpdateNode, trainable_arrays
+from murmurfl.clients.roster_files import write_machine_key, write_roster
+from murmurfl.clients.sample_node import SampleNode
+from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
+from murmurfl.privacy.roster import HelperKey, MachineKey, Roster
+from typer.testing import CliRunner
+
+from tests.harness.grid import ask_real_node
+from tests.harness.machines import training_config
+from tests.harness.secure_aggregation import unmasked
+
+torch = pytest.importorskip("torch")
+
+SECRET = "patient 4711"
+PROJECT = """
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.clientapp import ClientApp
+from murmurfl.clients import private_client_app
+
+HERE = Path(__file__).parent
+
+
+class Visits:
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, chosen):
+        numbers = range(6)[chosen]
+        if 2 in numbers and (HERE / "broken").exists():
+            raise ValueError("SECRET")
+        return np.array([[i, 1.0] for i in numbers], np.float32), np.array([i % 2 for i in numbers])
+
+
+def load(context):
+    (HERE / "seen.json").write_text(json.dumps([dict(context.run_config), dict(context.node_config)]))
+    return Visits()
+
+
+def make():
+    module = torch.nn.Linear(2, 2)
+    torch.nn.init.zeros_(module.weight), torch.nn.init.zeros_(module.bias)
+    return module
+
+
+# What the code says of privacy is a simulation's and no protection at all.
+app = private_client_app(make, samples=load, mu=1e3, rounds=100, clip_norm=1e3)
+updates = private_client_app(make, samples=load, mu=1e3, rounds=100, clip_norm=1e3, method="fedavg")
+plain = ClientApp()
+""".replace("SECRET", SECRET)
+
+FILE = """
+machine = "clinic-0"
+ledger = "ledger.sqlite"
+method = "full-batch"
+clip-norm = 0.5
+mu = 10.0
+max-participations = 3
+app = "{app}"
+
+[run-config]
+local-epochs = 2
+
+[node-config]
+partition-id = 4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, hushed_noise):
+    name = f"samples_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PROJECT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("MURMURFL_NODE_CONFIG", raising=False)
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
+    return tmp_path, name
+
+
+def write(folder, text=FILE, app="app"):
+    path, name = folder
+    (path / "node.toml").write_text(text.format(app=f"{name}:{app}"))
+    return path / "node.toml"
+
+
+def zeros():
+    module = torch.nn.Linear(2, 2)
+    arrays = trainable_arrays(module)
+    return type(arrays)({name: type(array)(np.zeros(array.shape, np.float32)) for name, array in arrays.items()})
+
+
+def asked(answers, kind="train", **entries):
+    content = RecordDict({"arrays": zeros(), "config": ConfigRecord(training_config(**entries))})
+    return ask_real_node(answers, content, kind)
+
+
+def sent(reply):
+    assert not reply.has_error(), reply.error
+    return np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+
+
+def clipped_sum(numbers=range(6), clip=0.5):
+    """By hand: the gradient of a softmax at zero, (1/2 - y) times (features, 1)."""
+    total = np.zeros(6)
+    for i in numbers:
+        residual = np.array([0.5, 0.5])
+        residual[i % 2] -= 1.0
+        row = np.concatenate([np.outer(residual, [i, 1.0]).ravel(), residual])
+        total += row * min(1.0, clip / np.linalg.norm(row))
+    return total
+
+
+def test_clip_noise_and_cap_are_the_files_and_the_servers_settings_stay_outside(folder):
+    answers, client = own_client(read_node(write(folder)))
+    assert client.machine.policy.mu == 10.0
+    assert not client.machine.simulated
+    reply = asked(answers)
+    assert sent(reply) == pytest.approx(clipped_sum(), abs=0.05), "a thousandth of the noise is in it"
+    assert (sent(reply) != clipped_sum()).all()
+    assert reply.content["metrics"]["num-examples"] == 6
+    (session,) = read_ledger(folder[0] / "ledger.sqlite").sessions
+    assert session.releases == 1
+    assert (folder[0] / "seen.json").read_text() == '[{"local-epochs": 2}, {"partition-id": 4}]'
+    assert not any(asked(answers, ack=ack).has_error() for ack in (1, 2))
+    assert asked(answers, ack=3).error.code == protocol.CAP_REACHED
+    assert asked(answers, session="t").error.code == protocol.BUDGET_EXHAUSTED
+    assert asked(answers, "evaluate").error.code == protocol.EVALUATION_BLOCKED
+
+
+def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(folder, caplog):
+    answers, _ = own_client(read_node(write(folder)))
+    whole = asked(answers)
+    (folder[0] / "broken").touch()
+    reply = asked(answers, session="s", ack=1)
+    assert sent(reply) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
+    assert dict(reply.content["metrics"]).keys() == dict(whole.content["metrics"]).keys()
+    assert reply.content["metrics"]["num-examples"] == 6
+    assert SECRET not in str(reply.content)
+    assert SECRET in caplog.text, "only the node's own log says why"
+
+
+def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
+    """The planted bug, for the test above: all samples at once, in one try."""
+    from murmurfl.privacy.release import PrivateMachine
+
+    monkeypatch.setattr(PrivateMachine, "simulated", property(lambda self: True))
+    answers, _ = own_client(read_node(write(folder)))
+    (folder[0] / "broken").touch()
+    assert asked(answers).has_error()
+
+
+def test_a_file_without_an_app_serves_a_plain_supernode(folder, monkeypatch):
+    import importlib
+
+    app = importlib.import_module(folder[1]).app
+    assert asked(app).error.code == protocol.NOT_CONFIGURED, "without a file it refuses, whatever its code says"
+    text = FILE.replace('app = "{app}"\n', "")
+    monkeypatch.setenv("MURMURFL_NODE_CONFIG", str(write(folder, text)))
+    assert sent(asked(app)) == pytest.approx(clipped_sum(), abs=0.05)
+
+
+def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):
+    node = read_node(write(folder, FILE.replace("full-batch", "fedavg"), app="updates"))
+    reply = asked(own_client(node)[0])
+    assert sent(reply) == pytest.approx(-clipped_sum(), abs=0.05)
+    metrics = reply.content["metrics"]
+    assert (metrics["mu-guaranteed"], metrics["delta"], metrics["client-level"]) == (10.0, 1e-5, 0)
+
+
+def test_an_epsilon_is_kept_at_the_ledgers_delta(folder):
+    node = read_node(write(folder, FILE.replace("mu = 10.0", "epsilon = 3.0")))
+    assert own_client(node)[1].machine.policy.mu == gdp_mu(3.0, 1e-5)
+
+
+def test_check_says_what_the_machine_guarantees(folder):
+    path = write(folder)
+    said = CliRunner().invoke(cli, ["node", str(path), "--check"])
+    assert said.exit_code == 0, said.output
+    mechanism = "independent noise on each machine, every sample in up to 3 releases"
+    stated = Guarantee(10.0, 1e-5, mechanism, unit="sample").sentence
+    assert stated in " ".join(said.stdout.split())
+    assert stated in machine_of(read_node(path))[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("{app}", "no.such.module:app"), "Expected a ClientApp at no.such.module:app"),
+        (("{app}", "email.message:Message"), "Expected a ClientApp at email.message:Message, got type"),
+        (('"full-batch"', '"fedavg"'), "Expected method = 'full-batch', which the app is made for, got 'fedavg'"),
+        (('"full-batch"', '"sgd"'), "Expected method one of"),
+        (("mu = 10.0", "mu = 20.0"), "Expected mu <= 10, the budget of all runs"),
+        (("mu = 10.0", "mu = 10.0\nepsilon = 2.0"), "Expected mu or epsilon, got both"),
+        (("mu = 10.0", ""), "Expected values for mu or epsilon"),
+        (("mu = 10.0", "mu = 10.0\nbatch-size = 2"), "batch_size to be left out"),
+        (("mu = 10.0", 'mu = 10.0\nmechanism = "cancelling"'), "mechanism 'independent'"),
+        (("mu = 10.0", 'mu = 10.0\ntrust = "trusted-server"'), "trust"),
+        (("mu = 10.0", 'mu = 10.0\nroster = "r"'), "roster"),
+        (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table"),
+        (("clip-norm", "clip-nrom"), "perhaps clip-nrom for clip-norm"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):
+    path = write(folder, FILE.replace(*change))
+    with pytest.raises(ConfigurationError, match=complaint):
+        own_client(read_node(path))
+
+
+def test_another_client_app_is_not_taken_for_one_of_samples(folder):
+    with pytest.raises(ConfigurationError, match="Expected a private_client_app at .*leave method out"):
+        own_client(read_node(write(folder, app="plain")))
+
+
+def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
+    path = write(folder, FILE.replace('method = "full-batch"\n', ""))
+    node = read_node(path)
+    assert isinstance(node, UpdateNode)
+    with pytest.raises(ConfigurationError, match="Expected method = 'full-batch' in the file, got none"):
+        own_app(node)
+
+
+def test_a_machine_without_its_ledger_does_not_start(folder):
+    with pytest.raises(LedgerError, match="murmurfl ledger create"):
+        own_client(read_node(write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))))
+
+
+def test_under_secure_aggregation_nothing_leaves_without_masks(folder):
+    path, _ = folder
+    keys = {name: MachineKey.simulated(5, name) for name in ("clinic-0", "clinic-1")}
+    helper = HelperKey.simulated(5, "auditor").entry("auditor")
+    roster = Roster({name: key.public for name, key in keys.items()}, (helper,))
+    write_roster(path / "roster.json", roster)
+    write_machine_key(path / "machine.key", keys["clinic-0"])
+    sums = f"""mu = 5.0
+trust = "secure-aggregation"
+min-honest = 2
+min-cohort = 2
+roster = "roster.json"
+roster-digest = "{roster.digest}"
+signing-key = "machine.key"
+"""
+    answers, client = own_client(read_node(write(folder, FILE.replace("mu = 10.0\n", sums))))
+    reply = asked(answers)
+    arrays = [array.numpy() for array in reply.content["arrays"].values()]
+    counts, header = unmasked(arrays, dict(reply.content["config"]), roster, seed=5)
+    assert counts * client.machine.plan.grid.spacing == pytest.approx(clipped_sum(), abs=0.05)
+    assert (header.min_cohort, header.release) == (2, 1)
+    with pytest.raises(ConfigurationError, match="Expected roster to be a text"):
+        SampleNode.read(write(folder, FILE.replace("mu = 10.0\n", sums.replace('roster = "roster.json"\n', ""))))

@@ -1,0 +1,127 @@
+"""scikit-learn in `private_client_app`: trainings that end where scikit-learn does, and machines that stay private."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from murmurfl.clients import LinearEstimator, private_client_app
+from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.privacy import protocol
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NoisySGD, SecureAggregation
+from sklearn.linear_model import LogisticRegression, SGDClassifier
+
+from tests.harness.grid import NodesGrid
+from tests.harness.machines import training_config
+
+MACHINES, EACH, FEATURES, CLIP = 5, 24, 3, 0.5
+HUGE = 1e4  # a mu with next to no noise
+OPTIONS = {"num_clients": MACHINES, "clients_per_round": MACHINES, "node_deadline_s": 1.0, "seed": 1, "session": "s"}
+
+
+def data(classes):
+    generator = np.random.Generator(np.random.Philox(key=7))
+    features = generator.normal(size=(MACHINES * EACH, FEATURES))
+    scores = features @ generator.normal(size=(FEATURES, classes)) + generator.gumbel(size=(len(features), classes))
+    return features, scores.argmax(axis=1)
+
+
+def load(classes):
+    features, labels = data(classes)
+
+    def samples(context):
+        part = slice(EACH * context.node_config["partition-id"], EACH * (context.node_config["partition-id"] + 1))
+        return features[part], labels[part]
+
+    return samples
+
+
+def linear(estimator, classes=2):
+    return LinearEstimator(estimator, FEATURES, range(classes), num_samples=MACHINES * EACH)
+
+
+def made(model, **changes):
+    settings = {"mu": 2.0, "rounds": 5, "clip_norm": CLIP, **changes}
+    return private_client_app(model, samples=load(len(model.classes)), **settings)
+
+
+@pytest.mark.parametrize(("classes", "penalty"), [(2, 0.2), (3, np.inf)])
+def test_with_next_to_no_noise_full_batches_end_where_scikit_learn_does(classes, penalty):
+    model = linear(LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000), classes)
+    app = made(model, mu=HUGE, rounds=60, clip_norm=20.0)
+    strategy = FullBatch(learning_rate=1.0, momentum=0.9, **OPTIONS)
+    result = strategy.start(NodesGrid(app, MACHINES), model.initial_arrays(), num_rounds=60)
+    ours, theirs = model.fitted(result.arrays), model.estimator.fit(*data(classes))
+    assert ours.predict_proba(data(classes)[0]) == pytest.approx(theirs.predict_proba(data(classes)[0]), abs=0.02)
+    assert ours.score(*data(classes)) == pytest.approx(theirs.score(*data(classes)), abs=0.02)
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(), SGDClassifier(), SGDClassifier(loss="log_loss")])
+@pytest.mark.parametrize(
+    ("method", "strategy", "options"),
+    [
+        ("mu2", Mu2, {"learning_rate": 0.1}),
+        ("noisy-sgd", NoisySGD, {"learning_rate": 0.1}),
+        ("fedavg", CorrelatedFedAvg, {}),
+        ("full-batch", FullBatch, {"learning_rate": 0.1}),
+    ],
+)
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_every_method_trains_every_estimator_under_both_kinds_of_trust(estimator, method, strategy, options, trust):
+    model, sums, nodes = linear(estimator), {}, MACHINES
+    settings = {} if method in ("full-batch", "fedavg") else {"batch_size": 4}
+    if trust == "secure-aggregation":
+        settings |= {"trust": trust, "min_honest": 2, "min_cohort": 3}
+        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
+    built = strategy(**options, **OPTIONS, **sums)
+    app = made(model, method=method, rounds=3, **settings)
+    result = built.start(NodesGrid(app, nodes), model.initial_arrays(), num_rounds=3)
+    assert [report.aggregated for report in built.history] == [MACHINES] * 3
+    assert np.abs(model.fitted(result.arrays).coef_).max() > 0
+
+
+def released(app, arrays):
+    grid = NodesGrid(app, 1)
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord(training_config())})
+    (reply,) = grid.send_and_receive([Message(content, grid.first_node, "train")])
+    if reply.has_error():
+        return reply.error
+    return np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+
+
+def hostile_arrays(model, size=1e9):
+    """A model whose penalty pulls harder than any gradient, along the first sample."""
+    return ArrayRecord({"coef_": Array(size * data(2)[0][:1]), "intercept_": Array(np.zeros(1))})
+
+
+def farthest(estimator, arrays_of):
+    """How far replacing one sample of a machine moves its release, with the same key; over what is charged."""
+    model, releases = linear(estimator), []
+    for value, label in ((None, 0), (-3.0, 0), (1e12, 1), (np.nan, 0), (1e-9, 1)):
+        features, labels = data(2)
+        if value is not None:
+            features[0], labels[0] = value, label
+        own = features[:EACH], labels[:EACH]
+        app = private_client_app(model, samples=own, mu=2.0, rounds=5, clip_norm=CLIP)
+        releases.append(released(app, arrays_of(model)))
+    charged = app.policy.plan(len(releases[0])).sensitivity
+    return max(float(np.linalg.norm(release - releases[0])) / charged for release in releases)
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(C=1e-3), SGDClassifier(alpha=1.0), SGDClassifier(alpha=0.0)])
+@pytest.mark.parametrize("arrays_of", [LinearEstimator.initial_arrays, hostile_arrays])
+def test_replacing_one_sample_moves_a_release_by_no_more_than_is_charged(estimator, arrays_of):
+    assert 0.1 < farthest(estimator, arrays_of) <= 1.0
+
+
+def test_a_penalty_that_is_left_out_of_norms_is_noticed(monkeypatch):
+    """The planted bug, for the test above."""
+    monkeypatch.setattr(PulledOuterProducts, "norms", OuterProducts.norms)
+    assert farthest(SGDClassifier(alpha=1.0), lambda model: hostile_arrays(model, size=20.0)) > 1.0
+
+
+def test_other_arrays_are_refused_with_what_to_start_with():
+    model = linear(SGDClassifier())
+    app = made(model)
+    refusals = {released(app, ArrayRecord([np.zeros((2, FEATURES)), np.zeros(2)])).reason for _ in range(2)}
+    (said,) = refusals
+    assert "initial_arrays" in said
+    assert released(app, ArrayRecord([np.zeros(2)])).code == protocol.MALFORMED_REQUEST

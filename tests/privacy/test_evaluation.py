@@ -1,0 +1,176 @@
+"""An evaluation's release: what one sample can change of it, what that costs, and what is read from it."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    ConfigurationError,
+    EvaluationRows,
+    Measured,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    RefusedError,
+    SimulatedKeys,
+    SystemKeys,
+    evaluation_policy,
+    row_bytes,
+)
+from murmurfl.privacy.evaluation import is_evaluation_policy
+from murmurfl.privacy.row_bound import SUMMING_ERROR
+
+from tests.privacy.machines import DurableLedger
+
+RIGHT = (0.0, 1.0, 0.3, -2.0, 7.0, 1e300, math.nan, math.inf, -math.inf)
+SCORES = (0.0, 0.49, 0.5, 1.0, 3.0, -1.0, 1e300, math.nan, math.inf)
+CLASSES = (0, 1, 2, -1, 0.5, math.nan)
+SAMPLES = np.array([*itertools.product(RIGHT, SCORES, CLASSES)])
+
+
+def machine(width, samples=3, *, mu=1.0, ledger=None, keys=None, **fields):
+    policy = evaluation_policy(mu, **fields)
+    ledger = MemoryLedger() if ledger is None else ledger
+    return PrivateMachine(policy, width, samples, ledger, keys or SimulatedKeys(1, "a"), data=row_bytes(np.zeros(9)))
+
+
+def sums_of(subject, rows_of):
+    """The noiseless sum of every data set: one more sample beside two that stay, in counts of the grid."""
+    still = np.eye(subject.num_parameters)[:2]
+    sets = [np.vstack([still, row]) for row in rows_of]
+    return np.array([subject._contribution_counts(rows.__getitem__, slice(0, 3)) for rows in sets])
+
+
+def largest_move(subject, rows_of):
+    """How far apart the sums of two neighbouring data sets are, at most: all pairs, exactly."""
+    counts = np.unique(sums_of(subject, rows_of), axis=0).astype(object)
+    squares = max(sum(value**2 for value in one - other) for one in counts for other in counts)
+    return math.sqrt(squares) * subject.plan.grid.spacing
+
+
+@pytest.mark.parametrize("rows", [EvaluationRows(), EvaluationRows(2), EvaluationRows(5, 0.9)], ids=str)
+def test_replacing_a_sample_moves_the_sum_by_no_more_than_is_charged_and_by_that_much_where_it_matters(rows):
+    made = rows.rows(Measured(*SAMPLES.T))
+    charged = machine(rows.width).plan.sensitivity
+    assert charged >= math.sqrt(2) * (1 + SUMMING_ERROR)
+    assert charged == pytest.approx(math.sqrt(2), rel=3e-3)
+    moved = largest_move(machine(rows.width, mechanism="none"), made)
+    assert 0.999 * math.sqrt(2) < moved <= machine(rows.width, mechanism="none").plan.sensitivity <= charged
+    assert (made >= 0).all()
+    assert (np.linalg.norm(made, axis=1) <= 1 + 1e-12).all()
+
+
+def test_rows_that_somebody_else_made_are_bounded_as_well():
+    """Nothing rests on how rows are made: the machine sets negative values to zero and cuts long rows."""
+    entries = (-3.0, -0.5, 0.0, 0.4, 1.0, 1e200, math.nan)
+    hostile = np.array([*itertools.product(entries, repeat=3)])
+    bounded = machine(3, mechanism="none")
+    assert largest_move(bounded, hostile) <= bounded.plan.sensitivity
+    # The bug that would be: rows that may be negative, charged as if they were not.
+    policy = PrivacyPolicy(1.0, 1, 1, 1.0, mechanism="none", order="all", release_rule="paper")
+    planted = PrivateMachine(policy, 3, 3, MemoryLedger(), SimulatedKeys(1, "a"))
+    assert largest_move(planted, hostile) > machine(3).plan.sensitivity
+
+
+def test_a_real_machine_computes_each_sample_by_itself_and_one_that_fails_moves_the_sum_by_no_more():
+    def of(failing, chosen):
+        if chosen.start == failing:
+            raise ValueError("secret")
+        return EvaluationRows(2).rows(Measured(np.ones(1), np.ones(1), np.ones(1)))
+
+    made = []
+    for failing in (None, 1):
+        subject = machine(6, ledger=DurableLedger(), keys=SystemKeys(b"k" * 32))
+        asked = []
+        made.append(
+            subject._contribution_counts(
+                lambda chosen, failing=failing, asked=asked: asked.append(chosen) or of(failing, chosen), slice(0, 3)
+            )
+        )
+        assert asked == [slice(i, i + 1) for i in range(3)]
+    moved = np.linalg.norm(made[0] - made[1]) * subject.plan.grid.spacing
+    assert 0 < moved <= subject.plan.sensitivity
+
+
+def test_an_evaluation_is_the_only_release_of_its_session_and_another_session_costs_the_same_again():
+    ledger, rows = MemoryLedger(), np.eye(2)[[0, 1, 0]]
+    subject = machine(2, ledger=ledger, mu=0.6, budget_mu=1.0)
+    subject.release("first", 0, rows.__getitem__)
+    for ack in (0, 1):
+        with pytest.raises(RefusedError, match="cap"):
+            subject.release("first", ack, rows.__getitem__)
+    subject.release("second", 0, rows.__getitem__)
+    with pytest.raises(RefusedError, match="budget"):
+        subject.release("third", 0, rows.__getitem__)
+    with ledger.exclusive() as page:
+        assert page.account().reserved_mu == pytest.approx(0.6 * math.sqrt(2), rel=1e-12)
+
+
+@pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5}], ids=str)
+def test_the_noise_is_that_of_its_sensitivity_and_its_mu(fields):
+    for mu, width in itertools.product((0.02, 0.3, 2.0), (2, 34)):
+        plan = evaluation_policy(mu, **fields).plan(width)
+        share = math.sqrt(fields.get("min_honest", 1))
+        assert plan.mu == mu
+        assert plan.mu_local == pytest.approx(mu * share, rel=1e-3)
+        assert math.sqrt(2) / mu < plan.noise_std * share < 1.01 * math.sqrt(2) / mu
+
+
+def test_what_is_read_without_noise_is_what_is_there():
+    generator = np.random.Generator(np.random.Philox(key=1))
+    right, positive = generator.random(500) < 0.7, generator.integers(0, 2, 500)
+    score = generator.random(500)
+    for rows in (EvaluationRows(), EvaluationRows(8), EvaluationRows(3, 0.2)):
+        total = rows.rows(Measured(right, score, positive)).sum(axis=0)
+        assert rows.right(total, 500) == pytest.approx(right.sum(), rel=1e-12)
+        if rows.bins:
+            expected = [np.histogram(score[positive == c], bins=rows.bins, range=(0, 1))[0] for c in (0, 1)]
+            assert rows.histograms(total) == pytest.approx(np.array(expected), rel=1e-12)
+
+
+def test_the_stated_deviations_are_those_of_the_noise():
+    """The mean square of 900 draws is off by more than 25 % once in a hundred million times (chi-square)."""
+    rows, draws = EvaluationRows(4), 900
+    noise = 3.0 * np.random.Generator(np.random.Philox(key=2)).normal(size=(draws, rows.width))
+    found = np.array([rows.right(one, 0) for one in noise])
+    assert np.mean(found**2) == pytest.approx(rows.right_std(3.0) ** 2, rel=0.25)
+    bins = np.array([rows.histograms(one)[0, 0] for one in noise])
+    assert np.mean(bins**2) == pytest.approx(rows.histogram_std(3.0) ** 2, rel=0.25)
+    # As if it were the only release, of the one number alone: Delta = 1, so 1 / mu. Nothing is lost by two of them.
+    only = EvaluationRows()
+    assert only.right_std(evaluation_policy(0.5).plan(2).noise_std) == pytest.approx(2.0, rel=1e-2)
+
+
+def test_what_is_no_number_counts_as_wrong_and_what_is_no_class_is_in_no_bin():
+    rows = EvaluationRows(2)
+    made = rows.rows(Measured([math.nan, 1.0, 1.0, 1.0], [0.9, math.nan, 0.9, 0.9], [1, 1, 2, 1]))
+    assert made[0, 0] == 0
+    assert made[0, 1] == pytest.approx(math.sqrt(0.5))
+    assert (made[1:3, 2:] == 0).all()
+    assert made[3, 2:] == pytest.approx([0, 0, 0, math.sqrt(0.5)])
+
+
+def test_numbers_that_make_no_sense_are_refused():
+    for bins in (-1, 1, 2.0, True, 5000):
+        with pytest.raises(ConfigurationError, match="bins"):
+            EvaluationRows(bins)
+    for share in (0.0, 1.0, math.nan):
+        with pytest.raises(ConfigurationError, match="share"):
+            EvaluationRows(4, share)
+
+
+def test_policies_of_an_evaluation_are_known_and_others_are_not():
+    own = evaluation_policy(1.0)
+    assert is_evaluation_policy(evaluation_policy(1.0, budget_mu=2.0, noise_quality="fast"))
+    assert is_evaluation_policy(evaluation_policy(1.0, mechanism="none"))
+    for changes in (
+        {"clip_norm": 2.0},
+        {"clip_unit": "sample"},
+        {"max_participations": 2, "sample_participations": 2},
+        {"order": "again"},
+        {"release_rule": "acknowledged"},
+        {"mechanism": "cancelling"},
+    ):
+        assert not is_evaluation_policy(replace(own, **changes))

@@ -1,0 +1,233 @@
+"""How much of a model will be noise: the closed forms, what would help, and what machines may state of it."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.privacy import (
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    ShuffledPolicy,
+    SimulatedKeys,
+    StatedNoise,
+    forecast_of,
+    gdp_epsilon,
+    gdp_mu,
+    protocol,
+    stated_noise,
+)
+from murmurfl.privacy.forecast import LEAST_USELESS, TYPICAL, kept_share, rounded_count, shortest
+from murmurfl.privacy.policy import CLIP_UNITS
+
+D, K, MU = 2500, 8, 1.5
+UPDATES = {
+    "clip_norm": 0.3,
+    "batch_size": 1,
+    "max_participations": K,
+    "mu": MU,
+    "mechanism": "independent",
+    "clip_unit": "update",
+    "sample_participations": K,
+}
+FULL = {"clip_norm": 2.0, "batch_size": 1, "max_participations": K, "mu": MU, "mechanism": "independent"}
+ROUNDING = 1e-3
+"""What the grid is charged for, relative."""
+
+
+def stated(settings, samples=1, unit="sample", **changes):
+    policy = PrivacyPolicy(**settings)
+    plan = policy.plan(D)
+    entries = {
+        **stated_noise(policy, plan, samples),
+        "mu-guaranteed": plan.mu,
+        "delta": 1e-5,
+        "max-participations": K,
+        "mechanism": policy.mechanism,
+        "trust": policy.trust,
+        "unit": unit,
+        **changes,
+    }
+    return StatedNoise.read(entries)
+
+
+def forecast(one, machines=50, per_round=None, rounds=K, parameters=D):
+    asked = per_round or machines
+    return forecast_of([one], num_parameters=parameters, machines=machines, per_round=asked, rounds=rounds)
+
+
+@pytest.mark.parametrize("machines", [1, 10, 400])
+def test_updates_of_whole_machines_have_noise_of_a_length_that_clip_and_rounds_do_not_change(machines):
+    found = forecast(stated(UPDATES, unit="machine"), machines)
+    assert found.ratio == pytest.approx(2 * math.sqrt(D / machines) / MU, rel=ROUNDING)
+    assert found.clip_unit == "update"
+
+
+def test_full_batches_are_divided_by_all_samples():
+    found = forecast(stated({**FULL, "order": "all", "release_rule": "paper"}, samples=30), machines=20)
+    assert found.ratio == pytest.approx(2 * math.sqrt(D * 20) / (20 * 30 * MU), rel=ROUNDING)
+
+
+def test_under_sums_a_machine_states_its_share():
+    sums = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 9, "release_rule": "paper"}
+    alone, summed = forecast(stated({**UPDATES, "release_rule": "paper"})), forecast(stated({**UPDATES, **sums}))
+    assert summed.ratio == pytest.approx(alone.ratio / 3, rel=ROUNDING)
+
+
+def test_what_is_asked_for_less_often_has_made_fewer_releases():
+    """Half of the machines a round: half of the releases, whose noise is charged as if there were all of them."""
+    once, half = forecast(stated(UPDATES)), forecast(stated(UPDATES), per_round=25)
+    assert half.ratio == pytest.approx(once.ratio * math.sqrt(2), rel=ROUNDING)
+    correlated = stated({**UPDATES, "mechanism": "tree"})
+    assert forecast(correlated, per_round=25).ratio == pytest.approx(2 * forecast(correlated).ratio)
+
+
+def test_an_epoch_of_noisy_steps_is_the_sum_of_them():
+    policy = ShuffledPolicy(clip_norm=2.0, batch_size=40, max_participations=3, mu=1.0)
+    plan = policy.plan(D)
+    entries = stated_noise(policy, plan, 40)
+    assert entries[protocol.LONGEST_RELEASE] == pytest.approx(80.0)
+    assert entries[protocol.NOISE_IN_ALL] == pytest.approx(plan.noise_std * math.sqrt(3 * 40))
+    assert entries[protocol.CLIP_UNIT] == "sample"
+
+
+def test_a_sample_of_a_secret_order_is_in_one_release():
+    policy = PrivacyPolicy(**{**FULL, "order": "secret", "batch_size": 5})
+    assert stated_noise(policy, policy.plan(D), 80)[protocol.LONGEST_RELEASE] == pytest.approx(2.0 * 80 / (K * 5))
+
+
+@pytest.mark.parametrize("settings", [UPDATES, {**FULL, "order": "all"}])
+@pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+def test_the_numbers_that_are_needed_are_just_enough(settings, mu):
+    found = forecast(stated({**settings, "mu": mu}, samples=30))
+    enough = forecast(stated({**settings, "mu": mu}, samples=30), machines=found.machines_needed)
+    assert enough.verdict == "useful"
+    if found.machines_needed > 1:
+        fewer = forecast(stated({**settings, "mu": mu}, samples=30), machines=found.machines_needed - 1)
+        assert fewer.typical_ratio > 1 - ROUNDING
+    if found.parameters_needed:
+        assert (
+            forecast(stated({**settings, "mu": mu}, samples=30), parameters=found.parameters_needed).verdict == "useful"
+        )
+    more = forecast(stated({**settings, "mu": found.mu_needed * (1 + ROUNDING)}, samples=30))
+    assert more.typical_ratio == pytest.approx(1.0, rel=2 * ROUNDING)
+    assert found.epsilon_needed == gdp_epsilon(found.mu_needed, 1e-5)
+
+
+def test_machines_under_sums_are_counted_with_as_large_a_part_of_them_honest():
+    def summed(machines, honest):
+        sums = {"trust": "secure-aggregation", "min_honest": honest, "min_cohort": honest, "release_rule": "paper"}
+        return forecast(stated({**UPDATES, **sums}, **{protocol.MIN_HONEST: honest}), machines)
+
+    found = summed(20, 10)
+    assert found.verdict == "useless"
+    assert summed(found.machines_needed, found.machines_needed // 2).typical_ratio == pytest.approx(1, rel=0.02)
+
+
+def test_the_verdict_follows_from_the_noise_over_a_typical_update():
+    found = [forecast(stated({**UPDATES, "mu": mu}, unit="machine")) for mu in (0.5, 1.0, 5.0, 10.0, 25.0)]
+    assert [one.verdict for one in found] == ["useless", "useless", "noisy", "noisy", "useful"]
+    assert [one.is_warning for one in found] == [True, True, True, True, False]
+    assert [one.kept for one in found] == sorted(one.kept for one in found)
+    assert found[0].typical_ratio == pytest.approx(found[0].ratio / TYPICAL["update"])
+    assert kept_share(LEAST_USELESS) < 0.3
+    assert kept_share(1.0) == pytest.approx(0.9)
+    assert set(TYPICAL) == set(CLIP_UNITS)
+
+
+@pytest.mark.parametrize("width", [64, 80])
+def test_people_read_it_in_lines_that_fit(width):
+    for settings, samples, unit in (
+        (UPDATES, 1, "machine"),
+        ({**FULL, "order": "all"}, 30, "sample"),
+        (FULL, 1, "sample"),
+    ):
+        for mu in (1e-3, 0.1, 5.0, 60.0):
+            found = forecast(stated({**settings, "mu": mu}, samples=samples, unit=unit), machines=1000)
+            lines = found.banner(width) if found.is_warning else found.lines(width)
+            assert max(map(len, lines)) <= width
+            text = " ".join(lines)
+            assert found.verdict in text
+            assert "estimate" in text
+            assert ("What would help" in text) == (found.verdict != "useful") == bool(found.document()["changes"])
+
+
+def test_what_would_help_is_in_the_order_of_what_costs_least():
+    found = forecast(stated(UPDATES, unit="machine"), machines=40)
+    words = [change.words for change in found.changes()]
+    kinds = ("one sample", "secure aggregation", "both", "machines", "values", "epsilon")
+    assert [next(kind for kind in kinds if kind in word) for word in words] == list(kinds)
+    ratios = {kind: change.ratio for kind, change in zip(kinds, found.changes(), strict=True)}
+    assert ratios["secure aggregation"] == pytest.approx(found.typical_ratio / math.sqrt(20))
+    assert ratios["both"] == pytest.approx(ratios["one sample"] / math.sqrt(20))
+    assert ratios["machines"] == ratios["values"] == ratios["epsilon"] == 1.0
+    assert found.samples == 0
+    assert "100 a machine" in words[0]
+
+
+def test_the_same_under_sums_is_what_machines_would_state_there():
+    one = stated({**UPDATES, "release_rule": "paper"}, unit="machine")
+    sums = {"trust": "secure-aggregation", "min_honest": 25, "min_cohort": 25, "release_rule": "paper"}
+    assert forecast(one).summed().ratio == pytest.approx(forecast(stated({**UPDATES, **sums})).ratio, rel=ROUNDING)
+
+
+def test_without_noise_there_is_nothing_to_say():
+    assert forecast_of([], num_parameters=D, machines=2, per_round=2, rounds=K) is None
+    silent = stated({**FULL, "mechanism": "none"})
+    assert silent.noise == 0.0
+    assert forecast(silent) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (protocol.LONGEST_RELEASE, 0.0),
+        (protocol.LONGEST_RELEASE, math.inf),
+        (protocol.LONGEST_RELEASE, "far"),
+        (protocol.NOISE_IN_ALL, -1.0),
+        (protocol.NOISE_IN_ALL, math.nan),
+        (protocol.NOISE_IN_ALL, True),
+        (protocol.NOISE_IN_ALL, None),
+        ("mu-guaranteed", math.nan),
+        ("max-participations", 0),
+        ("max-participations", 2.5),
+        ("delta", 0.0),
+        ("delta", "small"),
+        (protocol.MIN_HONEST, 0),
+        (protocol.MIN_HONEST, "half"),
+    ],
+)
+def test_a_statement_that_is_none_makes_no_forecast(name, value):
+    assert stated(UPDATES) is not None
+    assert stated(UPDATES, **{name: value}) is None
+
+
+def test_words_that_nobody_knows_are_taken_for_the_usual_ones():
+    found = stated(UPDATES, **{protocol.CLIP_UNIT: "gradient", "unit": 3, "mechanism": "of my own"})
+    assert (found.clip_unit, found.unit, found.alone) == ("sample", "sample", False)
+
+
+def test_what_a_machine_states_does_not_depend_on_its_data_or_what_it_released():
+    policy = PrivacyPolicy(**FULL)
+    machine = PrivateMachine(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
+    before = stated_noise(machine.policy, machine.plan, machine.num_samples)
+    machine.release("s", 0, lambda _: np.full((1, D), 1e9))
+    assert stated_noise(machine.policy, machine.plan, machine.num_samples) == before
+
+
+def test_the_typical_machine_of_different_ones_is_their_mean():
+    """Ten machines with ten times the noise of the others: lengths of independent noise add up in squares."""
+    loud, quiet = stated({**UPDATES, "mu": 0.15}), stated(UPDATES)
+    mixed = forecast_of([quiet, loud], num_parameters=D, machines=20, per_round=20, rounds=K)
+    alone = forecast(quiet, machines=20)
+    assert mixed.ratio == pytest.approx(alone.ratio * math.sqrt((1 + 100) / 2), rel=ROUNDING)
+    assert mixed.mu == pytest.approx(MU)
+
+
+def test_figures_are_short_and_counts_rounded_away_from_too_few():
+    assert [shortest(x) for x in (0, 0.00123, 0.999, 9.96, 10.4, 54321.0, math.inf)] == [
+        *("0", "0.0012", "1", "10", "10", "54,000", "inf")
+    ]
+    assert [rounded_count(x) for x in (1, 9, 101, 54321)] == ["1", "9", "110", "55,000"]
+    assert rounded_count(199, up=False) == "190"
+    assert gdp_mu(4.0, 1e-5) == pytest.approx(0.925, abs=1e-3)

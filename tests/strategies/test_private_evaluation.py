@@ -1,0 +1,315 @@
+"""The round after a training: how good a model is on everybody's samples, under all three kinds of trust."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
+from murmurfl.clients import ContextLedger, Evaluation, FullBatchClient, numpy_client_app
+from murmurfl.privacy import (
+    ConfigurationError,
+    Measured,
+    PrivacyPolicy,
+    SimulatedKeys,
+    SystemKeys,
+    divided_mu,
+    evaluation_policy,
+    protocol,
+)
+from murmurfl.privacy.masking import Masking
+from murmurfl.privacy.roster import MachineKey, Roster
+from murmurfl.strategies import (
+    CheckpointError,
+    NotEvaluatedError,
+    PrivateEvaluation,
+    SecureAggregation,
+    TrustedPrivateEvaluation,
+)
+
+from tests.harness.grid import NodesGrid
+from tests.harness.machines import Labelled
+from tests.harness.secure import HELPERS, SEED, SecureGrid
+
+K, MACHINES, MU, BINS = 4, 5, 2.0, 4
+OWN_MU, REST_MU = divided_mu(MU, 0.2)
+SIZES = {str(i): 40 + 20 * i for i in range(MACHINES)}
+MODEL = np.array([1.0, -0.5, 0.25, 0.0])
+
+
+def samples_of(name):
+    draw = np.random.Generator(np.random.Philox(key=int(name)))
+    rows = draw.normal(size=(SIZES[name], K))
+    return Labelled(rows, (rows @ MODEL + draw.normal(size=len(rows)) > 0).astype(int))
+
+
+def measure(parameters, samples):
+    margins = samples[0] @ parameters[0]
+    return Measured((margins > 0) == samples[1], 1 / (1 + np.exp(-2 * margins)), samples[1])
+
+
+def measured(names, first=None):
+    parts = [measure([MODEL], (samples_of(n).features[first:], samples_of(n).labels[first:])) for n in names]
+    return [np.concatenate([getattr(part, field) for part in parts]) for field in ("right", "score", "positive")]
+
+
+class Model:
+    shapes = ((K,),)
+
+    def __call__(self, parameters, samples):
+        return np.asarray(samples[0], dtype=np.float64)
+
+
+def client_of(name, state, *, masking=None, evaluates=True, mechanism="", bins=BINS, held_out=0, share=0.5, **trust):
+    rest = {"order": "all", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
+    policy = PrivacyPolicy(1.0, 1, 3, REST_MU, MU, **rest)
+    own = {}
+    if evaluates:
+        ours = evaluation_policy(OWN_MU, budget_mu=MU, mechanism=mechanism, **trust)
+        own = {"evaluation": Evaluation(ours, measure, bins, share, held_out=held_out)}
+    ledger, keys = ContextLedger(state, name), SimulatedKeys(3, name)
+    return FullBatchClient(Model(), samples_of(name), policy, ledger, keys, name=name, masking=masking, **own)
+
+
+class Nodes(NodesGrid):
+    """Machines that evaluate; ``deaf`` ones' replies are lost, and ``forged`` is what becomes of a reply."""
+
+    def __init__(self, *, deaf=(), forged=lambda reply: reply, **changes):
+        def client_fn(context):
+            return client_of(str(context.node_config["partition-id"]), context.state, **changes)
+
+        super().__init__(numpy_client_app(client_fn), MACHINES)
+        self.deaf, self.forged = {self.first_node + i for i in deaf}, forged
+
+    def tamper(self, replies):
+        return [self.forged(reply) for reply in replies if reply.metadata.src_node_id not in self.deaf]
+
+
+def evaluation(**options):
+    options = {"seed": 1, "session": "evaluation", "node_deadline_s": 0.5, "bins": BINS, **options}
+    return PrivateEvaluation(num_clients=MACHINES, **options)
+
+
+def evaluate(grid, strategy=None):
+    return (strategy or evaluation()).evaluate(grid, ArrayRecord([MODEL]))
+
+
+def test_without_noise_it_is_the_share_of_right_predictions_and_the_area_of_binned_scores():
+    found = evaluate(Nodes(mechanism="none"))
+    right, score, positive = measured(SIZES)
+    assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
+    assert (found.samples, found.machines, found.held_out) == (sum(SIZES.values()), MACHINES, False)
+    assert found.noise_interval == pytest.approx((found.accuracy, found.accuracy))
+    counts = [np.histogram(score[positive == c], bins=BINS, range=(0, 1))[0] for c in (0, 1)]
+    assert found.histograms == pytest.approx(np.array(counts), abs=1e-3)
+    assert 0.7 < found.auc < 1.0
+
+
+def test_with_noise_it_is_as_far_off_as_is_said():
+    """Five standard deviations: by chance once in a million and a half."""
+    found = evaluate(Nodes())
+    right, _, _ = measured(SIZES)
+    std = evaluation_policy(OWN_MU).plan(2 + 2 * BINS).noise_std
+    assert found.right_std == pytest.approx(std * math.sqrt(MACHINES) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
+    assert 0 < abs(found.right - right.sum()) < 5 * found.right_std
+
+
+def test_what_was_held_out_is_said_to_be_only_if_all_machines_say_so():
+    found = evaluate(Nodes(mechanism="none", held_out=10))
+    right, _, _ = measured(SIZES, first=-10)
+    assert (found.held_out, found.samples) == (True, 10 * MACHINES)
+    assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
+
+    def one_not(reply):
+        if reply.metadata.src_node_id == NodesGrid.first_node:
+            reply.content[protocol.METRICS] = MetricRecord({**reply.content[protocol.METRICS], "held-out": 0})
+        return reply
+
+    assert not evaluate(Nodes(held_out=10, forged=one_not)).held_out
+
+
+def test_machines_that_are_lost_are_in_neither_the_count_nor_the_number_nor_the_noise():
+    found = evaluate(Nodes(deaf=(0, 4)))
+    heard = [str(i) for i in (1, 2, 3)]
+    assert (found.samples, found.machines) == (sum(SIZES[name] for name in heard), 3)
+    assert found.right_std == pytest.approx(evaluate(Nodes()).right_std * math.sqrt(3 / 5))
+
+
+FORGED = {
+    "no noise": {"noise-std": None},
+    "noise that is no number": {"noise-std": math.nan},
+    "noise below zero": {"noise-std": -1.0},
+    "whole noise": {"noise-std": 1},
+    "held out by half": {"held-out": 2},
+    "no word of it": {"held-out": None},
+    "another share for scores": {"scores-share": 0.4},
+    "no samples": {"num-examples": 0},
+}
+
+
+@pytest.mark.parametrize("said", FORGED.values(), ids=list(FORGED))
+def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
+    def forged(reply):
+        if reply.metadata.src_node_id == NodesGrid.first_node + 2:
+            entries = {**reply.content[protocol.METRICS], **said}
+            reply.content[protocol.METRICS] = MetricRecord({k: v for k, v in entries.items() if v is not None})
+        return reply
+
+    strategy = evaluation()
+    assert evaluate(Nodes(forged=forged), strategy).machines == MACHINES - 1
+    assert strategy.history[0].malformed == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"evaluates": False}, "machines refused with not-configured"),
+        ({"deaf": range(MACHINES)}, "5 replies were lost"),
+        ({"bins": 0}, "5 replies were malformed"),
+        ({"share": 0.25}, "5 replies were malformed"),
+        ({"forged": lambda reply: Message(Error(protocol.INTERNAL_ERROR, "x"), reply_to=reply)}, "internal-error"),
+    ],
+)
+def test_where_nobody_answers_it_says_what_was_said(nodes, words):
+    with pytest.raises(NotEvaluatedError, match=words):
+        evaluate(Nodes(**nodes))
+
+
+# A server that is killed.
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killing(Nodes):
+    def tamper(self, replies):
+        raise KilledError
+
+
+def test_a_server_that_was_killed_after_the_round_has_it_in_its_checkpoint(tmp_path):
+    path = tmp_path / "evaluation.npz"
+    found = evaluate(Nodes(), evaluation(session=None, checkpoint=path))
+    again = evaluate(Nodes(deaf=range(MACHINES)), evaluation(session=None, checkpoint=path))
+    assert again.document == found.document
+    with pytest.raises(CheckpointError, match="start"):  # another model is another evaluation
+        evaluation(session=None, checkpoint=path).evaluate(Nodes(), ArrayRecord([-MODEL]))
+    with pytest.raises(CheckpointError, match="bins"):
+        evaluation(session=None, checkpoint=path, bins=0).evaluate(Nodes(), ArrayRecord([MODEL]))
+
+
+def test_a_server_that_was_killed_in_the_round_asks_again_in_the_same_session(tmp_path):
+    path, grid = tmp_path / "evaluation.npz", Killing()
+    first = evaluation(session=None, checkpoint=path)
+    with pytest.raises(KilledError):
+        evaluate(grid, first)
+    second, second_grid = evaluation(session=None, checkpoint=path), Nodes()
+    second_grid.contexts = grid.contexts  # the machines' ledgers are as they were
+    # No machine of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
+    with pytest.raises(NotEvaluatedError, match=r"killed before it had their answers.*cap-reached"):
+        evaluate(second_grid, second)
+    assert second.session == first.session
+
+
+# Under secure aggregation.
+
+
+SUMS = {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4}
+
+
+class Secure(SecureGrid):
+    """Machines that evaluate under masks, and two helpers."""
+
+    def __init__(self, **changes):
+        names = tuple(SIZES)
+        roster = Roster.simulated(SEED, names, HELPERS)
+
+        def client_fn(context):
+            name = str(context.node_config["partition-id"])
+            masking = Masking(name, MachineKey.simulated(SEED, name), roster)
+            return client_of(name, context.state, masking=masking, **{**SUMS, **changes})
+
+        super().__init__(SimpleNamespace(app=numpy_client_app(client_fn), count=MACHINES, roster=roster))
+
+
+def of_sums(**options):
+    return evaluation(secure_aggregation=SecureAggregation(min_cohort=4, helpers=2), **options)
+
+
+def test_a_sum_is_opened_and_the_noise_is_a_share_of_every_machine_s():
+    """Five standard deviations: by chance once in a million and a half."""
+    found = evaluate(Secure(), of_sums())
+    right, _, _ = measured(SIZES)
+    share = evaluation_policy(OWN_MU, **SUMS).plan(2 + 2 * BINS).noise_std
+    alone = evaluation_policy(OWN_MU).plan(2 + 2 * BINS).noise_std
+    assert share == pytest.approx(alone / math.sqrt(3), rel=1e-2)
+    assert found.right_std == pytest.approx(share * math.sqrt(MACHINES) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
+    assert (found.machines, found.samples) == (MACHINES, sum(SIZES.values()))
+    assert 0 < abs(found.right - right.sum()) < 5 * found.right_std
+
+
+def test_a_sum_of_too_few_stays_closed_and_nothing_is_said():
+    grid = Secure()
+    grid.tamper = lambda replies: replies[:3]
+    with pytest.raises(NotEvaluatedError, match="the round was closed"):
+        evaluate(grid, of_sums())
+
+
+def test_a_server_that_was_killed_before_a_sum_was_opened_knows_whose_noise_is_in_it(tmp_path):
+    path, grid = tmp_path / "evaluation.npz", Secure()
+
+    def dying(kind, helper, message):
+        if kind == "open":
+            raise KilledError
+        return message
+
+    grid.watch = dying
+    with pytest.raises(KilledError):
+        evaluate(grid, of_sums(session=None, checkpoint=path))
+    grid.watch = lambda kind, helper, message: message
+    found = evaluate(grid, of_sums(session=None, checkpoint=path))
+    assert found.machines == MACHINES
+    assert found.right_std == pytest.approx(evaluate(Secure(), of_sums()).right_std, rel=1e-12)
+
+
+# With a trusted server.
+
+
+def trusted(**options):
+    policy = evaluation_policy(OWN_MU, budget_mu=MU, trust="trusted-server")
+    options = {"policy": policy, "noise_keys": SimulatedKeys(1, "server"), "bins": BINS, **options}
+    return TrustedPrivateEvaluation(num_clients=MACHINES, seed=1, **{"session": "evaluation", **options})
+
+
+def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
+    strategy, width = trusted(), 2 + 2 * BINS
+    found = evaluate(Nodes(trust="trusted-server"), strategy)
+    std = strategy.noise_std(width)
+    assert math.sqrt(2) / OWN_MU < std < 1.01 * math.sqrt(2) / OWN_MU
+    right, _, _ = measured(SIZES)
+    noise = strategy.fresh_normals(1, width) * std
+    assert found.right == pytest.approx(right.sum() + (noise[0] - noise[1]) / (2 * math.sqrt(0.5)), abs=1e-3)
+    assert found.right_std == strategy.rows.right_std(std)
+    assert strategy.guaranteed_mu(width) == OWN_MU
+    with pytest.raises(ConfigurationError, match="evaluation_policy"):
+        trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
+
+
+def test_a_machine_that_sends_more_than_its_samples_can_is_dropped_by_a_trusted_server():
+    def forged(reply):
+        if reply.metadata.src_node_id == NodesGrid.first_node:
+            reply.content[protocol.ARRAYS] = ArrayRecord({"0": Array(np.full(2 + 2 * BINS, 2.0**8))})
+        return reply
+
+    strategy = trusted()
+    assert evaluate(Nodes(trust="trusted-server", forged=forged), strategy).machines == MACHINES - 1
+    assert strategy.history[0].malformed == 1
+
+
+def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_figures(tmp_path):
+    path = tmp_path / "evaluation.npz"
+    found = evaluate(Nodes(trust="trusted-server"), trusted(noise_keys=None, session=None, checkpoint=path))
+    again = evaluate(Nodes(deaf=range(MACHINES)), trusted(noise_keys=None, session=None, checkpoint=path))
+    assert again.document == found.document
+    other = evaluate(Nodes(trust="trusted-server"), trusted(noise_keys=SystemKeys.generate()))
+    assert other.right != found.right
