@@ -25,4 +25,4 @@ def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
     return PRIVATE[0][number::machines], PRIVATE[1][number::machines]
 
 
-app = private_client_app(make_module, squared_hinge, samples, epsilon=4.0, rounds=ROUNDS)
+app = private_client_app(make_module, squared_hinge, samples, epsilon=4.0, rounds=ROUNDS, evaluation=0.1, held_out=0.2)
