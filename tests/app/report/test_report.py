@@ -1,5 +1,6 @@
 """`murmurfl report`: a page that needs nothing else, figures that are true, and clear refusals."""
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -15,10 +16,11 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.record import write_record
 from murmurfl.app.report import making
 from murmurfl.app.report.making import make_report
+from murmurfl.app.report.page import page as made_page
 from murmurfl.app.report.plots import run_plots
 from murmurfl.app.report.recorded import RecordedRun, ReportError
 from murmurfl.app.run import run_experiment
-from murmurfl.privacy import gdp_epsilon
+from murmurfl.privacy import Forecast, gdp_epsilon
 from typer.testing import CliRunner
 
 LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0, run_dry=True)
@@ -100,6 +102,20 @@ def test_both_guarantees_and_what_differs_are_named(page, folders):
         assert json.loads((folder / "result.json").read_text())["guarantee"] in text
     assert '<th scope="row">lost-replies</th><td>0.3</td><td>0</td>' in text
     assert "test accuracy" in text
+
+
+def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders):
+    text = " ".join(page.read_text().split())
+    read = [RecordedRun.read(folder) for folder in folders]
+    for run in read:
+        assert run.document["forecast"]["sentence"] in text
+    assert "What would help" not in text  # both are useful
+    foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine").document()
+    useless = replace(read[0], document={**read[0].document, "forecast": foreseen})
+    text = html.unescape(made_page(runs=[making._section(useless, [])]))
+    assert foreseen["sentence"] in " ".join(text.split())
+    assert "<details open><summary>What would help" in text
+    assert all(change["words"] in text for change in foreseen["changes"])
 
 
 def test_releases_by_round_end_at_what_machines_state_and_cost_what_they_say(folders):
