@@ -23,6 +23,7 @@ from .shuffled import ShuffledClient
 
 if TYPE_CHECKING:
     from .cohort import Cohort
+    from .evaluation_share import EvaluationShare
     from .foreign_machine import simulated_machine
     from .helper import ContextOpeningRecord, answer_helper, helper_app
     from .noise_mod import CorrelatedNoiseMod
@@ -37,6 +38,7 @@ _LATE = {
     "Cohort": "cohort",
     "ContextOpeningRecord": "helper",
     "CorrelatedNoiseMod": "noise_mod",
+    "EvaluationShare": "evaluation_share",
     "LinearEstimator": "sklearn_model",
     "UpdateNode": "update_node",
     "UpdatePolicy": "update_policy",
@@ -61,6 +63,7 @@ __all__ = [
     "CountedGradients",
     "DelayedMomentumClient",
     "Evaluation",
+    "EvaluationShare",
     "FullBatchClient",
     "IsrlDpClient",
     "LabelledFeatures",

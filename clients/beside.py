@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..privacy import ConfigurationError, PrivacyPolicy
 
-IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
+_IN_COMMON = ("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
 
 
 def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, release: str) -> None:
@@ -41,7 +41,7 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
             f"Expected another order than 'secret' beside {beside}, got it: what a secret order is worth is counted "
             f"for samples that show nowhere else, and {short} is of all of them."
         )
-    for name in IN_COMMON:
+    for name in _IN_COMMON:
         ours, theirs = getattr(own, name), getattr(policy, name)
         if ours != theirs:
             raise ConfigurationError(

@@ -23,6 +23,10 @@ from .requests import malformed
 _in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", default=None)
 
 
+# The records that Flower's legacy ClientApp looks for, and does not find.
+_OF_LEGACY = ("'fitins.", "'evaluateins.")
+
+
 def is_in_training(message: Message) -> bool:
     """Whether a message is on its way to a ClientApp already, called by a mod that is around this one."""
     return _in_training.get() is message
@@ -60,6 +64,8 @@ def called(call_next: ClientAppCallable, message: Message, context: Context) -> 
     ------
     ClientAppError
         If it raises anything or answers with an error.
+    ConfigurationError
+        If it is of Flower's legacy kind.
     """
     outside = _in_training.set(message)
     try:
@@ -67,6 +73,11 @@ def called(call_next: ClientAppCallable, message: Message, context: Context) -> 
     except BaseException as error:  # a refusal of our own too: its text would be sent, and here it is the project's
         if is_interrupt(error):
             raise
+        if isinstance(error, KeyError) and str(error).startswith(_OF_LEGACY):
+            raise ConfigurationError(
+                "Expected a ClientApp of the Message API, got Flower's legacy ClientApp(client_fn, mods=...), which "
+                "cannot read these messages: write app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(...)])."
+            ) from error
         raise ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error
     finally:
         _in_training.reset(outside)

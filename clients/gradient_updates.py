@@ -46,17 +46,20 @@ class GradientUpdateClient(PrivateClient):
         **Formal guarantees.** Those of the class.
         """
         sent, samples, entries = super().fit(parameters, config)
-        plan, policy = self.machine.plan, self.machine.policy
+        policy = self.machine.policy
+        plans = [self.machine.plan, *(machine.plan for machine in self.parts.machines)]
         stated: dict[str, Any] = {
-            protocol.MU_GUARANTEED: math.hypot(plan.mu, *(part.plan.mu for part in self.parts.machines)),
+            protocol.MU_GUARANTEED: math.hypot(*(one.mu for one in plans)),
             protocol.DELTA: policy.delta,
             protocol.CLIENT_LEVEL: 0,
         }
         if policy.trust == "secure-aggregation":
-            local = math.hypot(plan.mu_local, *(part.plan.mu_local for part in self.parts.machines))
-            stated |= {protocol.MU_LOCAL: local, protocol.MIN_HONEST: policy.min_honest}
-        counts = policy.sums_samples or protocol.RELEASE_OF in config
-        return sent, samples if counts else 1, {**entries, **stated}
+            stated |= {
+                protocol.MU_LOCAL: math.hypot(*(one.mu_local for one in plans)),
+                protocol.MIN_HONEST: policy.min_honest,
+            }
+        counted = policy.sums_samples or protocol.RELEASE_OF in config
+        return sent, samples if counted else 1, {**entries, **stated}
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent and guarantees, with the unit of it."""

@@ -17,9 +17,10 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
+from ..privacy.masking import Masking
 from .answers import answer
-from .app_evaluation import EvaluationShare
 from .base import PrivateClient
+from .evaluation_share import EvaluationShare
 from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
 from .gradients import Samples
@@ -50,9 +51,9 @@ class PrivateClientApp(ClientApp):
         Of simulated machines.
     helpers, seed : int
         Of simulations.
-    mods : list of Mod, optional
     evaluation : EvaluationShare, optional
-        Of simulated machines.
+        Of simulated machines, and on every machine which predictions are right.
+    mods : list of Mod, optional
 
     Notes
     -----
@@ -68,8 +69,8 @@ class PrivateClientApp(ClientApp):
         *,
         helpers: int,
         seed: int,
-        mods: list[Mod] | None = None,
         evaluation: EvaluationShare | None = None,
+        mods: list[Mod] | None = None,
     ) -> None:
         super().__init__(mods=[self._as_participant, *(mods or [])])
         self.model = model
@@ -116,7 +117,7 @@ class PrivateClientApp(ClientApp):
 
     def _content(self, message: Message, context: Context) -> RecordDict:
         layout = list(zip(self.model.names, self.model.gradients.shapes, strict=True))
-        kind, content = read_request(message, self.method, layout, evaluates=self._evaluates)
+        kind, content = read_request(message, self.method, layout)
         return handled(self._client, kind, content, context)
 
     def _client(self, context: Context) -> PrivateClient:
@@ -127,7 +128,7 @@ class PrivateClientApp(ClientApp):
         samples = self._kept_samples(context)
         masking = None if self._sums is None else self._sums.masking(context, self.policy.min_cohort)
         made = simulated_machine(context, seed=self._seed)
-        return self.machine(samples, self.policy, self.evaluation, masking=masking, **made)
+        return self.machine(samples, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
     def answer_as(self, client: PrivateClient) -> None:
         """Answer every message from now on with one real machine, whatever a context says.
@@ -151,31 +152,21 @@ class PrivateClientApp(ClientApp):
         return self._client(context)
 
     def machine(
-        self, samples: Samples, policy: PrivacyPolicy, evaluation: EvaluationShare | None, **made: Any
+        self,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        *,
+        masking: Masking | None,
+        evaluation: EvaluationShare | None,
+        **made: Any,
     ) -> PrivateClient:
-        """The machine with these samples and this policy, of which an evaluation may have a share.
-
-        Raises
-        ------
-        ConfigurationError
-            If it cannot be made.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`: everything that it releases, the
-        evaluation too, is as private as ``policy`` says.
-        """
-        if evaluation is None:
-            return self.method.client(self.model.gradients, samples, policy, **made)
-        if self.model.measure is None:
-            raise ConfigurationError("Expected evaluation left out for this model, got it: nothing says what is right.")
-        own = evaluation.evaluation(policy, self.model.measure, len(samples))
-        left = evaluation.beside(policy)
-        return self.method.client(self.model.gradients, samples, left, evaluation=own, **made)
-
-    @property
-    def _evaluates(self) -> bool:
-        return (self.evaluation if self._real is None else self._real.evaluation) is not None
+        """The machine with these samples and this policy, of which an evaluation has its share."""
+        if evaluation is not None:
+            right = None if self.evaluation is None else self.evaluation.right
+            measure = None if self.model.measure is None else self.model.measure(right)
+            made["evaluation"] = evaluation.evaluation(policy, measure, samples)
+            policy = evaluation.training(policy)
+        return self.method.client(self.model.gradients, samples, policy, masking=masking, **made)
 
     def _kept_samples(self, context: Context) -> Samples:
         """A simulated machine's samples; a worker keeps those it asked for last."""
@@ -208,9 +199,7 @@ def private_client_app(
     seed: int = 0,
     chunk: int | None = None,
     example: Any = None,
-    evaluation: float = 0.0,
-    held_out: float = 0.0,
-    score_bins: int = 0,
+    evaluation: float | EvaluationShare | None = None,
     mods: list[Mod] | None = None,
 ) -> PrivateClientApp:
     """A ClientApp that trains a model with differential privacy for every single sample.
@@ -250,13 +239,10 @@ def private_client_app(
     example : samples, optional
         Samples that are not private, or made up, of the shapes and types that machines have: the model is tried on them
         when the app is made. Without them, and with a function for ``samples``, it is tried at the first request.
-    evaluation : float
-        Share of mu^2 for a private evaluation (:class:`~murmurfl.strategies.PrivateEvaluation`), out of what epsilon or
-        mu say; 0 for none.
-    held_out : float
-        Share of each machine's samples that is set aside for it; 0 where it is of all of them.
-    score_bins : int
-        Bins of scores, of two classes, for the area under the ROC curve; 0 for none.
+    evaluation : float or EvaluationShare, optional
+        Which share of mu^2 is for a private evaluation of the model, for
+        :class:`~murmurfl.strategies.PrivateEvaluation`: how many samples it gets right, of those that are set aside for
+        it. The training has the rest of mu^2.
     mods : list of Mod, optional
         Flower mods of your own.
 
@@ -299,10 +285,10 @@ def private_client_app(
         stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
         stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
         _check_left_out(stated)
-    chosen.check(policy)
+    share = EvaluationShare.of(evaluation)
+    chosen.check(policy if share is None else share.training(policy))
     made = _machine_model(model, loss, seed=seed, chunk=chunk)
-    share = EvaluationShare(evaluation, held_out, score_bins) if evaluation or held_out or score_bins else None
-    app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, mods=mods, evaluation=share)
+    app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, evaluation=share, mods=mods)
     if example is not None or not _is_function(samples):
         made.check_samples(made.read_samples(samples if example is None else example, in_memory=False))
     return app

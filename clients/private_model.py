@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .evaluation import Measure
 from .gradients import PerSampleGradients, Samples
@@ -23,11 +24,11 @@ class MachineModel:
     check_samples : callable
         Tries the model on made-up samples like those of a machine, and refuses one that mixes samples.
     measure : callable, optional
-        How right the model is about a batch of samples (:class:`~murmurfl.clients.Evaluation`).
+        ``measure(right)``: which predictions are right, for a private evaluation; ``right`` is a project's own word.
     """
 
     gradients: PerSampleGradients
     names: tuple[str, ...]
     read_samples: Callable[..., Samples]
     check_samples: Callable[[Samples], None] = lambda samples: None  # noqa: ARG005
-    measure: Measure | None = None
+    measure: Callable[[Callable[..., Any] | None], Measure] | None = None

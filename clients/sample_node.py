@@ -15,9 +15,9 @@ from flwr.app import Context, RecordDict
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
 from ..privacy.asked import asked_mu
 from ..privacy.masking import Masking
-from .app_evaluation import EvaluationShare
 from .app_node import AppNode
 from .base import PrivateClient
+from .evaluation_share import EvaluationShare
 from .operators_file import covering_budget, read_operators_file, values_by_field
 from .sample_methods import SampleMethod, sample_method
 
@@ -50,8 +50,12 @@ class SampleNode(AppNode):
     app : str
         ``MODULE:NAME`` of the app, as it is installed on this machine. Empty under a plain ``flower-supernode``, which
         runs what the server sends.
-    private_evaluation, held_out, score_bins : float, float, int
-        Share of mu^2 for a private evaluation, share of the samples that is set aside for it, and bins of scores.
+    private_evaluation : float
+        Of mu^2 of a run, for a private evaluation of its model; 0 for none.
+    held_out : float
+        Which share of the samples, the last ones, is set aside for it and never trained on.
+    score_bins : int
+        Bins of scores for each of two classes, for its AUC; 0 for none.
     trust : {"untrusted-server", "secure-aggregation"}
     min_honest, min_cohort : int
         h and the fewest releases of a sum, under ``secure-aggregation``.
@@ -85,7 +89,7 @@ class SampleNode(AppNode):
     mechanism: str = ""
     app: str = ""
     private_evaluation: float = 0.0
-    held_out: float = 0.0
+    held_out: float = 0.1
     score_bins: int = 0
     trust: str = "untrusted-server"
     min_honest: int = 1
@@ -101,7 +105,7 @@ class SampleNode(AppNode):
         self.check_sums(self.trust)
         self.check_table("run-config", self.run_config)
         self.check_table("node-config", self.node_config)
-        _ = self._evaluation
+        self.evaluation  # noqa: B018 - refuses what cannot be
         self._policy(delta=0.5, budget_mu=None, budget_local_mu=None)  # any delta: the ledger's is not known here
 
     @classmethod
@@ -170,15 +174,8 @@ class SampleNode(AppNode):
         samples = app.samples_of(context, in_memory=False)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         policy = self.policy(ledger)
-        client = app.machine(
-            samples,
-            policy,
-            self._evaluation,
-            ledger=ledger,
-            keys=ledger.keys(),
-            name=self.machine,
-            masking=self.masking(),
-        )
+        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": self.machine}
+        client = app.machine(samples, policy, masking=self.masking(), evaluation=self.evaluation, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
 
@@ -198,10 +195,21 @@ class SampleNode(AppNode):
         return self.masking_under(self.trust)
 
     @property
-    def _evaluation(self) -> EvaluationShare | None:
-        if not (self.private_evaluation or self.held_out or self.score_bins):
-            return None
-        return EvaluationShare(self.private_evaluation, self.held_out, self.score_bins)
+    def evaluation(self) -> EvaluationShare | None:
+        """What of mu^2 and of the samples is for a private evaluation; None for nothing.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if self.private_evaluation:
+            return EvaluationShare(self.private_evaluation, self.held_out, self.score_bins)
+        if (self.held_out, self.score_bins) != (0.1, 0):
+            raise ConfigurationError(
+                f"Expected held-out and score-bins unset without private-evaluation, got {self.held_out!r} and "
+                f"{self.score_bins!r}."
+            )
+        return None
 
     @property
     def _method(self) -> SampleMethod:

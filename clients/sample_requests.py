@@ -20,9 +20,7 @@ Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a model's arrays, in order."""
 
 
-def read_request(
-    message: Message, method: SampleMethod, layout: Layout, *, evaluates: bool = False
-) -> tuple[str, RecordDict]:
+def read_request(message: Message, method: SampleMethod, layout: Layout) -> tuple[str, RecordDict]:
     """The kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
 
     Parameters
@@ -33,8 +31,6 @@ def read_request(
     layout : sequence
         Of what is trained.
 
-    evaluates : bool
-        Whether the machine is configured for private evaluation.
 
     Raises
     ------
@@ -53,8 +49,7 @@ def read_request(
         _check_asked_as(method, updates=True)
         return MessageType.QUERY, RecordDict({protocol.CONFIG: entries})
     if kind == MessageType.QUERY:
-        if not evaluates:  # whose evaluation is asked for in queries, whatever its training is
-            _check_asked_as(method, updates=False)
+        _check_asked_as(method, updates=False)
         return kind, RecordDict({protocol.CONFIG: entries})
     records = [record for record in message.content.array_records.values() if len(record)]
     if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:
@@ -88,4 +83,5 @@ def _entries(content: RecordDict, method: SampleMethod) -> ConfigRecord:
 def _check_asked_as(method: SampleMethod, *, updates: bool) -> None:
     """CorrelatedFedAvg asks in messages of training, the other strategies in queries: a machine answers its own."""
     if method.updates != updates:
-        raise malformed(f"this machine is for {method.strategy}, and another strategy asks")
+        evaluation = ", or PrivateEvaluation(of_updates=True)" if method.updates else ""
+        raise malformed(f"this machine is for {method.strategy}{evaluation}, and another strategy asks")

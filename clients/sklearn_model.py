@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Measured
 from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
-from .app_evaluation import measured_scores
 from .estimator_checks import closed_form
 from .estimator_samples import estimator_samples
+from .evaluation import Measure
 from .gradients import Samples, combined_gradients
 from .outer_products import OuterProducts, PulledOuterProducts
 from .private_model import MachineModel
@@ -144,7 +145,24 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
     def read(found: Any, *, in_memory: bool) -> Samples:
         return estimator_samples(found, made.num_features, made.classes, in_memory=in_memory)
 
-    return MachineModel(made.gradients, made.names, read, measure=made.gradients.measure)
+    return MachineModel(made.gradients, made.names, read, measure=partial(_measure, made))
+
+
+def _measure(model: LinearEstimator, right: Any) -> Measure:
+    """Which samples a linear classifier predicts right: the class of the largest score, or of two that of the sign."""
+    if right is not None:
+        raise ConfigurationError("Expected no `right` beside a scikit-learn classifier, got one: its classes say it.")
+
+    def measured(parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
+        with np.errstate(all="ignore"):
+            scores = np.asarray(samples[0], dtype=np.float64) @ np.asarray(parameters[0]).T
+            scores = scores + np.asarray(parameters[1]) if model.fit_intercept else scores
+            if scores.shape[1] > 1:
+                return Measured(scores.argmax(axis=1) == samples[1])
+            margin = scores[:, 0]
+            return Measured((margin > 0) == samples[1], 1.0 / (1.0 + np.exp(-margin)), samples[1])
+
+    return measured
 
 
 def _with_its_own_arrays(estimator: Any) -> LinearEstimator:
@@ -238,12 +256,6 @@ class LinearGradients:
             for i, row in enumerate(rows):
                 made.write(i, 1.0, row)
         return rows
-
-    def measure(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
-        """Whether the model predicts each sample right; row i depends on sample i alone."""
-        with np.errstate(all="ignore"):
-            scores = np.asarray(samples[0], dtype=np.float64) @ np.asarray(parameters[0], dtype=np.float64).T
-            return measured_scores(scores + parameters[1] if self._bias else scores, np.asarray(samples[1]))
 
     def stacked(
         self,

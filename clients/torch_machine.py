@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
 from ..privacy.extras import check_installed
 from .model_checks import SampleTrials, check_layers, check_loss
 from .private_model import MachineModel
+from .torch_measure import ModuleMeasure
 from .torch_model import ModuleGradients
 from .torch_samples import torch_samples
 
@@ -44,7 +46,8 @@ def torch_machine_model(
     check_layers(module)
     check_loss(loss)
     gradients = ModuleGradients(module, loss, chunk=chunk)
-    return MachineModel(gradients, tuple(gradients.names), torch_samples, SampleTrials(gradients), gradients.measure)
+    trials, measure = SampleTrials(gradients), partial(ModuleMeasure, gradients)
+    return MachineModel(gradients, tuple(gradients.names), torch_samples, trials, measure)
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

@@ -14,13 +14,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Measured
+from ..privacy import ConfigurationError
 from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.extras import check_installed
-from .app_evaluation import measured_scores
 from .gradients import combined_gradients
-from .torch_values import as_inputs, as_targets, as_tensor, first_axis, leaves, picked, with_batch_axis
+from .torch_values import as_inputs, as_targets, first_axis, leaves, picked, with_batch_axis
 
 if TYPE_CHECKING:
     import torch
@@ -183,7 +182,7 @@ class ModuleGradients:
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
-        trained = self._trained(parameters)
+        trained = self.trained(parameters)
         inputs, targets = (
             as_inputs(samples[0], self.dtype, self.device),
             as_targets(samples[1], self.dtype, self.device),
@@ -211,30 +210,6 @@ class ModuleGradients:
         with np.errstate(all="ignore"):
             return DenseContributions(combined_gradients(self, points, weights, samples))
 
-    def measure(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
-        """How right the model is about each sample, from the scores that it gives.
-
-        Raises
-        ------
-        ConfigurationError
-            If its outputs are no scores of classes.
-
-        Notes
-        -----
-        **Formal guarantees.** Of a module that treats samples by themselves, row i depends on sample i alone. On a real
-        machine it does by construction: there samples come one at a time.
-        """
-        import torch
-
-        inputs = as_inputs(samples[0], self.dtype, self.device)
-        arguments, named = called_with(inputs)
-        with torch.no_grad():
-            output = torch.func.functional_call(self.module, self._trained(parameters), arguments, named)
-        self.check_constants()
-        if not isinstance(output, torch.Tensor):
-            raise ConfigurationError(f"Expected a tensor of scores to evaluate, got {type(output).__name__}.")
-        return measured_scores(_as_numpy(output), _as_numpy(as_tensor(samples[1])))
-
     def _step(self, inputs: Any) -> int:
         """How many samples are computed together."""
         if self.chunk is None:
@@ -244,7 +219,8 @@ class ModuleGradients:
             self.chunk = min(max(CHUNK_BYTES // (8 * values), 1), _MOST_TOGETHER)
         return self.chunk
 
-    def _trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+    def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
+        """A model's arrays as the module's parameters."""
         import torch
 
         return {

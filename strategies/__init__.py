@@ -17,6 +17,7 @@ from .full_batch import (
     full_batch_step,
 )
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
+from .look_ahead import NothingAggregatedError
 from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
 from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
@@ -118,6 +119,7 @@ __all__ = [
     "NoisySGD",
     "NoisySGDState",
     "NotEvaluatedError",
+    "NothingAggregatedError",
     "OneShot",
     "OneShotState",
     "OnlineFedSGD",

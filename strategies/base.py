@@ -8,8 +8,8 @@ round happens here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from logging import INFO, WARNING
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO
 from typing import Any, ClassVar, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -22,13 +22,14 @@ from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
 from .forecast import log_forecast
 from .layout import vector_size
-from .look_ahead import check_rounds
+from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
 from .machines import NodesUnavailableError, by_length_and_name
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
 from .requests import request_entries, say_unlike
 from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements
+from .waiting import is_simulation
 
 _STATEMENT_TIMEOUT_S = 60.0
 _FEW = 100
@@ -199,6 +200,9 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             can be resumed from its checkpoint.
         ConfigurationError
             If a machine says that it can make fewer releases than so many rounds ask it for, unless ``run_dry``.
+        NothingAggregatedError
+            If no release was aggregated in all rounds, and as soon as that is certain: after the first round in which
+            all machines of a simulation refuse, after three such rounds of real ones.
 
         Notes
         -----
@@ -236,9 +240,11 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
+            if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
+                check_something_came(self.history)
         log(INFO, "%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
-        if self.history and not any(report.aggregated for report in self.history):
-            log(WARNING, "Nothing was aggregated in %d rounds: the model is the initial one.", len(self.history))
+        if self.must_aggregate:
+            check_something_came(self.history)
         return result
 
     def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> dict[str, dict[str, Any]]:
@@ -304,6 +310,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         self._meet(grid)
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, timeout, _FEW if self.run_dry else None)
+        self._check_statements(statements)
         if not self.run_dry:
             check_rounds(self._sample, statements, done, num_rounds)
         if not self.foresees:
@@ -316,6 +323,9 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             rounds=num_rounds,
         )
         log_forecast(self.forecast)
+
+    def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
+        """For subclasses that need more of their machines."""
 
     def _run_round(
         self,

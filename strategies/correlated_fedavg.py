@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, Unpack
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .base import ReleaseStrategy
 from .layout import Vector
+from .look_ahead import check_evaluations
 from .optimizers import Moments, ServerOptimizer, server_optimizer
 from .options import ReleaseOptions
 from .replies import DirectMachines, Reply, RoundReport, exchange
@@ -131,6 +132,10 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     state_type: ClassVar[type[AverageState]] = AverageState
     # A ClientApp with nothing but `@app.train` hands no other message to its mods.
     message_type_of_queries: ClassVar[str] = MessageType.TRAIN
+    client_line: ClassVar[str] = (
+        "app = ClientApp(mods=[CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, epsilon=4.0, "
+        "max_participations=20))])."
+    )
 
     def __init__(
         self,
@@ -252,6 +257,10 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         names = [name for name in reports[0] if all(isinstance(report.get(name), int | float) for report in reports)]
         return MetricRecord({name: float(np.mean([report[name] for report in reports])) for name in names})
 
+    def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
+        if self.evaluate_on_machines:
+            check_evaluations(statements)
+
     def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
         self._stated = {}
         report = super()._take_round(server_round, outcomes)
@@ -281,7 +290,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         if self.state is None:
             self._order = list(arrays)
             self._fixed = {name: array for name, array in arrays.items() if array.numpy().dtype.kind in "iub"}
-            arrays = ArrayRecord({name: array for name, array in arrays.items() if name not in self._fixed})
+            trained = {name: array for name, array in arrays.items() if name not in self._fixed}
+            arrays = ArrayRecord(trained) if trained else arrays  # else refused, with what is in it
         return super()._ensure_state(arrays)
 
     def _identity(self) -> dict[str, Any]:

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from ..privacy import protocol
+from .waiting import LEGACY, WITHOUT
+
+# An exception of the ClientApp, which murmurfl's never lets out.
+_RAISED = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+# What Flower's legacy ClientApp raises on a message of the Message API.
+_OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,19 @@ def failure(reply: Message) -> str:
         name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
         return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
     return "an answer this server does not understand"
+
+
+def stranger(reply: Message) -> str:
+    """Of what kind a node's ClientApp is, where it does not know murmurfl; empty where it does, or cannot be told.
+
+    A node may say anything in its reply, which chooses between two sentences of ours and no more.
+    """
+    if not reply.has_error():
+        return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
+    if reply.error.code not in _RAISED:
+        return ""
+    reason = reply.error.reason or ""
+    return LEGACY if any(mark in reason for mark in _OF_LEGACY) else WITHOUT
 
 
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:

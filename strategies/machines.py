@@ -21,7 +21,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..privacy import ConfigurationError, MurmurflError, derived_seed
-from .hello import Introduction, failure, hello, introduction
+from .hello import Introduction, failure, hello, introduction, stranger
+from .waiting import Attending, Needed, is_simulation, no_helpers, pointless, shortage
 
 Sampling = Literal["uniform", "balanced"]
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
@@ -30,7 +31,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _GREET_AGAIN_S = 60.0
 _ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for whoever is
-_MOST_NAMED = 10
+_ALL_MADE_WITHIN_S = 2.0  # the nodes of a simulation, after the last of them was made
+_SAY_AGAIN_S = 30.0
 _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 
@@ -166,6 +168,8 @@ class MachineDirectory:
         Of the messages in which machines are asked for their names.
     fewest : int
         Where M is not known: how many machines the training does not begin without.
+    client : str
+        What a ClientApp must have for this training, as a line of code.
 
     Notes
     -----
@@ -189,10 +193,12 @@ class MachineDirectory:
         *,
         message_type: str = MessageType.QUERY,
         fewest: int = 1,
+        client: str = "",
     ) -> None:
         self.num_clients = num_clients
         self.fewest = fewest if num_clients is None else num_clients
         """How many machines must be known before their names are settled."""
+        self.client = client
         self.deadline_s = deadline_s
         self.names: list[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
@@ -204,6 +210,9 @@ class MachineDirectory:
         self._greeted: dict[int, tuple[str, float]] = {}
         self._warned: set[str] = set()
         self._failures: Counter[str] = Counter()
+        self._strangers: dict[int, str] = {}
+        self._nodes, self._nodes_since = 0, math.inf
+        self._last_said = ("", 0.0)
 
     def node_of(self, name: str) -> int | None:
         """The connected node a machine is on, or None."""
@@ -249,10 +258,10 @@ class MachineDirectory:
         Raises
         ------
         NodesUnavailableError
-            If the deadline passes first.
+            If the deadline passes first; at once where it is certain to (:mod:`.waiting`).
         """
         deadline = time.monotonic() + self.deadline_s
-        pause = _FIRST_PAUSE_S
+        pause, wanted = _FIRST_PAUSE_S, Needed(needed, helpers, self.client)
         while True:
             self.refresh(grid)
             if not self.names and self._complete():
@@ -260,15 +269,42 @@ class MachineDirectory:
             enough = bool(self.names) and len(self.node_map()) >= needed
             if enough and len(self.helpers()) >= helpers:
                 return
+            seen = self._attending(simulated=is_simulation(grid))
+            if not self.several_on_a_node and (why := pointless(wanted, seen)):
+                raise NodesUnavailableError(why)
             if time.monotonic() >= deadline:
-                raise NodesUnavailableError(self._no_helpers(helpers) if enough else self._shortage(needed))
+                said = no_helpers if enough else shortage
+                raise NodesUnavailableError(said(wanted, seen, self.deadline_s))
             if enough:
                 meanwhile()
-                log(INFO, "Waiting for helpers: %d of %d connected%s.", len(self.helpers()), helpers, self._said())
+                self._say(f"helpers: {len(self.helpers())} of {helpers}")
             else:
-                log(INFO, "Waiting for machines: %d of %d connected%s.", len(self._known()), needed, self._said())
+                self._say(f"machines: {len(self._known())} of {needed}")
             self._sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _attending(self, *, simulated: bool) -> Attending:
+        """What is known of the nodes while they are waited for."""
+        connected = self.node_map() if self.names else self._known()
+        return Attending(
+            nodes=self._nodes,
+            silent=sum(bool(message_id) for message_id, _ in self._greeted.values()),
+            machines=list(connected),
+            helpers=list(self.helpers()),
+            gone=[name for name in self.names if name not in connected],
+            doubles=self._repeated(),
+            strangers=Counter(self._strangers.values()),
+            said=self._said(),
+            # A simulation makes its nodes one after the other, while its server runs already.
+            simulated=simulated and time.monotonic() - self._nodes_since >= _ALL_MADE_WITHIN_S,
+        )
+
+    def _say(self, waiting: str) -> None:
+        """Say what is waited for: once, and again where it changed or much time has passed."""
+        text, now = f"Waiting for {waiting} connected{self._said()}.", time.monotonic()
+        if text != self._last_said[0] or now - self._last_said[1] >= _SAY_AGAIN_S:
+            self._last_said = text, now
+            log(INFO, "%s", text)
 
     def _complete(self) -> bool:
         """Whether the machines of the training are known."""
@@ -288,7 +324,10 @@ class MachineDirectory:
         """Greet nodes that are new and take the answers that have come so far; does not wait for any."""
         now = time.monotonic()
         connected = set(grid.get_node_ids())
+        if len(connected) != self._nodes:
+            self._nodes, self._nodes_since = len(connected), now
         self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
+        self._strangers = {node_id: kind for node_id, kind in self._strangers.items() if node_id in connected}
         # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
         self._greeted = {
             node_id: (message_id, since)
@@ -312,11 +351,13 @@ class MachineDirectory:
         self._report_repeated()
 
     def _met(self, reply: Message, node_id: int) -> None:
-        met = introduction(reply)
+        met, kind = introduction(reply), stranger(reply)
+        self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
         several = 0 if met is None else len(met.machines) + len(met.helpers)
         if met is not None and (several == 1 or self.several_on_a_node):
             self._hosted[node_id] = met
             del self._greeted[node_id]
+            self._strangers.pop(node_id, None)
             return
         self._greeted[node_id] = ("", self._greeted[node_id][1])
         if met is None:
@@ -341,28 +382,6 @@ class MachineDirectory:
     def _known(self) -> list[str]:
         return sorted(set(self._all_names()), key=by_length_and_name)
 
-    def _no_helpers(self, needed: int) -> str:
-        connected = self.helpers()
-        names = f" ({', '.join(map(repr, sorted(connected)))})" if connected else ""
-        return (
-            f"Expected {needed} helpers within {self.deadline_s:g} s, got {len(connected)}{names}{self._said()}. Start "
-            "them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; "
-            "without every helper no sum can be opened."
-        )
-
     def _said(self) -> str:
         """What nodes answered that could not be met."""
         return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
-
-    def _shortage(self, needed: int) -> str:
-        failures = self._said()
-        if repeated := self._repeated():
-            shown = ", ".join(map(repr, repeated[:_MOST_NAMED]))
-            failures += f"; {len(repeated)} reported by several nodes, of which one is asked: {shown}"
-        connected = self.node_map() if self.names else self._known()
-        gone = [name for name in self.names if name not in connected]
-        missing = f" (missing: {', '.join(gone[:_MOST_NAMED])}{', ...' if len(gone) > _MOST_NAMED else ''})"
-        return (
-            f"Expected {needed} machines within {self.deadline_s:g} s, got {len(connected)}{missing if gone else ''}"
-            f"{failures}. Start more nodes, lower num-clients or clients-per-round, or raise node-deadline-s."
-        )

@@ -26,7 +26,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     Parameters
     ----------
-    num_clients : int
+    num_clients : int, optional
         M, machines in all; all of them are asked.
     of : str
         What they are asked for (:data:`~murmurfl.privacy.protocol.RELEASE_OF`).
@@ -41,7 +41,9 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     foresees: ClassVar[bool] = False
 
-    def __init__(self, *, num_clients: int, of: str, **options: Unpack[RoundOptions]) -> None:
+    must_aggregate: ClassVar[bool] = False
+
+    def __init__(self, *, num_clients: int | None, of: str, **options: Unpack[RoundOptions]) -> None:
         # How often a machine answers is known: once.
         settled: RoundOptions = {**options, "run_dry": True}
         super().__init__(num_clients=num_clients, clients_per_round=num_clients, **settled)

@@ -13,7 +13,7 @@ from logging import INFO
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -45,12 +45,14 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
 
     Parameters
     ----------
-    num_clients : int
-        M, machines in all; all of them are asked.
+    num_clients : int, optional
+        M, machines in all; all of them are asked. Left out: as many as are connected.
     bins : int
         Bins of scores, as the machines have them; 0 where they count right predictions alone.
     scores_share : float
         Of the evaluation's mu^2, for the scores, as the machines have it.
+    of_updates : bool
+        Whether the machines are those of :class:`~murmurfl.strategies.CorrelatedFedAvg`, which asks them otherwise.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`; with ``centre`` where machines see samples from one. A
         checkpoint is a file of its own, and a session one too.
@@ -74,12 +76,15 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
     def __init__(
         self,
         *,
-        num_clients: int,
+        num_clients: int | None = None,
         bins: int = 0,
         scores_share: float = SCORES_SHARE,
+        of_updates: bool = False,
         **options: Unpack[RoundOptions],
     ) -> None:
         self.rows = EvaluationRows(bins, scores_share)
+        if of_updates:
+            self.message_type_of_queries = MessageType.TRAIN  # type: ignore[misc]
         super().__init__(num_clients=num_clients, of=protocol.OF_EVALUATION, **options)
         self._stated: dict[str, list[float]] = {}
 

@@ -60,10 +60,18 @@ class Rounds(ABC, Generic[StateT]):
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
     sums_suffice: ClassVar[bool] = True
     """Whether the rounds need nothing of releases but their sum, so that they may come under masks."""
+    must_aggregate: ClassVar[bool] = True
+    """Whether a training in which nothing was ever aggregated ends with an error; not where another one says more."""
     foresees: ClassVar[bool] = True
     """Whether what noise leaves of the model is forecast; not where the rounds make no model."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
     """The type of the messages in which machines are asked who they are and what they have spent."""
+
+    client_line: ClassVar[str] = (
+        "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
+        "around a client of murmurfl's."
+    )
+    """What the machines' ClientApp must be, as code: for those who meet one that is not."""
 
     def __init__(
         self,
@@ -105,6 +113,7 @@ class Rounds(ABC, Generic[StateT]):
             node_deadline_s,
             message_type=self.message_type_of_queries,
             fewest=self._attendance.fewest,
+            client=self.client_line,
         )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}

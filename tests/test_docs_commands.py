@@ -31,6 +31,7 @@ HERE = (
     "secret-order.md",
     "which.md",
     "forecast.md",
+    "swap-in.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
@@ -77,7 +78,7 @@ def is_left(words):
     taught = words[:3] == ["python", "-m", "murmurfl.app.strokes"]
     # Features of 70,000 images take a minute and more; `reproduce best-accuracy` has them.
     taught = taught or "features=scattering+strokes" in words
-    return whole or taught or words[0] in ("pip", "systemctl", "journalctl", "export")
+    return whole or taught or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
 
 
 def run(words, folder):

@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import UpdateNode, UpdatePolicy
+from murmurfl.clients.sample_node import SampleNode
 from murmurfl.privacy import MECHANISMS, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import CorrelatedFedAvg
 
@@ -60,12 +61,26 @@ def test_sums_only(typed):
     assert np.abs(result.arrays.to_numpy_ndarrays()[0]).max() > 0
 
 
-def test_the_operators_file_of_the_page_is_one(tmp_path):
-    (document,) = blocks("swap-in.md", "toml")
+def test_a_model_swapped_in_learns_and_is_evaluated(typed, caplog):
+    """Half of the samples are of each class; epsilon 4 leaves nearly all of what can be learnt."""
+    names = typed("swap-in.md")
+    model = names["private_main"](InProcessGrid(names["private_app"], 10, {}), context())
+    inputs = names["torch"].randn(1000, 3, generator=names["torch"].Generator().manual_seed(1))
+    right = (model(inputs).argmax(1) == (inputs.sum(1) > 0)).float().mean()
+    assert right > 0.9
+    found = names["evaluated_main"](InProcessGrid(names["evaluated_app"], 10, {}), context())
+    assert found.held_out
+    assert found.interval[0] < right < found.interval[1] + 0.05
+
+
+def test_the_operators_files_of_the_page_are_ones(tmp_path):
+    updates, samples = blocks("swap-in.md", "toml")
     path = tmp_path / "node.toml"
-    path.write_text(document)
+    path.write_text(updates)
     assert UpdateNode.read(path).machine == "clinic-0"
-    assert tomllib.loads(document)["max-participations"] == 20
+    assert tomllib.loads(updates)["max-participations"] == 20
+    path.write_text(samples)
+    assert SampleNode.read(path).method == "full-batch"
 
 
 def test_what_a_promise_is_worth():

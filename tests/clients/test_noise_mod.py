@@ -25,7 +25,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.audit import audit_client
 from murmurfl.privacy.release import Release
-from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError
+from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError
 
 from tests.harness.grid import NodesGrid, Reliable, ask_real_node
 from tests.harness.grid import ask as ask_one
@@ -44,9 +44,9 @@ def policy(**changes):
     return UpdatePolicy(**{"clip_norm": 1.0, "mu": 2.0, "max_participations": 30, **changes})
 
 
-def adding(update, **options):
+def adding(update, mods=None, **options):
     """A foreign project: its training adds ``update(partition, round)`` to the model, and it says far too much."""
-    app = ClientApp(mods=[CorrelatedNoiseMod(**options)])
+    app = ClientApp(mods=[CorrelatedNoiseMod(**options)] if mods is None else mods)
 
     @app.train()
     def train(message, context):
@@ -285,8 +285,8 @@ def test_a_strategy_collects_evaluations_only_where_they_are_marked(caplog):
     assert "no epsilon covers them" in caplog.text
     assert "NOT covered" in caplog.text
     caplog.clear()
-    _, result = train(app(False), rounds=2, evaluate_on_machines=True)
-    assert not result.evaluate_metrics_clientapp
+    with pytest.raises(ConfigurationError, match=f"got {CLIENTS} that do not"):
+        train(app(False), rounds=2, evaluate_on_machines=True)
     assert "NOT covered" not in caplog.text
 
 
@@ -308,8 +308,9 @@ def test_a_project_without_the_mod_is_never_asked_for_an_update():
         asked.append(dict(message.content.array_records))
         return Message(RecordDict({"arrays": START}), reply_to=message)
 
-    with pytest.raises(NodesUnavailableError):
-        train(app, node_deadline_s=0.05)
+    # At once: not one of the nodes that are there would ever be a machine.
+    with pytest.raises(NodesUnavailableError, match=r"app = ClientApp\(mods=\[CorrelatedNoiseMod\("):
+        train(app, node_deadline_s=600.0)
     assert not any(asked), "machines that are not known as private get no model"
 
 
@@ -531,7 +532,8 @@ def test_the_cap_and_what_was_spent():
         assert (statement["releases"], statement["mu-guaranteed"]) == (3, pytest.approx(2.0))
         assert statement["mu-spent"] == pytest.approx(2.0)
     second = CorrelatedFedAvg(num_clients=2, seed=1)
-    second.start(grid, START, num_rounds=1)
+    with pytest.raises(NothingAggregatedError, match="refused with budget-exhausted"):
+        second.start(grid, START, num_rounds=1)
     assert second.history[0].refused == {"budget-exhausted": 2}
 
 
@@ -837,9 +839,20 @@ def test_evaluations_are_logged_as_flower_logs_them(caplog):
 
 
 def test_an_evaluation_that_machines_do_not_allow_is_said_once(caplog):
-    app = adding(nothing, simulation=policy())
+    """By machine 0; if none allows it, it is said before anything is spent."""
+    mods = [CorrelatedNoiseMod(simulation=policy(allow_evaluation=allowed)) for allowed in (False, True)]
+
+    def each(message, context, call_next):
+        return mods[min(int(context.node_config["partition-id"]), 1)](message, context, call_next)
+
+    app = adding(nothing, mods=[each])
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
+
     with caplog.at_level("WARNING", logger="flwr"):
         _, result = train(app, rounds=3, evaluate_on_machines=True)
-    assert not result.evaluate_metrics_clientapp
-    assert caplog.text.count(f"Round 1: 0 of {CLIENTS} machines evaluated the model") == 1
-    assert caplog.text.count("allow_evaluation=True") == 1
+    assert list(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert caplog.text.count(f"1 of {CLIENTS} machines do not evaluate (0).") == 1
+    assert caplog.text.count(f"Round 1: {CLIENTS - 1} of {CLIENTS} machines evaluated the model") == 1

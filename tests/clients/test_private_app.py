@@ -11,7 +11,6 @@ from murmurfl.strategies import (
     Mu2,
     NodesUnavailableError,
     NoisySGD,
-    PrivateEvaluation,
     SecureAggregation,
 )
 
@@ -300,43 +299,3 @@ def test_a_trained_model_goes_back_into_a_module():
         assert parameter.detach().numpy() == pytest.approx(result.arrays[name].numpy())
     with pytest.raises(ConfigurationError, match="trainable_arrays"):
         load_trainable(torch.nn.Linear(3, 4), result.arrays)
-
-
-@pytest.mark.parametrize(("held_out", "bins"), [(0.0, 0), (0.25, 4)])
-@pytest.mark.parametrize("method", ["full-batch", "fedavg", "mu2"])
-def test_an_evaluation_has_its_share_of_mu_and_counts_what_is_right(method, held_out, bins):
-    app = made(
-        mu=HUGE, method=method, evaluation=0.2, held_out=held_out, score_bins=bins, rounds=2,
-        batch_size=2 if method == "mu2" else None,
-    )  # fmt: skip
-    strategies = {"full-batch": FullBatch, "fedavg": CorrelatedFedAvg, "mu2": Mu2}
-    grid = NodesGrid(app, MACHINES)
-    strategy = strategies[method](learning_rate=0.1, **OPTIONS)
-    result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=2)
-    kept = range(EACH) if not held_out else range(EACH - 3, EACH)
-    measured = PrivateEvaluation(num_clients=MACHINES, bins=bins, node_deadline_s=1.0).evaluate(grid, result.arrays)
-    module = load_trainable(make_module(), result.arrays)
-    with torch.no_grad():
-        right = (module(torch.as_tensor(INPUTS)).argmax(-1).numpy() == TARGETS)[:, list(kept)]
-    assert measured.accuracy == pytest.approx(right.mean(), abs=0.02)
-
-
-def test_training_and_evaluation_together_are_what_was_asked_for():
-    app = made(evaluation=0.2)
-    strategy = FullBatch(learning_rate=0.1, **OPTIONS)
-    train(app, strategy)
-    stated = strategy.ask_privacy(NodesGrid(app, MACHINES))["0"]
-    assert stated["mu-guaranteed"] == pytest.approx(2.0)
-    assert app.policy.mu == 2.0
-
-
-def test_an_evaluation_of_what_has_no_classes_is_refused(caplog):
-    head = torch.nn.Linear(3, 1)
-    app = private_client_app(
-        head, torch.nn.MSELoss(), lambda context: (INPUTS[0], INPUTS[0]), mu=2.0, rounds=1, evaluation=0.1
-    )
-    with pytest.raises(ConfigurationError, match="a share of mu"):
-        made(evaluation=1.5)
-    with pytest.raises(ConfigurationError, match="a share of mu"):
-        made(held_out=0.5)
-    assert app.evaluation.share == 0.1

@@ -1,10 +1,11 @@
 """Whole trainings under masks for tests, and the same ones without."""
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord
 from murmurfl.clients import OnlineClient
 from murmurfl.privacy import protocol
-from murmurfl.strategies import Mu2, OnlineFedSGD, SecureAggregation
+from murmurfl.strategies import Mu2, NothingAggregatedError, OnlineFedSGD, SecureAggregation
 
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import normal_samples
@@ -37,6 +38,13 @@ def build(kind=Mu2, *, secure=None, **options):
 
 def trained(strategy, grid, rounds=ROUNDS):
     strategy.start(grid, START, num_rounds=rounds)
+    return strategy
+
+
+def trained_in_vain(strategy, grid, rounds=ROUNDS):
+    """The same where nothing is ever aggregated, which ends a training with an error."""
+    with pytest.raises(NothingAggregatedError, match=rf"got none in {len(strategy.history) or rounds} round"):
+        trained(strategy, grid, rounds)
     return strategy
 
 

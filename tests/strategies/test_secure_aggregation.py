@@ -30,6 +30,7 @@ from tests.harness.secure_training import (
     plain_run,
     same,
     trained,
+    trained_in_vain,
 )
 
 
@@ -127,7 +128,7 @@ def test_the_most_careful_machine_decides_how_many_there_must_be():
     assert [report.closed for report in strategy.history] == ["", ""]
     grid = SecureGrid(machines(different={"0": {"min_cohort": 5}}))
     grid.tamper = lambda replies: replies[:4]
-    strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=2)
+    strategy = trained_in_vain(build(clients_per_round=6, secure={}), grid, rounds=2)
     assert {report.closed for report in strategy.history} == {"4 of at least 5 releases"}
     assert not [one for one in grid.asked if one[0] == "open"]
 
@@ -269,23 +270,21 @@ def test_strategies_that_need_more_than_sums_refuse_it():
 
 
 def test_releases_without_masks_are_malformed_and_both_sides_are_told_what_to_do(caplog):
-    strategy = trained(build(secure={}), SecureGrid(machines(masked=False)), rounds=1)
+    strategy = trained_in_vain(build(secure={}), SecureGrid(machines(masked=False)), rounds=1)
     assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (4, 0)
     assert strategy.history[0].closed == "0 of at least 3 releases"
-    plain = trained(build(), SecureGrid(machines()), rounds=1)
+    plain = trained_in_vain(build(), SecureGrid(machines()), rounds=1)
     assert plain.history[0].malformed == 4, "nor can masked ones be added up as numbers"
     assert "4 replies without masks" in caplog.text
     assert "set trust = 'secure-aggregation'" in caplog.text
     assert "4 replies under masks" in caplog.text
     assert "secure_aggregation=SecureAggregation(...)" in caplog.text
-    assert caplog.text.count("Nothing was aggregated in 1 rounds: the model is the initial one.") == 2
 
 
 @pytest.mark.parametrize("secure", [None, {}])
 def test_nothing_is_said_of_masks_where_server_and_machines_agree(secure, caplog):
     trained(build(secure=secure), SecureGrid(machines(masked=secure is not None)), rounds=1)
     assert "masks" not in caplog.text
-    assert "Nothing was aggregated" not in caplog.text
 
 
 class Suspicious(Mu2):

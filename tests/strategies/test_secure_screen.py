@@ -15,10 +15,10 @@ from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Re
 from murmurfl.strategies.summation import CohortSet, CohortSum, Screen
 
 from tests.harness.secure import HELPERS, SEED, SecureGrid, other_header
-from tests.harness.secure_training import build, closed_rounds, machines, trained
+from tests.harness.secure_training import build, closed_rounds, machines, trained, trained_in_vain
 
 
-def broken(change, **options):
+def broken(change, train=trained, **options):
     """A training of six machines, of which "2" does what ``change`` says to its masked releases."""
     made = machines(**options)
     real = made.mask
@@ -29,7 +29,7 @@ def broken(change, **options):
 
     made.mask = mask
     grid = SecureGrid(made)
-    return trained(build(clients_per_round=6, secure={}), grid, rounds=4), grid
+    return train(build(clients_per_round=6, secure={}), grid, rounds=4), grid
 
 
 def header(**changes):
@@ -94,14 +94,14 @@ def without_it():
 def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(monkeypatch):
     """What the screening is for: without it one machine closes all rounds."""
     monkeypatch.setattr(Screen, "_problem", lambda *arguments: "")
-    strategy, _ = broken(header(ack_id="7" * 32))
+    strategy, _ = broken(header(ack_id="7" * 32), trained_in_vain)
     assert closed_rounds(strategy) == list(range(1, 5))
     assert strategy.history[0].closed == "refused by helper 'helper-0' and helper 'helper-1'"
 
 
 def test_what_is_in_a_seal_only_helpers_can_see():
     """A server cannot: a machine that seals nonsense stops the training. Its helpers' logs name it."""
-    strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), bytes(80))))
+    strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), bytes(80))), trained_in_vain)
     assert closed_rounds(strategy) == list(range(1, 5))
     with pytest.raises(HelpersDisagreeError, match="or a machine sealed for it what is no seed"):
         broken(lambda masked: resealed(masked, (bytes(80), masked.sealed.seals[1])))

@@ -15,7 +15,7 @@ from murmurfl.privacy import (
     protocol,
 )
 from murmurfl.privacy.normals import FINEST_GRID
-from murmurfl.strategies import Reply
+from murmurfl.strategies import NothingAggregatedError, Reply
 from murmurfl.strategies.trusted_server import could_be_honest
 
 from tests.harness.trusted_runs import KINDS, MACHINES, ROUNDS, D, Machines, policy, strategy
@@ -136,7 +136,8 @@ def test_a_machine_that_states_a_huge_number_moves_nothing():
             yield reply(10**9, request.acks["0"], 2.0**29)
 
     subject = strategy("trusted-mu2", None)
-    subject.start(Liar(POLICY, SIZE), ArrayRecord([np.zeros(SIZE)]), num_rounds=2)
+    with pytest.raises(NothingAggregatedError):
+        subject.start(Liar(POLICY, SIZE), ArrayRecord([np.zeros(SIZE)]), num_rounds=2)
     assert not subject.state.release_sum.any()
     assert [report.malformed for report in subject.history] == [1, 1]
 

@@ -1,0 +1,1 @@
+"""Breast tumours told apart by scikit-learn, over ten machines."""
