@@ -255,12 +255,35 @@ def test_settings_that_contradict_each_other_are_refused_by_name(changes, said):
 def test_samples_are_needed_and_must_be_some():
     with pytest.raises(ConfigurationError, match="Expected samples, got none"):
         private_client_app(make_module, mu=1.0, rounds=2)
-    for wrong in ((INPUTS[0],), "data", iter([1]), [], {"x": INPUTS[0]}, (INPUTS[0], TARGETS[0][:3])):
+    unlabelled, words = [{"img": INPUTS[0][0], "class": 1}], [("a text", 1)]
+    for wrong in (
+        (INPUTS[0],),
+        unlabelled,
+        words,
+        "data",
+        iter([1]),
+        [],
+        {"x": INPUTS[0]},
+        (INPUTS[0], TARGETS[0][:3]),
+    ):
         with pytest.raises(ConfigurationError, match="Expected"):
             private_client_app(make_module, samples=wrong, mu=1.0, rounds=2)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "tensors", "dataset", "loader", "pairs", "own"])
+def turned(items):
+    targets, inputs = torch.utils.data.default_collate(items)
+    return inputs, targets
+
+
+def hugging(pair):
+    datasets = pytest.importorskip("datasets")
+    rows = {"img": pair[0].tolist(), "label": pair[1].tolist()}
+    return datasets.Dataset.from_dict(rows).with_transform(lambda batch: {**batch, "img": torch.tensor(batch["img"])})
+
+
+@pytest.mark.parametrize(
+    "kind", ["arrays", "tensors", "dataset", "loader", "pairs", "own", "rows", "collated", "hugging"]
+)
 def test_samples_may_be_whatever_a_project_has(kind):
     pair = torch.as_tensor(INPUTS[0]), torch.as_tensor(TARGETS[0])
     dataset = torch.utils.data.TensorDataset(*pair)
@@ -279,6 +302,9 @@ def test_samples_may_be_whatever_a_project_has(kind):
         "loader": torch.utils.data.DataLoader(dataset, batch_size=5, shuffle=True),
         "pairs": list(zip(INPUTS[0], TARGETS[0].tolist(), strict=True)),
         "own": Own(),
+        "rows": [{"label": int(label), "img": image} for image, label in zip(*pair, strict=True)],
+        "collated": torch.utils.data.DataLoader(list(zip(TARGETS[0], INPUTS[0], strict=True)), collate_fn=turned),
+        "hugging": hugging(pair) if kind == "hugging" else None,
     }[kind]
     app = private_client_app(make_module, samples=lambda context: given, mu=HUGE, rounds=1, clip_norm=CLIP)
     expected = ALL_GRADIENTS[:EACH].sum(axis=0)
