@@ -31,6 +31,7 @@ HERE = (
     "secret-order.md",
     "which.md",
     "swap-in.md",
+    "forecast.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
