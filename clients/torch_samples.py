@@ -39,6 +39,7 @@ class TensorSamples:
         if any(part.ndim == 0 for part in leaves((self.inputs, self.targets))):
             raise ConfigurationError(f"Expected inputs and targets with a first axis, got a single number: {_ADVICE}.")
         self._length = first_axis((self.inputs, self.targets))
+        self.nbytes = sum(part.nbytes for part in leaves((self.inputs, self.targets)))
 
     def __len__(self) -> int:
         return self._length

@@ -164,13 +164,48 @@ def assert_moves_at_most_twice_the_clip(app, method, monkeypatch):
     assert 0 < np.linalg.norm(one - another) <= charged
 
 
-def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
-    """The planted bug, for the test above: each row gets some of the batch's mean, after the model was tried."""
+def test_lengths_that_are_told_too_short_are_noticed(monkeypatch):
+    """A planted bug, for the test above."""
     from murmurfl.clients import torch_model
 
     monkeypatch.setattr(torch_model._NarrowRows, "norms", lambda self: np.full(len(self._rows), 1e-9))
     with pytest.raises(AssertionError):
         assert_moves_at_most_twice_the_clip(made(), "full-batch", monkeypatch)
+
+
+def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
+    """Another one: every row has the batch's sum in it."""
+    from murmurfl.clients.torch_model import ModuleGradients
+
+    real = ModuleGradients.__call__
+
+    def mixed(self, parameters, samples):
+        rows = real(self, parameters, samples)
+        return rows + rows.sum(axis=0)
+
+    monkeypatch.setattr(ModuleGradients, "__call__", mixed)
+    with pytest.raises(AssertionError):
+        assert_moves_at_most_twice_the_clip(made(), "full-batch", monkeypatch)
+
+
+def test_a_worker_keeps_samples_while_there_is_memory_for_them(monkeypatch):
+    from murmurfl.clients import private_app
+
+    def loaded(numbers):
+        seen = []
+
+        def counted(context):
+            seen.append(context.node_config["partition-id"])
+            return load(context)
+
+        app = private_client_app(make_module, samples=counted, mu=2.0, rounds=ROUNDS)
+        for number in numbers:
+            asked(app, trainable_arrays(make_module()), number=number)
+        return seen
+
+    assert loaded([0, 1, 0, 1]) == [0, 1]
+    monkeypatch.setattr(private_app, "_KEPT_BYTES", 1)
+    assert loaded([0, 0, 1, 0]) == [0, 1, 0], "the last one's are kept whatever they take"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +317,18 @@ def hugging(pair):
 
 
 @pytest.mark.parametrize(
-    "kind", ["arrays", "tensors", "dataset", "loader", "pairs", "own", "rows", "collated", "hugging"]
+    "kind",
+    [
+        "arrays",
+        "tensors",
+        "dataset",
+        "loader",
+        "pairs",
+        "own",
+        "rows",
+        "collated",
+        pytest.param("hugging", marks=pytest.mark.long),
+    ],
 )
 def test_samples_may_be_whatever_a_project_has(kind):
     pair = torch.as_tensor(INPUTS[0]), torch.as_tensor(TARGETS[0])
