@@ -22,7 +22,7 @@ from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
 from .forecast import log_forecast
 from .layout import vector_size
-from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
+from .look_ahead import PATIENCE, check_masks, check_rounds, check_something_came, is_hopeless
 from .machines import NodesUnavailableError, by_length_and_name
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
 from .requests import request_entries, say_unlike
@@ -300,6 +300,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             return
         self._meet(grid)
         statements = self.ask_privacy(grid, timeout)
+        check_masks(statements, masked=self._secure is not None)
         self._check_statements(statements)
         if not self.run_dry:
             check_rounds(self._sample, statements, done, num_rounds)
