@@ -30,6 +30,7 @@ HERE = (
     "features.md",
     "secret-order.md",
     "which.md",
+    "forecast.md",
     "swap-in.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
