@@ -30,8 +30,8 @@ HERE = (
     "features.md",
     "secret-order.md",
     "which.md",
-    "swap-in.md",
     "forecast.md",
+    "swap-in.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
