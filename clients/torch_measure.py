@@ -75,7 +75,7 @@ class ModuleMeasure:
         raise _unknown(output)
 
     def _of_one_output(self, output: torch.Tensor, targets: torch.Tensor) -> Measured:
-        positive = targets.double()
+        positive = (targets > 0.5).double()  # classes 0 and 1, or -1 and 1 as losses of margins have them
         score = output.double() if self._of_probabilities else output.double().sigmoid()
         guess = (output > (0.5 if self._of_probabilities else 0.0)).double()
         return Measured(_as_numpy(guess == positive), _as_numpy(score), _as_numpy(positive))

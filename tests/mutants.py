@@ -54,6 +54,9 @@ OPENING = "tests/privacy/test_opening.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
 PLANNING = "tests/privacy/test_planning.py"
+PRIVATE_APP = "tests/clients/test_private_app.py"
+SAMPLE_NODES = "tests/app/nodes/test_sample_nodes.py"
+TORCH_MODEL = "tests/clients/test_torch_model.py"
 SUMS = "tests/privacy/ledger/test_sums.py"
 ROW_BOUND = "tests/privacy/test_row_bound.py"
 SECRET_ORDER = "tests/privacy/test_secret_order.py"
@@ -98,6 +101,48 @@ class Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "a module's gradients are taken for half as long as they are, so that they are clipped to twice the norm",
+        "clients/torch_model.py",
+        "return abs(self._weight) * np.sqrt(squares)",
+        "return 0.5 * abs(self._weight) * np.sqrt(squares)",
+        (TORCH_MODEL, PRIVATE_APP),
+    ),
+    Mutant(
+        "a module that writes to its buffers goes on, and one sample's data reach the next",
+        "clients/torch_model.py",
+        "if changed or len(now) != len(self._constants):",
+        "if False:",
+        (TORCH_MODEL,),
+    ),
+    Mutant(
+        "a real node of a private_client_app takes its policy from the code",
+        "clients/sample_node.py",
+        "policy = self.policy(ledger)",
+        "policy = app.policy",
+        (SAMPLE_NODES,),
+    ),
+    Mutant(
+        "a real node reads all items of a data set at once, so that whether one can be read shows",
+        "clients/sample_node.py",
+        "in_memory=False",
+        "in_memory=True",
+        (SAMPLE_NODES,),
+    ),
+    Mutant(
+        "updates from per-sample gradients are said to protect all data of a machine",
+        "clients/gradient_updates.py",
+        "protocol.CLIENT_LEVEL: 0",
+        "protocol.CLIENT_LEVEL: 1",
+        (SAMPLE_NODES,),
+    ),
+    Mutant(
+        "updates beside an evaluation are said to be all that a machine releases",
+        "clients/gradient_updates.py",
+        "plans = [self.machine.plan, *(machine.plan for machine in self.parts.machines)]",
+        "plans = [self.machine.plan]",
+        (SAMPLE_NODES, "tests/clients/test_evaluation_share.py"),
+    ),
     Mutant(
         "a penalty's pull is left out of the length by which a sample's gradient is clipped",
         "clients/outer_products.py",
@@ -687,6 +732,20 @@ MUTANTS = (
         "reserved={**self.reserved, session: -mu if trusted else mu}",
         "reserved={**self.reserved, session: 0.0}",
         (ADMISSION,),
+    ),
+    Mutant(
+        "a plain meaning rounds percentages down",
+        "privacy/plain_words.py",
+        "math.ceil(1000 * gdp_best_guess(mu) - 1e-9)",
+        "math.floor(1000 * gdp_best_guess(mu))",
+        ("tests/privacy/test_plain_words.py",),
+    ),
+    Mutant(
+        "a plain meaning of sums leaves out what holds without anybody's honesty",
+        "privacy/plain_words.py",
+        'f"at most {_percent(mu_local)}" if math.isfinite(mu_local)',
+        'f"at most {_percent(mu)}" if math.isfinite(mu_local)',
+        ("tests/privacy/test_plain_words.py",),
     ),
     Mutant(
         "an attacker's best guess is said to be worse than it is",

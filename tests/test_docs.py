@@ -43,7 +43,19 @@ OUTPUT = "text"  # what is printed: tests/test_errors_page.py, tests/test_own_pa
 RUN_BY = {"own.md": "test_own_pages.py", "swap-in.md": "test_own_pages.py"}
 
 # Programs of the operating system, which this project does not make.
-ELSEWHERE = {"openssl", "printf", "kill", "ssh-keygen", "sqlite3", "systemctl", "journalctl", "chmod", "cd", "export", "git"}
+ELSEWHERE = {
+    "openssl",
+    "printf",
+    "kill",
+    "ssh-keygen",
+    "sqlite3",
+    "systemctl",
+    "journalctl",
+    "chmod",
+    "cd",
+    "export",
+    "git",
+}
 
 
 @dataclass(frozen=True)

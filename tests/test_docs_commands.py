@@ -30,7 +30,9 @@ HERE = (
     "features.md",
     "secret-order.md",
     "which.md",
+    "forecast.md",
     "swap-in.md",
+    "forecast.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {

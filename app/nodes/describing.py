@@ -15,18 +15,25 @@ def describe(client: PrivateClient) -> str:
     name, releases = f"Machine {client.name}", policy.max_participations
     budget = rounded_up(policy.budget_mu or policy.mu)
     mean = None if client.centred is None else client.centred.machine
+    evaluated = None if client.evaluated is None else client.evaluated.machine
+    beside = client.parts.machines
     if policy.trust == "trusted-server":
-        mu = policy.mu if mean is None else math.hypot(policy.mu, mean.policy.mu)
+        mu = math.hypot(policy.mu, *(machine.policy.mu for machine in beside))
         also = "" if mean is None else ", and to the mean of its features before them"
+        also += "" if evaluated is None else ", and to how good a model is on its samples after them"
         return (
             f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
             f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
             f"mu = {budget}."
         )
-    mu, mu_local, notes = plan.mu, plan.mu_local, ()
+    mu = math.hypot(plan.mu, *(machine.plan.mu for machine in beside)) if beside else plan.mu
+    mu_local = math.hypot(plan.mu_local, *(machine.plan.mu_local for machine in beside)) if beside else plan.mu_local
+    notes = []
     if mean is not None:
-        mu, mu_local = math.hypot(mu, mean.plan.mu), math.hypot(mu_local, mean.plan.mu_local)
-        notes = (f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.",)
+        notes.append(f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.")
+    if evaluated is not None:
+        share = rounded_up(evaluated.plan.mu)
+        notes.append(f"Of it mu = {share} is for a private evaluation of the model, which it releases last.")
     amplified = amplification_of(policy, plan)
     guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
     sums = (

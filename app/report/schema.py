@@ -152,8 +152,8 @@ def _evaluation() -> Schema:
         "With `private-evaluation`, how good the model is on the machines' own samples, by a count that they released "
         "with noise; else null. Where no machine answered, figures are null and `failure` says why.",
         {
-            "mu": _or_null("number", "Of its release, a part of `mu`; null where nothing is guaranteed."),
-            "share": _value("number", "Of mu^2 that it was given, by the run configuration."),
+            "mu": _or_null("number", "Of its release, a part of `mu`; null where nothing is guaranteed, and likewise."),
+            "share": _or_null("number", "Of mu^2 that it was given; null in a training of somebody's own project."),
             "accuracy": _or_null("number", "The share of right predictions, with noise."),
             "interval": {**interval, "description": f"95 % interval, {both}: of the accuracy on such samples."},
             "noise_interval": {**interval, "description": f"95 % interval, {alone}."},

@@ -98,6 +98,7 @@ def record_training(
         **{name: guarantee.document()[name] for name in _FIGURES},
         "min_cohort": max(_stated(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
         "helpers": None if strategy.secure_aggregation is None else strategy.secure_aggregation.helpers,
+        "forecast": None if strategy.forecast is None else strategy.forecast.document(),
         "guarantee": guarantee.sentence,
         "privacy": guarantee.document(),
         "rounds": len(history),
@@ -116,7 +117,8 @@ def record_training(
         "per_round": [_round_entry(report, measured) for report in history],
     }
     if evaluation is not None:
-        document["private_evaluation"] = evaluation.document
+        # How much of mu it took is the machines' matter.
+        document["private_evaluation"] = {"mu": None, "share": None, **evaluation.document, "failure": None}
     document = with_nulls(document)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

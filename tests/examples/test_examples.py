@@ -30,6 +30,7 @@ PROJECTS = (
     "legacy-numpyclient",
     "own-model",
     "secure-aggregation",
+    "sklearn-breast-cancer",
     "swap-strategy",
     "too-few-machines",
 )
@@ -140,6 +141,8 @@ def test_every_example_is_a_project_of_its_own(folder):
         ("too-few-machines", {"trust": "secure-aggregation"}, 0.7, "first round: useful"),
         ("legacy-numpyclient", {}, 0.8, "first round: useful"),
         ("own-model", {}, 0.85, "first round: useful"),
+        ("sklearn-breast-cancer", {}, 0.9, "first round: useful"),
+        ("sklearn-breast-cancer", {"privacy": "untrusted-server"}, 0.85, "first round: useful"),
     ],
 )
 def test_flwr_run(folder, config, least, said, tmp_path):

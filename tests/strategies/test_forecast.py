@@ -113,7 +113,24 @@ def test_a_training_that_is_over_is_not_forecast_again(tmp_path, caplog):
 
 
 def test_machines_that_state_nothing_are_not_guessed_at(monkeypatch):
-    monkeypatch.setattr(CorrelatedFedAvg, "ask_privacy", lambda *_: {"0": {"releases": 0}, "1": {}})
+    monkeypatch.setattr(CorrelatedFedAvg, "_statements", lambda *_: {"0": {"releases": 0}, "1": {}})
     strategy, model = trained(2.0)
     assert strategy.forecast is None
     assert math.isfinite(np.linalg.norm(model))
+
+
+def test_where_machines_may_run_dry_a_hundred_of_many_are_asked():
+    asked = []
+
+    class Counting(NodesGrid):
+        def handle(self, message, identifier):
+            for config in message.content.config_records.values():
+                asked.append(config.get("ask"))
+            return super().handle(message, identifier)
+
+    policy = UpdatePolicy(clip_norm=CLIP, mu=4.0, max_participations=1)
+    app = standing_still(simulation=policy)
+    strategy = CorrelatedFedAvg(num_clients=150, clients_per_round=1, seed=1, run_dry=True)
+    strategy.start(Counting(app, 150), ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1)
+    assert 50 <= asked.count("privacy") <= 100
+    assert strategy.forecast.machines == 150

@@ -2,7 +2,7 @@
 
 import torch
 from flwr.app import Context
-from murmurfl.clients import private_client_app
+from murmurfl.clients import EvaluationShare, private_client_app
 
 from .task import PRIVATE
 
@@ -25,4 +25,5 @@ def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
     return PRIVATE[0][number::machines], PRIVATE[1][number::machines]
 
 
-app = private_client_app(make_module, squared_hinge, samples, epsilon=4.0, rounds=ROUNDS)
+EVALUATION = EvaluationShare(0.2, held_out=0)  # a fifth of mu^2: machines say how good the model is on their samples
+app = private_client_app(make_module, squared_hinge, samples, epsilon=4.0, rounds=ROUNDS, evaluation=EVALUATION)

@@ -1,11 +1,11 @@
-"""The server: train, and leave a report."""
+"""The server: train, evaluate, and leave a report."""
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from murmurfl.app import record_training
 from murmurfl.clients import load_trainable, trainable_arrays
-from murmurfl.strategies import FullBatch
+from murmurfl.strategies import FullBatch, PrivateEvaluation
 
 from .client_app import ROUNDS, make_module
 from .task import PUBLIC
@@ -15,12 +15,14 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train for some rounds, and test on public data."""
+    """Train for some rounds, test on public data and, with noise, on private ones, and leave a report."""
     machines = context.run_config["num-clients"]
-    strategy = FullBatch(num_clients=machines, clients_per_round=machines, learning_rate=2.0, momentum=0.8)
+    strategy = FullBatch(num_clients=machines, clients_per_round=machines, learning_rate=1.0, momentum=0.8)
     result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS, evaluate_fn=evaluate)
+    found = PrivateEvaluation(num_clients=machines).evaluate(grid, result.arrays)
+    said = strategy.ask_privacy(grid)  # training and evaluation together
+    record_training(context.run_config["out"], strategy, result, said, task="tumours", evaluation=found)
     log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[ROUNDS]["accuracy"])
-    record_training(context.run_config["out"], strategy, result, strategy.ask_privacy(grid), task="tumours")
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:

@@ -6,7 +6,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
 
-from .client_app import MODEL, ROUNDS, SUMS
+from .client_app import MODEL, PLAIN_ROUNDS, ROUNDS, SUMS
 from .task import split
 
 app = ServerApp()
@@ -16,16 +16,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds and test on public samples."""
     config = context.run_config
-    machines, privacy = config["num-clients"], config["privacy"]
+    machines, privacy, rounds = config["num-clients"], config["privacy"], ROUNDS
     public = split(config["seed"])[1]
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"accuracy": MODEL.fitted(arrays).score(*public)})
 
     if privacy == "none":
-        strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines)
+        strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines), PLAIN_ROUNDS
     elif privacy == "machine":
-        strategy = CorrelatedFedAvg(num_clients=machines)
+        strategy, rounds = CorrelatedFedAvg(num_clients=machines), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"
         strategy = FullBatch(
@@ -35,5 +35,5 @@ def main(grid: Grid, context: Context) -> None:
             momentum=0.8,
             secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
         )
-    result = strategy.start(grid, MODEL.initial_arrays(), num_rounds=ROUNDS, evaluate_fn=evaluate)
-    log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[ROUNDS]["accuracy"])
+    result = strategy.start(grid, MODEL.initial_arrays(), num_rounds=rounds, evaluate_fn=evaluate)
+    log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])

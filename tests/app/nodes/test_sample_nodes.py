@@ -58,6 +58,19 @@ def make():
 app = private_client_app(make, samples=load, mu=1e3, rounds=100, clip_norm=1e3)
 updates = private_client_app(make, samples=load, mu=1e3, rounds=100, clip_norm=1e3, method="fedavg")
 plain = ClientApp()
+
+
+class Files(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        if number == 2:
+            raise ValueError("SECRET")
+        return np.array([number, 1.0], np.float32), number % 2
+
+
+files = private_client_app(make, samples=lambda context: Files(), mu=1e3, rounds=100, clip_norm=1e3)
 """.replace("SECRET", SECRET)
 
 FILE = """
@@ -149,6 +162,11 @@ def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(f
     assert SECRET in caplog.text, "only the node's own log says why"
 
 
+def test_items_of_a_data_set_are_read_one_by_one(folder):
+    answers, _ = own_client(read_node(write(folder, app="files")))
+    assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
+
+
 def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
     """The planted bug, for the test above: all samples at once, in one try."""
     from murmurfl.privacy.release import PrivateMachine
@@ -192,6 +210,19 @@ def test_check_says_what_the_machine_guarantees(folder):
     assert stated in machine_of(read_node(path))[1]
 
 
+def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
+    text = FILE.replace("mu = 10.0", "mu = 10.0\nprivate-evaluation = 0.36\nheld-out = 0.34")
+    answers, said = machine_of(read_node(write(folder, text)))
+    assert "mu = 10 Gaussian DP" in said
+    assert "Of it mu = 6 is for a private evaluation of the model, which it releases last." in said
+    assert sent(asked(answers)) == pytest.approx(clipped_sum(range(4)), abs=0.05), "two of six are set aside"
+    counted = asked(answers, session="e", of="evaluation")
+    # At zeros both scores are equal, and class 0 is taken: of samples 4 and 5 the first is right.
+    assert sent(counted) == pytest.approx([1.0, 1.0], abs=0.05)
+    assert counted.content["metrics"]["num-examples"] == 2
+    assert asked(answers, session="f", of="evaluation").error.code == protocol.BUDGET_EXHAUSTED
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -217,7 +248,7 @@ def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, c
 
 
 def test_another_client_app_is_not_taken_for_one_of_samples(folder):
-    with pytest.raises(ConfigurationError, match="Expected a private_client_app at .*leave method out"):
+    with pytest.raises(ConfigurationError, match=r"Expected a private_client_app at .*leave method out"):
         own_client(read_node(write(folder, app="plain")))
 
 

@@ -1,0 +1,53 @@
+"""scikit-learn over ten machines: before and after, and what the README says of it."""
+
+import numpy as np
+import pytest
+from murmurfl.privacy import Guarantee, gdp_epsilon, gdp_mu
+
+from tests.harness.examples import EXAMPLES, accuracy
+
+FOLDER = "sklearn-breast-cancer"
+README = (EXAMPLES / FOLDER / "README.md").read_text()
+HELPERS = 2
+
+
+@pytest.mark.parametrize(
+    ("privacy", "nodes", "least"), [("secure-aggregation", 12, 0.87), ("untrusted-server", 10, 0.84)]
+)
+def test_one_run_is_useful_and_says_what_it_guarantees(run_example, privacy, nodes, least):
+    """96 % +- 2 % and 94 % +- 2 %: one run of ten thousand would be below."""
+    lines = run_example(FOLDER, privacy=privacy, nodes=nodes)
+    assert accuracy(lines) > least
+    assert any("Forecast before the first round: useful" in line for line in lines)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("privacy", "least"), [("none", 0.85), ("machine", 0.0)])
+def test_before_and_the_swap_of_one_line(run_example, privacy, least):
+    lines = run_example(FOLDER, privacy=privacy)
+    assert accuracy(lines) > least
+    assert any("LIKELY TO BE USELESS" in line for line in lines) == (privacy == "machine")
+
+
+def test_the_readme_says_what_machines_guarantee(project):
+    client = project(FOLDER, "client_app")
+    for name in ("untrusted-server", "secure-aggregation"):
+        policy = client.APPS[name].policy
+        assert policy.mu == gdp_mu(4.0, 1e-5)
+        assert (policy.sums_samples, policy.max_participations) == (True, client.ROUNDS)
+    local = client.summed.policy.plan(31).mu_local
+    assert f"epsilon is {gdp_epsilon(local, 1e-5):.1f} in the third line" in README
+    assert Guarantee(policy.mu, 1e-5, "noise").epsilon <= 4.0 * (1 + 1e-12)
+
+
+@pytest.mark.long
+def test_under_secure_aggregation_it_is_within_three_points_of_scikit_learn(run_example, project, caplog):
+    """1.5 +- 0.4 points below, over twenty divisions: one of ten thousand would be more than 3."""
+    task = project(FOLDER, "task")
+    found, without = [], []
+    for seed in range(20):
+        caplog.clear()
+        found.append(accuracy(run_example(FOLDER, nodes=12, seed=seed)))
+        private, public = task.split(seed)
+        without.append(task.make_model().fit(*private).score(*public))
+    assert np.mean(found) > np.mean(without) - 0.03
