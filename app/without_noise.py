@@ -51,6 +51,10 @@ def configs_without_noise(document: Mapping[str, Any]) -> list[RunConfig]:
             "Expected a simulated run, got one of real machines: their data are in no one place, so there is no run "
             "without noise to compare with."
         )
+    if "mechanism" not in document["config"]:
+        raise ConfigurationError(
+            "Expected a run of murmurfl's own app, got one of another program, which alone can make it without noise."
+        )
     chosen = {name: value for name, value in document["config"].items() if name in run_keys()}
     asked = {**chosen, **(document.get("asked") or {})}
     made: list[RunConfig] = []
@@ -125,7 +129,7 @@ def add_without_noise(folder: Path) -> dict[str, Any]:
         As :func:`configs_without_noise`.
     """
     document: dict[str, Any] = json.loads((folder / RESULT_NAME).read_text(encoding="utf-8"))
-    if document["config"]["mechanism"] == NO_NOISE or document.get("without_noise"):
+    if document["config"].get("mechanism") == NO_NOISE or document.get("without_noise"):
         return document
     document["without_noise"] = without_noise(document)
     plot_accuracy(document, folder / "accuracy.png")

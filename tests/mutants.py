@@ -734,6 +734,20 @@ MUTANTS = (
         (ADMISSION,),
     ),
     Mutant(
+        "a plain meaning rounds percentages down",
+        "privacy/plain_words.py",
+        "math.ceil(1000 * gdp_best_guess(mu) - 1e-9)",
+        "math.floor(1000 * gdp_best_guess(mu))",
+        ("tests/privacy/test_plain_words.py",),
+    ),
+    Mutant(
+        "a plain meaning of sums leaves out what holds without anybody's honesty",
+        "privacy/plain_words.py",
+        "f\"at most {_percent(mu_local)}\" if math.isfinite(mu_local)",
+        "f\"at most {_percent(mu)}\" if math.isfinite(mu_local)",
+        ("tests/privacy/test_plain_words.py",),
+    ),
+    Mutant(
         "an attacker's best guess is said to be worse than it is",
         "privacy/gdp.py",
         'return float(ndtr(_check("mu", mu, 0.0) / 2))',

@@ -46,7 +46,7 @@ def meaning_lines(document: Mapping[str, Any]) -> list[str]:
 def without_noise_lines(document: Mapping[str, Any]) -> list[str]:
     """What the same run reaches without noise, where it was made."""
     twin = document.get("without_noise")
-    if not twin or document["config"]["mechanism"] == NO_NOISE:
+    if not twin or document["config"].get("mechanism") == NO_NOISE:
         return []
     rounds = "" if twin["rounds"] == document["rounds"] else f" in {twin['rounds']} rounds"
     return [f"Without noise the same run reaches {shown_accuracy(twin)}{rounds}: just measured, and not private."]

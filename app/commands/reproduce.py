@@ -38,12 +38,16 @@ def reproduce(
     engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
+    twins: Annotated[
+        bool, typer.Option("--twins", help="With a line without noise in every table and picture that has none.")
+    ] = False,
     as_json: AsJson = False,
     only_list: Annotated[bool, typer.Option("--list", help="Print the papers, and end.")] = False,
 ) -> None:
     """Reproduce a paper's tables, or with --set or --config any other cell of them."""
     from ..papers.reproduce import tables_of
     from ..papers.runs import plan_runs
+    from ..papers.twins import with_twins
 
     with failing_clearly():
         if only_list:
@@ -55,6 +59,7 @@ def reproduce(
             search_here()
         paper = PAPERS[name]
         cells = paper.cells_with(settings_of(config_file, assignments))
+        cells = with_twins(cells) if twins else cells
         seeds = seeds or paper.seeds
         plan_runs(cells, seeds, engine, paper.table)  # refuses before the progress bar shows
         folder = out or Path("runs") / paper.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ _DROPPED = ("task", "time", "without noise")
 """Columns that a narrow terminal goes without, the first of them first, until most folders have room."""
 _NUMBERED = ("#", "date", "time")
 _BETWEEN = "  "
-_FAST = "*"
+_FAST, _COUNTED = "*", "~"
 
 
 def list_runs(
@@ -63,6 +63,8 @@ def _lines(found: Sequence[FoundRun], before: int) -> list[str]:
             guarantees.append((str(number), guarantee))
     if any(row["epsilon"].endswith(_FAST) for row in rows):
         lines.append(f"{_FAST} Fast simulation noise: a figure for research, no guarantee.")
+    if any(row["accuracy"].endswith(_COUNTED) for row in rows):
+        lines.append(f"{_COUNTED} A private evaluation: counted by the machines, with noise.")
     if guarantees:
         lines += ["", caption(guarantees)]
     return [*lines, "", "One page of several: murmurfl report FOLDER..."]
@@ -78,16 +80,26 @@ def _row(number: int, one: FoundRun) -> dict[str, str]:
     fast = _FAST if document["config"].get("noise-quality") == "fast" and document["epsilon"] is not None else ""
     return {
         **row,
-        "strategy": str(document["config"]["strategy"]),
+        "strategy": str(document["config"]["strategy"]).rpartition(":")[2],
         "task": str(document["config"]["task"]),
         "epsilon": shown(document["epsilon"]) + fast,
-        "accuracy": _percent(document["accuracy"]) or f"loss {loss_text(document['loss'])}",
+        "accuracy": _accuracy(document),
         "without noise": _percent(twin.get("accuracy")),
         "folder": str(one.folder),
     }
 
 
 _FIGURES = ("strategy", "task", "epsilon", "accuracy", "without noise")
+
+
+def _accuracy(document: Mapping[str, Any]) -> str:
+    """On the test set; where there is none what machines counted with noise, and else the loss."""
+    counted = (document.get("private_evaluation") or {}).get("accuracy")
+    if document["accuracy"] is None and counted is not None:
+        return f"{_percent(counted)}{_COUNTED}"
+    if document["accuracy"] is None and document["loss"] is None:
+        return "none"
+    return _percent(document["accuracy"]) or f"loss {loss_text(document['loss'])}"
 
 
 def _percent(share: float | None) -> str:

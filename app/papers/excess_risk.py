@@ -15,6 +15,7 @@ from .accuracy import NOISE
 from .drawing import add_legend, colours, draw_band, new_figure, save
 from .kind import TableKind, Trial
 from .over_seeds import curve_statistics, short, statistics
+from .twins import is_without_noise
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class ExcessRiskTable(TableKind):
                         "epsilon": entry["epsilon"]["mean"],
                         "delta": entry["delta"]["mean"],
                         "noise": settings["noise-quality"],
+                        "not private": is_without_noise({**settings, **entry["settings"]}),
                         "uncovered step": None if beyond is None else beyond["step"],
                         "its excess risk": None if beyond is None else short(beyond["mean"]),
                         "runs": runs,
@@ -171,8 +173,9 @@ def _epsilons(line: Row) -> str:
 
 
 def _least_private(cell: Mapping[str, Row]) -> float | None:
-    """Of what uses private samples; an algorithm that uses none has epsilon 0."""
-    return min((row["excess risk"] for row in cell.values() if row["epsilon"] != 0), default=None)
+    """Of what uses private samples; an algorithm that uses none has epsilon 0, and one without noise is not private."""
+    private = (row for row in cell.values() if row["epsilon"] != 0 and not row["not private"])
+    return min((row["excess risk"] for row in private), default=None)
 
 
 def _as_it_is(shown: str | Marked) -> str | Marked:
@@ -185,8 +188,9 @@ def _excess_of(label: str) -> Callable[[Row], str | Marked | None]:
         if row is None:
             return None
         excess = spread(row["excess risk"], row["± std"], ".3g", ".1g")
-        step = f" ({row['step']:g}{', not covered' if row['epsilon'] is None else ''})"
-        stands_out = row["epsilon"] != 0 and row["excess risk"] == line["best"]
+        uncovered = row["epsilon"] is None and not row["not private"]
+        step = f" ({row['step']:g}{', not covered' if uncovered else ''})"
+        stands_out = row["epsilon"] != 0 and not row["not private"] and row["excess risk"] == line["best"]
         return Marked(excess, step) if stands_out else excess + step
 
     return shown

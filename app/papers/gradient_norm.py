@@ -187,7 +187,9 @@ class GradientNormTable(TableKind):
             for entry in [cell["algorithms"][label]]
             for place in _at(cell, entry, against)
         )
-        if not points:
+        if not points:  # without noise there is no epsilon: a line across
+            for value in {factor * cell["algorithms"][label][name]["mean"] for cell in cells}:
+                axes.axhline(value, color=colour, label=label, linestyle="--", linewidth=1.2)
             return
         x, y, error = zip(*points, strict=True)
         axes.errorbar(x, y, error, color=colour, label=label, marker="o", markersize=3, linewidth=1.2)

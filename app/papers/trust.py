@@ -162,7 +162,7 @@ def _draw(document: Mapping[str, Any], title: str, caption: str, path: Path) -> 
 def _name_axes(axes: Axes, shown: Sequence[Row]) -> None:
     """Epsilon along, accuracy up, by the logarithm of the error: what is near 100 % is told apart too."""
     axes.set_xscale("log")
-    ticks = sorted({row["epsilon"] for row in shown})
+    ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
     axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
@@ -176,9 +176,12 @@ def _name_axes(axes: Axes, shown: Sequence[Row]) -> None:
 
 def _draw_line(axes: Axes, rows: Sequence[Row], colour: Any) -> None:
     """One trust in one panel: solid where every reply came, dashed with hollow marks where some were lost."""
+    for row in rows:
+        if row["epsilon"] is None:  # without noise: a line across
+            axes.axhline(100 - row["accuracy %"], color=colour, linestyle=":", label=row["algorithm"])
+    rows = sorted((row for row in rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
     if not rows:
         return
-    rows = sorted(rows, key=lambda row: row["epsilon"])
     lossy = bool(rows[0]["lost"])
     axes.errorbar(
         [row["epsilon"] for row in rows],

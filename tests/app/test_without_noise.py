@@ -65,6 +65,13 @@ def test_real_machines_have_no_run_without_noise():
         without_noise(document)
 
 
+def test_another_programs_run_has_none_of_ours(tmp_path):
+    document = {**result_document(run_cohort(RunConfig(num_rounds=1))), "config": {"strategy": "x:Y"}, "engine": None}
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigurationError, match="one of another program"):
+        add_without_noise(tmp_path)
+
+
 @pytest.mark.parametrize(("option", "made"), [((), True), (("--no-twin",), False), (("--twin",), True)])
 def test_the_command_makes_it_where_it_takes_a_moment_or_is_asked_to(option, made, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]

@@ -1,0 +1,43 @@
+"""What the server does: Flower's own pattern, with another strategy."""
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from murmurfl.clients import load_trainable, trainable_arrays
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
+
+from .client_app import PLAIN_ROUNDS, ROUNDS, SUMS
+from .task import Net, mnist, test
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train for some rounds and test on MNIST's test images."""
+    config = context.run_config
+    machines, root, privacy = config["num-clients"], str(config["data-root"]), config["privacy"]
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": test(load_trainable(Net(), arrays), root)})
+
+    mnist(root, train=True)  # downloaded here, before machines look for it
+    torch.manual_seed(1)
+    arrays, rounds = trainable_arrays(Net()), ROUNDS
+    if privacy == "none":
+        strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines), PLAIN_ROUNDS
+    elif privacy == "machine":
+        strategy, rounds = CorrelatedFedAvg(num_clients=machines), PLAIN_ROUNDS
+    else:
+        summed = privacy == "secure-aggregation"
+        strategy = FullBatch(
+            num_clients=machines,
+            clients_per_round=machines,
+            learning_rate=4.0,
+            momentum=0.8,
+            secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
+        )
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, evaluate_fn=evaluate)
+    log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])

@@ -1,0 +1,97 @@
+"""An operator's file with a private evaluation: its share of mu and of the samples is the operator's."""
+
+import math
+
+import numpy as np
+import pytest
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.describing import describe
+from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
+
+from tests.harness.machines import training_config
+
+FEATURES, SAMPLES, MU = 4, 20, 1.0
+BASE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+BASE |= {"strategy": "full-batch", "clip-norm": 1.0, "batch-size": 1, "mu": MU, "max-participations": 3}
+MODEL = [np.zeros((2, FEATURES)), np.zeros(2)]
+
+
+def made(folder, **changes):
+    named = {name.replace("_", "-"): value for name, value in changes.items()}
+    values = {name: value for name, value in {**BASE, **named}.items() if value is not None}
+    features = np.random.Generator(np.random.Philox(key=1)).normal(size=(SAMPLES, FEATURES))
+    np.savez(folder / "samples.npz", features=features.astype(np.float32), labels=np.arange(SAMPLES) % 2)
+    SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=MU, delta=1e-5)
+    (folder / "node.toml").write_text(toml_document(values))
+    return NodeConfig.read(folder / "node.toml")
+
+
+def asked(session="e"):
+    return MODEL, training_config(session=session, **{protocol.RELEASE_OF: protocol.OF_EVALUATION})
+
+
+def test_the_file_decides_what_of_mu_and_of_the_samples_is_for_it(tmp_path):
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.25, score_bins=4).client()
+    own, rest = client.evaluation.policy, client.machine.policy
+    assert (own.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
+    assert (own.budget_mu, rest.budget_mu, own.noise_quality) == (MU, MU, "exact")
+    assert (client.machine.num_samples, client.evaluated.samples, client.evaluation.bins) == (15, 5, 4)
+    said = describe(client)
+    assert "mu = 1 Gaussian DP" in said
+    assert "Of it mu = 0.4473 is for a private evaluation of the model, on 5 samples that are set aside." in said
+
+
+def test_beside_a_mean_of_the_features_it_is_all_one_mu(tmp_path):
+    centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
+    mus = [client.machine.plan.mu, *(machine.plan.mu for machine in client.parts.machines)]
+    assert math.hypot(*mus) == pytest.approx(MU, rel=1e-9)
+    assert client.evaluated.samples == SAMPLES
+    assert "on 20 samples that it trains on" in describe(client)
+
+
+def test_a_real_machine_s_training_and_evaluation_spend_its_budget_to_the_last_and_no_more(tmp_path):
+    client = made(tmp_path, private_evaluation=0.2).client()
+    for t in (1, 2, 3):
+        client.fit(MODEL, training_config(t))
+    arrays, examples, metrics = client.fit(*asked())
+    assert (arrays[0].shape, examples, metrics[protocol.HELD_OUT]) == ((2,), 2, 1)
+    for session in ("other", "e"):
+        with pytest.raises(RefusedError, match=r"budget|cap"):
+            client.fit(*asked(session))
+    # The same from the file again: the ledger is what remembers.
+    again = NodeConfig.read(tmp_path / "node.toml").client()
+    with pytest.raises(RefusedError, match="cap"):
+        again.fit(*asked())
+    with pytest.raises(RefusedError, match="budget"):
+        again.fit(MODEL, training_config(1, session="new"))
+
+
+def test_a_machine_that_trusts_its_server_says_that_its_evaluation_goes_without_noise(tmp_path):
+    client = made(tmp_path, strategy="trusted-full-batch", private_evaluation=0.2).client()
+    assert client.evaluation.policy.trust == "trusted-server"
+    assert "and to an evaluation after them" in describe(client)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"held_out": 0.2}, "held-out"),
+        ({"score_bins": 4}, "score-bins"),
+        ({"private_evaluation": 1.0}, "private-evaluation"),
+        ({"private_evaluation": -0.1}, "private-evaluation"),
+        ({"private_evaluation": 0.1, "held_out": 1.0}, "held-out"),
+        ({"private_evaluation": 0.96, "centring": "private", "centring_norm": 1.0}, "private-evaluation"),
+        ({"private_evaluation": 0.1, "strategy": "noisy-sgd", "secret_order": True}, "private-evaluation"),
+    ],
+    ids=str,
+)
+def test_a_file_that_contradicts_itself_is_refused(tmp_path, changes, words):
+    with pytest.raises(ConfigurationError, match=words):
+        made(tmp_path, **changes)
+
+
+def test_bins_of_scores_are_for_two_classes(tmp_path):
+    with pytest.raises(ConfigurationError, match="two classes"):
+        made(tmp_path, num_classes=3, private_evaluation=0.1, score_bins=4).client()
