@@ -34,8 +34,10 @@ from .simulation import in_simulation
 
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a machine its samples."""
-_MOST_KEPT = 32
-"""Machines whose samples a worker of a simulation keeps."""
+_KEPT_BYTES = 1 << 29
+"""What a worker of a simulation keeps in memory of machines' samples: 512 MiB."""
+_MOST_KEPT = 256
+"""Machines whose samples it keeps at most."""
 
 
 class PrivateClientApp(ClientApp):
@@ -173,10 +175,13 @@ class PrivateClientApp(ClientApp):
         key = repr((sorted(context.node_config.items()), sorted(context.run_config.items())))
         if key not in self._kept:
             self._kept[key] = self.samples_of(context, in_memory=True)
-            while len(self._kept) > _MOST_KEPT:
+            while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._bytes_kept() > _KEPT_BYTES):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    def _bytes_kept(self) -> int:
+        return sum(getattr(samples, "nbytes", 0) for samples in self._kept.values())
 
 
 def private_client_app(

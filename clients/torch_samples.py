@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..privacy import ConfigurationError
@@ -13,6 +14,10 @@ _ADVICE = (
     "give (inputs, targets), two arrays or tensors with the samples along the first axis, or a data set of pairs "
     "(input, target)"
 )
+
+
+_TARGETS = ("label", "labels", "target", "targets")
+"""What the target of an item that is a mapping is called."""
 
 
 class TensorSamples:
@@ -34,6 +39,7 @@ class TensorSamples:
         if any(part.ndim == 0 for part in leaves((self.inputs, self.targets))):
             raise ConfigurationError(f"Expected inputs and targets with a first axis, got a single number: {_ADVICE}.")
         self._length = first_axis((self.inputs, self.targets))
+        self.nbytes = sum(part.nbytes for part in leaves((self.inputs, self.targets)))
 
     def __len__(self) -> int:
         return self._length
@@ -43,40 +49,53 @@ class TensorSamples:
 
 
 class DatasetSamples:
-    """A data set whose items are pairs (input, target), read when they are asked for.
+    """A data set whose items are an input and a target each, read when they are asked for.
 
     Parameters
     ----------
     items : sequence
-        With a length, and a pair for a number: a map-style ``torch.utils.data.Dataset``, or a list.
+        With a length, and an item for a number: a map-style data set, or a list.
+    collate : callable
+        Makes a batch of a list of items: a ``DataLoader``'s ``collate_fn``, or PyTorch's own.
     """
 
-    def __init__(self, items: Any) -> None:
+    def __init__(self, items: Any, collate: Callable[[list[Any]], Any]) -> None:
         self.items = items
+        self.collate = collate
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, samples: slice, /) -> tuple[Any, Any]:
-        from torch.utils.data import default_collate
-
-        chosen = [_pair(self.items[i]) for i in range(*samples.indices(len(self.items)))]
-        inputs, targets = default_collate(chosen)
-        return inputs, targets
+        chosen = [self.items[i] for i in range(*samples.indices(len(self.items)))]
+        try:
+            return _pair(self.collate(chosen))
+        except TypeError as error:  # what PyTorch says of it names types, and no values
+            raise ConfigurationError(
+                f"Expected items of tensors, arrays or numbers, got: {error}; {_ADVICE}."
+            ) from error
 
     def in_memory(self) -> TensorSamples:
         """All items, read once: for simulations, which ask for them in every round."""
         return TensorSamples(*self[0 : len(self)])
 
 
-def _pair(item: Any) -> tuple[Any, Any]:
-    if isinstance(item, Mapping) or not isinstance(item, Sequence) or len(item) != 2:
-        got = f"a mapping with {', '.join(map(str, item))}" if isinstance(item, Mapping) else f"{type(item).__name__}"
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as (inputs, targets); of a mapping the entry that is called a label, and all others."""
+    if isinstance(batch, Mapping):
+        targets = [name for name in batch if name in _TARGETS]
+        inputs = {name: part for name, part in batch.items() if name not in targets}
+        if len(targets) == 1 and inputs:
+            return (inputs if len(inputs) > 1 else next(iter(inputs.values()))), batch[targets[0]]
         raise ConfigurationError(
-            f'Expected items that are pairs (input, target), got {got}: write [(row["img"], row["label"]) for row in '
-            "data], by the names that yours have."
+            f"Expected items with one entry called {' or '.join(_TARGETS)} and inputs beside it, got a mapping with "
+            f'{", ".join(map(str, batch))}: write [(row["img"], row["class"]) for row in data].'
         )
-    return item[0], item[1]
+    if not isinstance(batch, Sequence) or len(batch) != 2:
+        raise ConfigurationError(
+            f"Expected items that are pairs (input, target), got {type(batch).__name__}: {_ADVICE}."
+        )
+    return batch[0], batch[1]
 
 
 def torch_samples(found: Any, *, in_memory: bool) -> Samples:
@@ -85,8 +104,9 @@ def torch_samples(found: Any, *, in_memory: bool) -> Samples:
     Parameters
     ----------
     found : pair of arrays or tensors, Dataset, DataLoader, list of pairs, or Samples
-        A loader's data set is taken, not its batches. Anything else with a length that gives a batch for a slice is
-        left as it is.
+        Items are pairs, or mappings with a label. Of a loader the data set and the ``collate_fn`` are taken, not its
+        batches. A ``Dataset`` is PyTorch's or one of the package ``datasets``. Anything else with a length that gives a
+        batch for a slice is left as it is.
     in_memory : bool
         Whether items may be read at once. A real machine reads them one by one, because whether one can be read may
         depend on it.
@@ -100,10 +120,11 @@ def torch_samples(found: Any, *, in_memory: bool) -> Samples:
     -----
     **Formal guarantees.** None of its own: reads, and releases nothing.
     """
-    from torch.utils.data import DataLoader, Dataset, IterableDataset
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+    collate: Callable[[list[Any]], Any] = default_collate
     if isinstance(found, DataLoader):
-        found = found.dataset
+        found, collate = found.dataset, found.collate_fn
     if isinstance(found, IterableDataset):
         raise ConfigurationError(
             f"Expected samples with a length, got {type(found).__name__}, an iterable: a sample's number says how "
@@ -114,10 +135,16 @@ def torch_samples(found: Any, *, in_memory: bool) -> Samples:
         if len(found) != 2:
             raise ConfigurationError(f"Expected a pair (inputs, targets), got {len(found)} parts: {_ADVICE}.")
         samples = TensorSamples(*found)
-    elif isinstance(found, Dataset | list):
-        samples = DatasetSamples(found)
+    elif isinstance(found, Dataset | list) or _of_datasets(found):
+        samples = DatasetSamples(found, collate)
     elif not (hasattr(found, "__len__") and hasattr(found, "__getitem__")) or isinstance(found, Mapping | str | bytes):
         raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {_ADVICE}.")
     if not len(samples):
         raise ConfigurationError("Expected at least one sample, got none.")
     return samples.in_memory() if in_memory and isinstance(samples, DatasetSamples) else samples
+
+
+def _of_datasets(found: Any) -> bool:
+    """Whether it is a data set of Hugging Face's, whose slices are columns and not items."""
+    datasets = sys.modules.get("datasets")  # who has one has imported it
+    return datasets is not None and isinstance(found, datasets.Dataset)

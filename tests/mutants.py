@@ -743,8 +743,8 @@ MUTANTS = (
     Mutant(
         "a plain meaning of sums leaves out what holds without anybody's honesty",
         "privacy/plain_words.py",
-        "f\"at most {_percent(mu_local)}\" if math.isfinite(mu_local)",
-        "f\"at most {_percent(mu)}\" if math.isfinite(mu_local)",
+        'f"at most {_percent(mu_local)}" if math.isfinite(mu_local)',
+        'f"at most {_percent(mu)}" if math.isfinite(mu_local)',
         ("tests/privacy/test_plain_words.py",),
     ),
     Mutant(

@@ -605,6 +605,7 @@ def test_on_a_real_node_the_operators_file_decides(node, tmp_path, caplog):
         assert (reply.content["metrics"]["mu-guaranteed"], reply.content["metrics"]["delta"]) == (1.0, 1e-6)
     assert f"epsilon = {rounded_up(gdp_epsilon(1.0, 1e-6))} at delta = 1e-06" in caplog.text
     assert "Simulated" not in caplog.text
+    assert caplog.text.count("Machine clinic-0: By itself, over all its releases, its noise is") == 1
     assert ask_real_node(app, request(**{protocol.ACK: 3}), **node).error.code == protocol.CAP_REACHED
     assert not ask_real_node(app, request(**{protocol.SESSION: "t"}), **node).has_error()
     assert ask_real_node(app, request(**{protocol.SESSION: "u"}), **node).error.code == protocol.BUDGET_EXHAUSTED

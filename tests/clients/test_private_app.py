@@ -164,13 +164,48 @@ def assert_moves_at_most_twice_the_clip(app, method, monkeypatch):
     assert 0 < np.linalg.norm(one - another) <= charged
 
 
-def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
-    """The planted bug, for the test above: each row gets some of the batch's mean, after the model was tried."""
+def test_lengths_that_are_told_too_short_are_noticed(monkeypatch):
+    """A planted bug, for the test above."""
     from murmurfl.clients import torch_model
 
     monkeypatch.setattr(torch_model._NarrowRows, "norms", lambda self: np.full(len(self._rows), 1e-9))
     with pytest.raises(AssertionError):
         assert_moves_at_most_twice_the_clip(made(), "full-batch", monkeypatch)
+
+
+def test_gradients_that_see_the_other_samples_are_noticed(monkeypatch):
+    """Another one: every row has the batch's sum in it."""
+    from murmurfl.clients.torch_model import ModuleGradients
+
+    real = ModuleGradients.__call__
+
+    def mixed(self, parameters, samples):
+        rows = real(self, parameters, samples)
+        return rows + rows.sum(axis=0)
+
+    monkeypatch.setattr(ModuleGradients, "__call__", mixed)
+    with pytest.raises(AssertionError):
+        assert_moves_at_most_twice_the_clip(made(), "full-batch", monkeypatch)
+
+
+def test_a_worker_keeps_samples_while_there_is_memory_for_them(monkeypatch):
+    from murmurfl.clients import private_app
+
+    def loaded(numbers):
+        seen = []
+
+        def counted(context):
+            seen.append(context.node_config["partition-id"])
+            return load(context)
+
+        app = private_client_app(make_module, samples=counted, mu=2.0, rounds=ROUNDS)
+        for number in numbers:
+            asked(app, trainable_arrays(make_module()), number=number)
+        return seen
+
+    assert loaded([0, 1, 0, 1]) == [0, 1]
+    monkeypatch.setattr(private_app, "_KEPT_BYTES", 1)
+    assert loaded([0, 0, 1, 0]) == [0, 1, 0], "the last one's are kept whatever they take"
 
 
 @pytest.mark.parametrize(
@@ -255,12 +290,46 @@ def test_settings_that_contradict_each_other_are_refused_by_name(changes, said):
 def test_samples_are_needed_and_must_be_some():
     with pytest.raises(ConfigurationError, match="Expected samples, got none"):
         private_client_app(make_module, mu=1.0, rounds=2)
-    for wrong in ((INPUTS[0],), "data", iter([1]), [], {"x": INPUTS[0]}, (INPUTS[0], TARGETS[0][:3])):
+    unlabelled, words = [{"img": INPUTS[0][0], "class": 1}], [("a text", 1)]
+    for wrong in (
+        (INPUTS[0],),
+        unlabelled,
+        words,
+        "data",
+        iter([1]),
+        [],
+        {"x": INPUTS[0]},
+        (INPUTS[0], TARGETS[0][:3]),
+    ):
         with pytest.raises(ConfigurationError, match="Expected"):
             private_client_app(make_module, samples=wrong, mu=1.0, rounds=2)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "tensors", "dataset", "loader", "pairs", "own"])
+def turned(items):
+    targets, inputs = torch.utils.data.default_collate(items)
+    return inputs, targets
+
+
+def hugging(pair):
+    datasets = pytest.importorskip("datasets")
+    rows = {"img": pair[0].tolist(), "label": pair[1].tolist()}
+    return datasets.Dataset.from_dict(rows).with_transform(lambda batch: {**batch, "img": torch.tensor(batch["img"])})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "arrays",
+        "tensors",
+        "dataset",
+        "loader",
+        "pairs",
+        "own",
+        "rows",
+        "collated",
+        pytest.param("hugging", marks=pytest.mark.long),
+    ],
+)
 def test_samples_may_be_whatever_a_project_has(kind):
     pair = torch.as_tensor(INPUTS[0]), torch.as_tensor(TARGETS[0])
     dataset = torch.utils.data.TensorDataset(*pair)
@@ -279,6 +348,9 @@ def test_samples_may_be_whatever_a_project_has(kind):
         "loader": torch.utils.data.DataLoader(dataset, batch_size=5, shuffle=True),
         "pairs": list(zip(INPUTS[0], TARGETS[0].tolist(), strict=True)),
         "own": Own(),
+        "rows": [{"label": int(label), "img": image} for image, label in zip(*pair, strict=True)],
+        "collated": torch.utils.data.DataLoader(list(zip(TARGETS[0], INPUTS[0], strict=True)), collate_fn=turned),
+        "hugging": hugging(pair) if kind == "hugging" else None,
     }[kind]
     app = private_client_app(make_module, samples=lambda context: given, mu=HUGE, rounds=1, clip_norm=CLIP)
     expected = ALL_GRADIENTS[:EACH].sum(axis=0)
