@@ -91,10 +91,10 @@ def test_a_legacy_project_with_a_strategy_of_its_own(run_example):
 
 @pytest.mark.long
 def test_a_legacy_project_is_useful(run_example):
-    """88 % +- 1 %: nobody will see a run below 80 %; guessing is 10 %."""
+    """88 % +- 2 %, and one of ten thousand runs would be below 78 %; guessing is 10 %."""
     lines = run_example("legacy-numpyclient", nodes=102)
     assert "Forecast before the first round: useful." in words(" ".join(lines))
-    assert accuracy(lines) > 0.8
+    assert accuracy(lines) > 0.78
 
 
 def test_the_own_strategy_does_what_it_did_before(project):
