@@ -29,9 +29,11 @@ PROJECTS = (
     "edge-deployment",
     "legacy-numpyclient",
     "own-model",
+    "pytorch-cnn",
     "secure-aggregation",
     "sklearn-breast-cancer",
     "swap-strategy",
+    "tabular-network",
     "too-few-machines",
 )
 # What Flower starts must find this checkout, and not the hub.

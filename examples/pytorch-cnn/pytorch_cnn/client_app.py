@@ -16,7 +16,14 @@ def private(**trust: object) -> ClientApp:
     """After: privacy for every single image. The machine's training is no longer needed."""
     example = (torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))  # the network is tried on it at once
     return private_client_app(
-        Net, torch.nn.functional.cross_entropy, load_data, epsilon=4.0, rounds=ROUNDS, example=example, **trust
+        Net,
+        torch.nn.functional.cross_entropy,
+        load_data,
+        epsilon=4.0,
+        rounds=ROUNDS,
+        clip_norm=2.0,
+        example=example,
+        **trust,
     )
 
 
