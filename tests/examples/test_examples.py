@@ -131,6 +131,23 @@ def test_every_example_is_a_project_of_its_own(folder):
         assert "flwr run ." in readme
 
 
+@pytest.mark.parametrize("folder", PROJECTS)
+def test_a_readme_says_unit_epsilon_and_accuracy_first(folder):
+    _, title, first, *_ = re.split(r"^(.+)\n\n", (EXAMPLES / folder / "README.md").read_text(), maxsplit=1, flags=re.M)
+    assert title.startswith("# ")
+    first = first.partition("\n\n")[0]
+    assert re.match(r"\*\*Unit: (one sample|all data of a machine)\. Epsilon: \d+ \(", first), first
+    assert re.search(r"Accuracy: about\s\d+\s%", first), first
+
+
+def test_nobody_is_told_to_end_processes_that_may_be_other_peoples():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *EXAMPLES.glob("*/README.md")]
+    assert len(pages) > 30
+    assert [
+        page.name for page in pages if re.search(r"\bp?killall?\b -f|\bpkill\b|\bkillall\b", page.read_text())
+    ] == []
+
+
 # Through Flower's own commands: long.
 
 
