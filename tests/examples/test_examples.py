@@ -136,8 +136,8 @@ def test_a_readme_says_unit_epsilon_and_accuracy_first(folder):
     _, title, first, *_ = re.split(r"^(.+)\n\n", (EXAMPLES / folder / "README.md").read_text(), maxsplit=1, flags=re.M)
     assert title.startswith("# ")
     first = first.partition("\n\n")[0]
-    assert re.match(r"\*\*Unit: (one sample|all data of a machine)\. Epsilon: \d+ \(", first), first
-    assert re.search(r"Accuracy: about\s\d+\s%", first), first
+    assert re.match(r"\*\*Unit: (one \w+|all data of a machine)\. Epsilon: \d+ \(", first), first
+    assert re.search(r"Accuracy: about\s\d+(\.\d)?\s%", first), first
 
 
 def test_nobody_is_told_to_end_processes_that_may_be_other_peoples():
