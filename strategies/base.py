@@ -22,7 +22,7 @@ from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
 from .forecast import log_forecast
 from .layout import vector_size
-from .look_ahead import PATIENCE, check_masks, check_rounds, check_something_came, is_hopeless
+from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
 from .machines import NodesUnavailableError, by_length_and_name
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
 from .requests import request_entries, say_unlike
@@ -311,7 +311,6 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, timeout, _FEW if self.run_dry else None)
         if not self.run_dry:  # else only a few were asked
-            check_masks(statements, masked=self._secure is not None)
             self._check_statements(statements)
             check_rounds(self._sample, statements, done, num_rounds)
         if not self.foresees:
