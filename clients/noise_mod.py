@@ -303,9 +303,10 @@ def _log_release(machine: _Machine, private: PrivateMachine, release: Release, f
     policy = machine.policy
     plan = private.plan
     guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)
-    # A simulation has many machines: each says it once, and the server's log has it in every round.
+    # A simulation has many machines: the first one says it once, and the server's log has it in every round.
+    quiet = private.simulated and (release.release > 1 or machine.name != "0")
     log(
-        DEBUG if private.simulated and release.release > 1 else INFO,
+        DEBUG if quiet else INFO,
         "%s",
         f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
         f"{guarantee.sentence}",

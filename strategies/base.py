@@ -25,7 +25,7 @@ from .layout import vector_size
 from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
 from .machines import NodesUnavailableError, by_length_and_name
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
-from .requests import request_entries, say_unlike
+from .requests import request_entries, say_refusals, say_unlike
 from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements
@@ -137,6 +137,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         asked = {name: self._nodes[name] for name in self._asked}
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
+        say_refusals(server_round, replies, self._reasons)
         outcomes = [read_outcome(reply, layout, asked, self.largest_value, masked=masked) for reply in replies]
         # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
         outcomes.sort(
@@ -241,10 +242,10 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
-                check_something_came(self.history)
+                check_something_came(self.history, self._reasons)
         log(INFO, "%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
         if self.must_aggregate:
-            check_something_came(self.history)
+            check_something_came(self.history, self._reasons)
         return result
 
     def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> dict[str, dict[str, Any]]:

@@ -144,12 +144,14 @@ def is_hopeless(history: Sequence[RoundReport], patience: int) -> bool:
     )
 
 
-def check_something_came(history: Sequence[RoundReport]) -> None:
+def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()) -> None:
     """Refuse to call it a result if rounds asked for releases and none was ever aggregated.
 
     Parameters
     ----------
     history : sequence of RoundReport
+    why : sequence of str
+        The texts of refusals.
 
     Raises
     ------
@@ -160,7 +162,8 @@ def check_something_came(history: Sequence[RoundReport]) -> None:
     if not asked or any(report.aggregated for report in asked):
         return
     reasons = sorted({reason for report in asked for reason in report.refused})
-    said = [f"machines refused with {', '.join(reasons)}"] if reasons else []
+    texts = f" ({'; '.join(why)})" if why else ""
+    said = [f"machines refused with {', '.join(reasons)}{texts}"] if reasons else []
     said += sorted({f"a round was closed ({report.closed})" for report in asked if report.closed})
     said += [f"{count} replies were malformed"] if (count := sum(report.malformed for report in asked)) else []
     said += [f"{count} replies were lost"] if (count := sum(report.lost for report in asked)) else []

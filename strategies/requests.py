@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from logging import WARNING
 
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 from flwr.common.logger import log
 
 from ..privacy import protocol
@@ -24,6 +25,30 @@ def request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> C
             protocol.ACK: request.acks[name],
         }
     )
+
+
+_LONGEST_REASON = 300
+_MOST_REASONS = 10
+
+
+def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]) -> None:
+    """Say why machines refuse, each reason once a training; their texts depend on requests alone.
+
+    Parameters
+    ----------
+    server_round : int
+    replies : iterable of Message
+    known : list of str
+        What was said before; what is new is appended.
+    """
+    for reply in replies:
+        if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
+            continue
+        # Whatever a machine writes ends up in a terminal.
+        shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
+        if shown and shown not in known and len(known) < _MOST_REASONS:
+            known.append(shown)
+            log(WARNING, "Round %d: machines refuse: %s.", server_round, shown)
 
 
 def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:

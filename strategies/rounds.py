@@ -151,6 +151,7 @@ class Rounds(ABC, Generic[StateT]):
         self._sampled = 0
         self._observed: Mapping[str, TrainingFigures] = {}
         self._start = ""
+        self._reasons: list[str] = []
 
     # The update rule.
 

@@ -507,7 +507,7 @@ def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
     train(adding(nothing, simulation=policy(mu=1.0, releases_per_pass=1)), rounds=2)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
     lines = [line for line in told if "of at most 30" in line]
-    assert len(lines) == CLIENTS
+    assert len(lines) == 1  # of many machines of a simulation one says it
     stated = "epsilon = 4.378 at delta = 1e-05, for replacement of all samples of one machine, against the server"
     assert all(stated in line and "Simulated with seeded keys." in line for line in lines)
     rounds = [line for line in caplog.messages if "4 of 4 updates aggregated" in line]

@@ -11,6 +11,7 @@ from murmurfl.strategies import (
     Mu2,
     NodesUnavailableError,
     NoisySGD,
+    NothingAggregatedError,
     SecureAggregation,
 )
 
@@ -371,3 +372,11 @@ def test_a_trained_model_goes_back_into_a_module():
         assert parameter.detach().numpy() == pytest.approx(result.arrays[name].numpy())
     with pytest.raises(ConfigurationError, match="trainable_arrays"):
         load_trainable(torch.nn.Linear(3, 4), result.arrays)
+
+
+def test_a_whole_state_dict_ends_the_training_at_once_and_says_what_to_start_with(caplog):
+    strategy = FullBatch(learning_rate=2.0, **OPTIONS)
+    whole = ArrayRecord({"more": Array(np.zeros(3)), **trainable_arrays(make_module())})
+    with pytest.raises(NothingAggregatedError, match=r"start the strategy with murmurfl.clients.trainable_arrays"):
+        strategy.start(NodesGrid(made(), MACHINES), whole, num_rounds=ROUNDS)
+    assert caplog.text.count("machines refuse: malformed request") == 1
