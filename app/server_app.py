@@ -19,7 +19,7 @@ from .progress import RoundLine
 from .record import CHECKPOINT_NAME, RESULT_NAME, write_failure, write_record
 from .result import Progress
 from .run import check_deployed, run_experiment
-from .summary import summary_lines
+from .summary import meaning_lines, summary_lines
 from .trackers import tracking
 
 app = ServerApp()
@@ -103,5 +103,5 @@ def _run(grid: Grid, config: RunConfig, folder: Path, deployed: bool) -> None:
         document = write_record(result, folder)
         trackers.result(document)
     log(INFO, "")
-    for line in summary_lines(document, folder):
+    for line in [*summary_lines(document, folder), *(f"  {line}" for line in meaning_lines(document))]:
         log(INFO, line)

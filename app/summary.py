@@ -36,6 +36,13 @@ def plain_words(document: Mapping[str, Any]) -> str:
     return privacy.get("meaning") or plain_meaning(math.inf if privacy["mu"] is None else privacy["mu"], **parts)
 
 
+def meaning_lines(document: Mapping[str, Any]) -> list[str]:
+    """What its mu means to whoever wants to know of a sample."""
+    said = plain_words(document)
+    note = noise_note(document["config"]["noise-quality"])
+    return [f"mu = {shown(document['mu'])} means{note}: {said[0].lower()}{said[1:]}"] if said else []
+
+
 def loss_text(loss: float | None) -> str:
     """A loss for people; None is one that is no finite number."""
     return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"

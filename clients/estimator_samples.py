@@ -107,6 +107,12 @@ def _read_at_once(rows: LabelledRows, classes: Sequence[Hashable]) -> RowsInMemo
             "Expected features that are numbers, got some that are not: encode them, by a table that does not come "
             "from private data."
         ) from None
+    if not np.isfinite(features).all():
+        raise ConfigurationError(
+            f"Expected features that are finite, got {int((~np.isfinite(features)).any(axis=1).sum())} samples of a "
+            "simulated machine with missing or infinite ones: fill them in by constants that do not come from private "
+            "data. On a real node such a sample counts as zero."
+        )
     if (labels < 0).any():
         raise ConfigurationError(
             f"Expected labels among the classes {list(classes)}, got others for {int((labels < 0).sum())} samples of a "

@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, MurmurflError
+from ..privacy import ConfigurationError, MurmurflError, RefusedError, protocol
 from ..privacy.arrays import read_array
 from ..privacy.errors import is_interrupt
 from .context_ledger import LEDGER_RECORDS
@@ -25,6 +25,10 @@ _in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", defa
 
 # The records that Flower's legacy ClientApp looks for, and does not find.
 _OF_LEGACY = ("'fitins.", "'evaluateins.")
+_LEGACY = (
+    "this machine has Flower's legacy ClientApp(client_fn, mods=...), which cannot read messages of the Message API: "
+    "write app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(...)])"
+)
 
 
 def is_in_training(message: Message) -> bool:
@@ -64,8 +68,8 @@ def called(call_next: ClientAppCallable, message: Message, context: Context) -> 
     ------
     ClientAppError
         If it raises anything or answers with an error.
-    ConfigurationError
-        If it is of Flower's legacy kind.
+    RefusedError
+        If it is of Flower's legacy kind, which fails on every message.
     """
     outside = _in_training.set(message)
     try:
@@ -74,10 +78,7 @@ def called(call_next: ClientAppCallable, message: Message, context: Context) -> 
         if is_interrupt(error):
             raise
         if isinstance(error, KeyError) and str(error).startswith(_OF_LEGACY):
-            raise ConfigurationError(
-                "Expected a ClientApp of the Message API, got Flower's legacy ClientApp(client_fn, mods=...), which "
-                "cannot read these messages: write app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(...)])."
-            ) from error
+            raise RefusedError(protocol.LEGACY_CLIENT_APP, _LEGACY) from error
         raise ClientAppError("Expected the ClientApp to answer, got an exception; see above.") from error
     finally:
         _in_training.reset(outside)

@@ -210,13 +210,17 @@ class SampleTrials:
             return None
 
     def _guilty_layer(self, inputs: Any) -> str:
-        """The first layer that gives the first sample something else when others are beside it; empty if none does."""
+        """The first layer that makes something else of a sample when others are beside it; empty if none does."""
         import torch
 
         module = self._gradients.module
-        seen: dict[str, list[Any]] = {}
+        seen: dict[str, list[tuple[Any, Any]]] = {}
+
+        def note(name: str, given: Any, output: Any) -> None:
+            seen.setdefault(name, []).append((given, output))
+
         hooks = [
-            layer.register_forward_hook(lambda _, __, output, name=name: seen.setdefault(name, []).append(output))
+            layer.register_forward_hook(lambda _, given, output, name=name: note(name, given, output))
             for name, layer in module.named_modules()
         ]
         try:
@@ -229,14 +233,20 @@ class SampleTrials:
         finally:
             for hook in hooks:
                 hook.remove()
-        for name, outputs in seen.items():  # inner layers answer before those they are in
-            whole, single = outputs[0], outputs[-1]
-            if not isinstance(whole, torch.Tensor) or not isinstance(single, torch.Tensor) or not whole.ndim:
-                continue
-            if whole[:1].shape != single.shape or _apart(whole[0], single[0]) > self._tolerance:
-                layer = module.get_submodule(name)
-                return f"{type(layer).__name__} at {name or 'the top'!r}"
+        for name, calls in seen.items():  # inner layers answer before those they are in
+            (given, output), (given_alone, output_alone) = calls[0], calls[-1]
+            if self._agree(given, given_alone) and not self._agree(output, output_alone):
+                return f"{type(module.get_submodule(name)).__name__} at {name or 'the top'!r}"
         return ""
+
+    def _agree(self, whole: Any, alone: Any) -> bool:
+        """Whether the first sample of a batch is what it is alone, as far as both are tensors with samples."""
+        pairs = zip(leaves(whole), leaves(alone), strict=False)
+        return all(
+            one.shape[1:] == other.shape[1:] and _apart(one[0], other[0]) <= self._tolerance
+            for one, other in pairs
+            if hasattr(one, "shape") and hasattr(other, "shape") and one.ndim and other.ndim
+        )
 
     @property
     def _tolerance(self) -> float:

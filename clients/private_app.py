@@ -211,8 +211,9 @@ def private_client_app(
 
     Parameters
     ----------
-    model : torch.nn.Module or callable
-        A module, or a function without arguments that makes one. What has ``requires_grad`` is trained.
+    model : torch.nn.Module, callable or LinearEstimator
+        A module, or a function without arguments that makes one; what has ``requires_grad`` is trained. Or an estimator
+        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`.
     loss : callable, optional
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
     samples : callable, or samples

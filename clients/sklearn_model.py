@@ -19,8 +19,9 @@ from .estimator_checks import closed_form
 from .estimator_samples import estimator_samples
 from .evaluation import Measure
 from .gradients import Samples, combined_gradients
-from .outer_products import OuterProducts, PulledOuterProducts
+from .outer_products import OuterProducts
 from .private_model import MachineModel
+from .pulled_outer_products import PulledOuterProducts
 
 _NAMES = "coef_", "intercept_"
 

@@ -148,13 +148,13 @@ class EvaluationRows:
         return noise_std / self.score_weight
 
 
-def evaluation_policy(mu: float, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
+def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
     """The policy of a machine's evaluation: every sample's row, once, in a session of its own.
 
     Parameters
     ----------
     mu : float
-        Of this release.
+        Of this release; or ``epsilon`` among the others.
     mechanism : str
         ``none`` for a simulation without noise.
     **fields

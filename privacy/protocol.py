@@ -92,6 +92,7 @@ INTERNAL_ERROR = 1009
 EVALUATION_BLOCKED = 1010
 LEDGER_UNUSABLE = 1011
 OPENING_REFUSED = 1012
+LEGACY_CLIENT_APP = 1013
 
 REFUSAL_NAMES: dict[int, str] = {
     MALFORMED_REQUEST: "malformed-request",
@@ -106,4 +107,5 @@ REFUSAL_NAMES: dict[int, str] = {
     EVALUATION_BLOCKED: "evaluation-blocked",
     LEDGER_UNUSABLE: "ledger-unusable",
     OPENING_REFUSED: "opening-refused",
+    LEGACY_CLIENT_APP: "legacy-client-app",
 }

@@ -310,8 +310,8 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         self._meet(grid)
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, timeout, _FEW if self.run_dry else None)
-        self._check_statements(statements)
-        if not self.run_dry:
+        if not self.run_dry:  # else only a few were asked
+            self._check_statements(statements)
             check_rounds(self._sample, statements, done, num_rounds)
         if not self.foresees:
             return

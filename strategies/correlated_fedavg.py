@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from .base import ReleaseStrategy
 from .layout import Vector
-from .look_ahead import check_evaluations
+from .look_ahead import check_evaluations, check_masks
 from .optimizers import Moments, ServerOptimizer, server_optimizer
 from .options import ReleaseOptions
 from .replies import DirectMachines, Reply, RoundReport, exchange
@@ -258,6 +258,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return MetricRecord({name: float(np.mean([report[name] for report in reports])) for name in names})
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
+        check_masks(statements, masked=self._secure is not None)
         if self.evaluate_on_machines:
             check_evaluations(statements)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from ..privacy import ConfigurationError, MurmurflError
+from ..privacy import ConfigurationError, MurmurflError, protocol
 from .machines import rounds_possible
 from .replies import RoundReport
 from .statements import releases_left
@@ -20,6 +20,7 @@ PATIENCE = 3
 """Rounds from which nothing came but refusals, after which a training that never had anything is given up."""
 
 _MOST_NAMED = 10
+_LEGACY = " In place of ClientApp(client_fn, mods=[...]) write app = numpy_client_app(client_fn, mods=[...])."
 
 
 class NothingAggregatedError(MurmurflError):
@@ -66,6 +67,37 @@ def check_rounds(
     # No refusal here: a server that was killed asks for a round again, and what its machines released for it the first
     # time is spent. So a training that was possible may end up short of a release, through no fault of its plan.
     log(WARNING, "In what is left of %d rounds %s; it refuses from then on.", num_rounds, said)
+
+
+def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
+    """Refuse a training whose server has sums of masked releases, and whose machines none, or the other way round.
+
+    Parameters
+    ----------
+    statements : mapping
+        What each machine says of itself, by name.
+    masked : bool
+        Whether the server has such sums.
+
+    Raises
+    ------
+    ConfigurationError
+        If that is so for all machines: no reply could ever be read.
+    """
+    unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
+    if not unlike or len(unlike) < len(statements):
+        return
+    if masked:
+        raise ConfigurationError(
+            f"Expected machines that release under masks, got {len(unlike)} that do not, and secure_aggregation has "
+            "sums of masked releases only. Set trust='secure-aggregation', min_honest=... and min_cohort=... in their "
+            "policies, or leave secure_aggregation out."
+        )
+    raise ConfigurationError(
+        f"Expected machines that release without masks, got {len(unlike)} with trust='secure-aggregation', whose masks "
+        "this server cannot take off. Give the strategy secure_aggregation=SecureAggregation(min_cohort=..., "
+        "helpers=...)."
+    )
 
 
 def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
@@ -133,6 +165,8 @@ def check_something_came(history: Sequence[RoundReport]) -> None:
     said += [f"{count} replies were malformed"] if (count := sum(report.malformed for report in asked)) else []
     said += [f"{count} replies were lost"] if (count := sum(report.lost for report in asked)) else []
     rounds = "round" if len(asked) == 1 else "rounds"
+    legacy = protocol.REFUSAL_NAMES[protocol.LEGACY_CLIENT_APP] in reasons
     raise NothingAggregatedError(
         f"Expected releases to aggregate, got none in {len(asked)} {rounds}: {'; '.join(said)}; see the machines' logs."
+        f"{_LEGACY if legacy else ''}"
     )

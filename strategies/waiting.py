@@ -177,9 +177,12 @@ def _foreign(needed: Needed, seen: Attending) -> str:
             f"Expected ClientApps that speak murmurfl's protocol, got Flower's legacy ClientApp(client_fn) on {there}. "
             f"No model was sent to them. Write {needed.client.replace('ClientApp(', 'numpy_client_app(client_fn, ', 1)}"
         )
+    real = (
+        "" if seen.simulated else " On a real node the operator's file decides the policy, and murmurfl node reads it."
+    )
     return (
         f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: it has no mod of "
-        f"murmurfl's around it. No model was sent to them. Write {needed.client}"
+        f"murmurfl's around it. No model was sent to them. Write {needed.client}{real}"
     )
 
 

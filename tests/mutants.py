@@ -32,6 +32,7 @@ CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
 EVALUATION = "tests/privacy/test_evaluation.py"
 EVALUATED = "tests/clients/test_evaluation.py"
+PRIVATE_EVALUATION = "tests/strategies/test_private_evaluation.py"
 EVALUATED_RUNS = "tests/app/test_private_evaluation.py"
 CENTRED_RUNS = "tests/app/test_centring.py"
 MEAN_OF_FEATURES = "tests/strategies/test_mean_of_features.py"
@@ -145,14 +146,14 @@ MUTANTS = (
     ),
     Mutant(
         "a penalty's pull is left out of the length by which a sample's gradient is clipped",
-        "clients/outer_products.py",
+        "clients/pulled_outer_products.py",
         "squares = own * own + 2.0 * crossed + of_pull * of_pull",
         "squares = own * own",
         (OUTER_PRODUCTS, "tests/clients/test_private_estimator.py"),
     ),
     Mutant(
         "gradients that a server's pull cancels are measured by what rounding leaves",
-        "clients/outer_products.py",
+        "clients/pulled_outer_products.py",
         "_CANCELLING = 4.0",
         "_CANCELLING = 4e30",
         (OUTER_PRODUCTS,),
@@ -363,30 +364,30 @@ MUTANTS = (
     Mutant(
         "a statement leaves out the mean",
         "clients/statement.py",
-        "mu_guaranteed=math.hypot(statement.mu_guaranteed, mean.plan.mu)",
+        "mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu)",
         "mu_guaranteed=statement.mu_guaranteed",
         (CENTRED,),
     ),
     Mutant(
         "a run's mu leaves out the mean",
         "app/experiment.py",
-        "return math.hypot(mean, max(plan.mu for plan in self.plans()))",
+        "return math.hypot(*beside, max(plan.mu for plan in self.plans()))",
         "return max(plan.mu for plan in self.plans())",
-        (CENTRED_RUNS,),
+        (CENTRED_RUNS, EVALUATED_RUNS),
     ),
     Mutant(
         "a killed server has the mean made a second time",
-        "strategies/mean_of_features.py",
+        "strategies/one_answer.py",
         "        self._before_asking()\n",
         "",
-        (MEAN_OF_FEATURES,),
+        (MEAN_OF_FEATURES, PRIVATE_EVALUATION),
     ),
     Mutant(
         "a trusted server publishes the mean without noise",
-        "strategies/trusted_mean_of_features.py",
+        "strategies/trusted_one_answer.py",
         "noisy = grid.values(grid.counts(release_sum) + grid.counts(noise))",
         "noisy = release_sum",
-        (MEAN_OF_FEATURES,),
+        (MEAN_OF_FEATURES, PRIVATE_EVALUATION),
     ),
     Mutant(
         "rows that may be negative are charged as if they were not",

@@ -32,7 +32,6 @@ HERE = (
     "which.md",
     "forecast.md",
     "swap-in.md",
-    "forecast.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {

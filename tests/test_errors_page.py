@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
@@ -18,7 +21,7 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.run import run_experiment
 from murmurfl.app.tasks import loading as tasks
-from murmurfl.clients import numpy_client_app
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
 from murmurfl.privacy import (
     MemoryLedger,
     MurmurflError,
@@ -28,10 +31,15 @@ from murmurfl.privacy import (
     SQLiteLedger,
     read_ledger,
 )
+from murmurfl.strategies import CorrelatedFedAvg
 from typer.testing import CliRunner
+
+from tests.harness.grid import NodesGrid
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 SHOWN = dict(re.findall(r"<!-- error: (\S+) -->\n```text\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL))
+FOREIGN_MODEL = ArrayRecord([np.zeros(3)])
+WITH_MOD = [CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=5))]
 TWO = RunConfig(num_clients=2, clients_per_round=2, num_rounds=2, node_deadline_s=0.2)
 
 
@@ -51,6 +59,18 @@ def error(call: Callable[[], object]):
     except MurmurflError as raised:
         return str(raised)
     return ""
+
+
+def foreign(strategy, mods, nodes, *, model=FOREIGN_MODEL, rounds=1):
+    """Somebody's Message-API project under a strategy."""
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message, context):
+        arrays = {name: Array(array.numpy() + 0.1) for name, array in message.content["arrays"].items()}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    strategy.start(NodesGrid(app, nodes), model, num_rounds=rounds)
 
 
 @dataclass
@@ -114,6 +134,73 @@ class World:
             return error(lambda: run_experiment(InProcessGrid(client_app.app, nodes, TWO.to_mapping()), TWO))
 
         return training(0), training(2)
+
+    def few_simulated_nodes(self):
+        self.simulation()
+
+        def training(nodes):
+            return error(lambda: foreign(CorrelatedFedAvg(num_clients=10), WITH_MOD, nodes))
+
+        return training(2), training(10)
+
+    def no_mod(self):
+        self.simulation()
+        strategy = lambda: CorrelatedFedAvg(num_clients=4)  # noqa: E731
+        return error(lambda: foreign(strategy(), [], 4)), error(lambda: foreign(strategy(), WITH_MOD, 4))
+
+    def legacy_client(self):
+        self.simulation()
+
+        class Legacy(NumPyClient):
+            def fit(self, parameters, config):
+                return parameters, 1, {}
+
+        def training(app):
+            return error(lambda: CorrelatedFedAvg(num_clients=4).start(NodesGrid(app, 4), FOREIGN_MODEL, num_rounds=1))
+
+        client_fn = lambda context: Legacy().to_client()  # noqa: E731
+        return training(ClientApp(client_fn)), training(numpy_client_app(client_fn, mods=WITH_MOD))
+
+    def flower_argument(self):
+        def training(**given):
+            return error(lambda: foreign(CorrelatedFedAvg(fraction_train=0.5, **given), WITH_MOD, 4))
+
+        return training(weighted_by_key="num-examples"), training()
+
+    def no_numbers(self):
+        def training(model):
+            return error(lambda: foreign(CorrelatedFedAvg(num_clients=4), WITH_MOD, 4, model=ArrayRecord([model])))
+
+        return training(np.frombuffer(b"{a booster}", dtype=np.uint8)), training(np.zeros(3))
+
+    def more_rounds_than_the_cap(self):
+        def training(rounds):
+            return error(lambda: foreign(CorrelatedFedAvg(num_clients=4), WITH_MOD, 4, rounds=rounds))
+
+        return training(9), training(5)
+
+    def no_evaluation(self):
+        def training(**options):
+            return error(lambda: foreign(CorrelatedFedAvg(num_clients=4, **options), WITH_MOD, 4))
+
+        return training(evaluate_on_machines=True), training()
+
+    def nothing_came(self):
+        self.simulation()
+
+        def fail(*arguments):
+            raise ValueError("patient 4711")
+
+        def training(mods):
+            return error(lambda: foreign(CorrelatedFedAvg(num_clients=4), mods, 4))
+
+        return training([*WITH_MOD, fail]), training(WITH_MOD)
+
+    def simulation(self):
+        """The grid of these errors counts as Flower's simulation, whose nodes are all there from its start."""
+        for place in ("machines", "base"):
+            self.monkeypatch.setattr(f"murmurfl.strategies.{place}.is_simulation", lambda grid: True)
+        self.monkeypatch.setattr("murmurfl.strategies.machines._ALL_MADE_WITHIN_S", 0.0)
 
     def no_helpers(self):
         class Connected(InProcessGrid):

@@ -8,7 +8,7 @@ from typing import Any
 from ...privacy import NO_NOISE
 from ..config import run_keys
 from ..methods.auto import AUTO
-from ..summary import noise_note, plain_words, shown, shown_accuracy
+from ..summary import meaning_lines, shown_accuracy
 
 _BETTER = ("task", "features", "num-clients", "clients-per-round", "mu")
 """Keys that stay as they are where another strategy is tried."""
@@ -34,13 +34,6 @@ def closing_lines(document: Mapping[str, Any]) -> list[str]:
     if not document.get("chosen_by") and document["config"]["strategy"] != AUTO and document["accuracy"] is not None:
         lines.append(f"  The most accuracy for this epsilon: {better(document['config'])}")
     return lines
-
-
-def meaning_lines(document: Mapping[str, Any]) -> list[str]:
-    """What its mu means to whoever wants to know of a sample."""
-    said = plain_words(document)
-    note = noise_note(document["config"]["noise-quality"])
-    return [f"mu = {shown(document['mu'])} means{note}: {said[0].lower()}{said[1:]}"] if said else []
 
 
 def without_noise_lines(document: Mapping[str, Any]) -> list[str]:

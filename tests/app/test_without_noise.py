@@ -17,11 +17,11 @@ from typer.testing import CliRunner
     "settings",
     [
         {"num-rounds": 4},
-        {"strategy": "trusted-mu2", "num-rounds": 4},
+        pytest.param({"strategy": "trusted-mu2", "num-rounds": 4}, marks=pytest.mark.long),
         {"strategy": "full-batch", "num-rounds": 3, "trust": "secure-aggregation", "epsilon": 1.0},
-        {"strategy": "one-shot", "features": "soft-gradients", "mu": 0.5},
-        {"strategy": "auto", "epsilon": 0.5, "noise-quality": "fast"},
-        {"mechanism": "blt", "secret-order": True, "mu": 1.0},
+        pytest.param({"strategy": "one-shot", "features": "soft-gradients", "mu": 0.5}, marks=pytest.mark.long),
+        pytest.param({"strategy": "auto", "epsilon": 0.5, "noise-quality": "fast"}, marks=pytest.mark.long),
+        pytest.param({"mechanism": "blt", "secret-order": True, "mu": 1.0}, marks=pytest.mark.long),
     ],
 )
 def test_a_run_without_noise_is_no_worse_and_has_no_noise(settings):
@@ -72,7 +72,7 @@ def test_another_programs_run_has_none_of_ours(tmp_path):
         add_without_noise(tmp_path)
 
 
-@pytest.mark.parametrize(("option", "made"), [((), True), (("--no-twin",), False), (("--twin",), True)])
+@pytest.mark.parametrize(("option", "made"), [((), True), (("--no-twin",), False)])
 def test_the_command_makes_it_where_it_takes_a_moment_or_is_asked_to(option, made, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
     printed = CliRunner().invoke(cli, run).stdout

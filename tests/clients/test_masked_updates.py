@@ -53,7 +53,13 @@ def adding(update, **options):
 def train(app, *, lost=0.0, min_cohort=3, secure=True, nodes=MACHINES + HELPERS, grid=NodesGrid, rounds=ROUNDS):
     sums = SecureAggregation(min_cohort=min_cohort, helpers=HELPERS) if secure else None
     strategy = CorrelatedFedAvg(
-        num_clients=MACHINES, clients_per_round=4, node_deadline_s=1.0, seed=1, session="s", secure_aggregation=sums
+        num_clients=MACHINES,
+        clients_per_round=4,
+        node_deadline_s=1.0,
+        seed=1,
+        session="s",
+        secure_aggregation=sums,
+        run_dry=not secure,  # or machines would be asked first, and theirs is a policy of masked releases
     )
     strategy.start(grid(app, nodes, lost=lost, seed=2), START, num_rounds=rounds)
     return strategy

@@ -35,6 +35,15 @@ def with_buffer():
     return convolution(Running())
 
 
+class Centring(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(72, 3)
+
+    def forward(self, images):
+        return self.inner((images - images.mean(0)).flatten(1))
+
+
 def remembering(self, values):
     self.seen = 0.5 + getattr(self, "seen", 0.0)
     return values - self.seen
@@ -78,6 +87,7 @@ REFUSED = {
         lambda: layer(lambda self, values: values - values.mean(0)),
         "Own at '1', which mixes samples.*LayerNorm",
     ),
+    "statistics in its own forward": (Centring, "Centring at 'the top', which mixes samples"),
     "a running mean": (with_buffer, "writes to no tensor of its own.*GroupNorm"),
     "a memory": (lambda: layer(remembering), "second time.*remembers"),
     "weights that shrink themselves": (

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.clients.outer_products import OuterProducts
+from murmurfl.clients.pulled_outer_products import PulledOuterProducts
 from murmurfl.privacy.contributions import DenseContributions
 from murmurfl.privacy.row_bound import SUMMING_ERROR, RowBound
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import LinearEstimator, private_client_app
-from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
+from murmurfl.clients.outer_products import OuterProducts
+from murmurfl.clients.pulled_outer_products import PulledOuterProducts
 from murmurfl.privacy import protocol
 from murmurfl.strategies import CorrelatedFedAvg, FullBatch, Mu2, NoisySGD, SecureAggregation
 from sklearn.linear_model import LogisticRegression, SGDClassifier
@@ -95,7 +96,7 @@ def hostile_arrays(model, size=1e9):
 def farthest(estimator, arrays_of):
     """How far replacing one sample of a machine moves its release, with the same key; over what is charged."""
     model, releases = linear(estimator), []
-    for value, label in ((None, 0), (-3.0, 0), (1e12, 1), (np.nan, 0), (1e-9, 1)):
+    for value, label in ((None, 0), (-3.0, 0), (1e12, 1), (1e300, 0), (1e-9, 1)):
         features, labels = data(2)
         if value is not None:
             features[0], labels[0] = value, label

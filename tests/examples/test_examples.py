@@ -131,6 +131,23 @@ def test_every_example_is_a_project_of_its_own(folder):
         assert "flwr run ." in readme
 
 
+@pytest.mark.parametrize("folder", PROJECTS)
+def test_a_readme_says_unit_epsilon_and_accuracy_first(folder):
+    _, title, first, *_ = re.split(r"^(.+)\n\n", (EXAMPLES / folder / "README.md").read_text(), maxsplit=1, flags=re.M)
+    assert title.startswith("# ")
+    first = first.partition("\n\n")[0]
+    assert re.match(r"\*\*Unit: (one \w+|all data of a machine)\. Epsilon: \d+ \(", first), first
+    assert re.search(r"Accuracy: about\s\d+(\.\d)?\s%", first), first
+
+
+def test_nobody_is_told_to_end_processes_that_may_be_other_peoples():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *EXAMPLES.glob("*/README.md")]
+    assert len(pages) > 30
+    assert [
+        page.name for page in pages if re.search(r"\bp?killall?\b -f|\bpkill\b|\bkillall\b", page.read_text())
+    ] == []
+
+
 # Through Flower's own commands: long.
 
 
@@ -141,7 +158,7 @@ def test_every_example_is_a_project_of_its_own(folder):
         ("swap-strategy", {}, 0.85, "first round: useful"),
         ("too-few-machines", {}, 0.0, "LIKELY TO BE USELESS"),
         ("too-few-machines", {"trust": "secure-aggregation"}, 0.7, "first round: useful"),
-        ("legacy-numpyclient", {}, 0.8, "first round: useful"),
+        ("legacy-numpyclient", {}, 0.78, "first round: useful"),
         ("own-model", {}, 0.85, "first round: useful"),
         ("sklearn-breast-cancer", {}, 0.9, "first round: useful"),
         ("sklearn-breast-cancer", {"privacy": "untrusted-server"}, 0.85, "first round: useful"),

@@ -8,6 +8,7 @@ from murmurfl.privacy import (
     ConfigurationError,
     PrivacyPolicy,
     centring_policy,
+    evaluation_policy,
     gdp_delta,
     gdp_epsilon,
     gdp_mu,
@@ -33,7 +34,7 @@ def of_a_mean(**asked):
     return centring_policy(1.0, nonnegative=True, **asked)
 
 
-POLICIES = [of_samples, of_updates, of_epochs, of_a_mean, counting_policy]
+POLICIES = [of_samples, of_updates, of_epochs, of_a_mean, counting_policy, evaluation_policy]
 
 
 @pytest.mark.parametrize("made", POLICIES)

@@ -1,7 +1,6 @@
 """`murmurfl plan` varies passes, batch and trust: every row is a run that can be made, at the mu that is asked for."""
 
 import json
-import math
 import shlex
 from dataclasses import replace
 
@@ -63,7 +62,7 @@ def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
 
 
 def test_no_row_uses_samples_more_often_than_its_noise_covers_or_than_is_allowed():
-    for uses, most in (("any", math.inf), ("few", 4), ("once", 1)):
+    for uses, most in (("few", 4), ("once", 1)):
         settings = {**SETTINGS, "strategy": "auto", "sample-uses": uses}
         found = variations_of(choice_of_run(settings).decision, started_with(SETTINGS))
         for row in found:
@@ -160,6 +159,7 @@ def test_the_command_shows_them_and_commands_that_can_be_copied():
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.long
 def test_as_json_each_way_has_its_command():
     result = plan("--set", "mu=1", "--json")
     ways = json.loads(result.stdout)["decision"]["ways"]

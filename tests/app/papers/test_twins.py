@@ -59,10 +59,8 @@ CASES = {
 }
 
 
-LONG = ("accuracy", "best", "regret", "excess risk")
-
-
-@pytest.mark.parametrize("case", [pytest.param(one, marks=pytest.mark.long) if one in LONG else one for one in CASES])
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_every_kind_of_table_and_picture_shows_it(case, tmp_path, monkeypatch):
     kind, cells = CASES[case]
     document = {"seeds": 1, **run_cells(with_twins(cells), kind, seeds=1, out=tmp_path, jobs=1)}
@@ -112,6 +110,7 @@ def test_an_algorithm_that_cannot_go_without_noise_leaves_it_to_the_next():
     assert cell.algorithms[WITHOUT] == {"strategy": "mu2", "mechanism": "none", "mu": RunConfig.mu}
 
 
+@pytest.mark.long
 def test_the_command_makes_them_where_they_are_asked_for(tmp_path):
     settings = {**DIGITS, "task": "digits"}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={str(value).lower()}")]

@@ -71,6 +71,7 @@ def test_groups_of_one_name_are_told_apart_by_what_differs(runs):
     assert [group.name for group in grouped(many)] == ["a (mu = 1)", "a (mu = 3)", "a (mu = 3), 2"]
 
 
+@pytest.mark.long
 def test_the_page_shows_mean_and_deviation_and_the_twin(runs, tmp_path):
     folders = []
     for run, accuracy in zip(runs, (0.95, 0.97, 0.98), strict=True):
@@ -101,6 +102,7 @@ def test_a_line_without_noise_is_in_every_picture_of_accuracy_and_loss(runs):
         assert "Dotted" not in plot.caption
 
 
+@pytest.mark.long
 def test_a_report_makes_twins_where_it_is_asked_to(tmp_path):
     write_record(run_cohort(FIRST), tmp_path / "runs" / "x")
     result = CliRunner().invoke(cli, ["report", str(tmp_path / "runs"), "--twins"])
