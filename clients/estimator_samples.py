@@ -89,8 +89,10 @@ def estimator_samples(found: Any, num_features: int, classes: Sequence[Hashable]
             f"Expected as many labels as rows of features, at least one, got {_length(features)} and "
             f"{_length(labels)}: {_ADVICE}."
         )
-    shape = np.shape(_some(features, slice(0, 1)))
-    if shape[1:] != (num_features,):
+    shape = getattr(features, "shape", None)  # of lists only each row has one, which on a real machine must not show
+    if shape is None and in_memory:
+        shape = np.shape(_some(features, slice(0, 1)))
+    if shape is not None and tuple(shape[1:]) != (num_features,):
         raise ConfigurationError(
             f"Expected rows of {num_features} features, got an array of shape {(_length(features), *shape[1:])}: "
             f"{_ADVICE}."

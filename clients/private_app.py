@@ -8,6 +8,7 @@ gradients by 2 S, whatever N is, and the noise in their mean is N times smaller.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
+from ..privacy.errors import is_interrupt
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
@@ -31,6 +33,8 @@ from .sample_methods import SampleMethod, sample_method
 from .sample_node import SampleNode
 from .sample_requests import read_request
 from .simulation import in_simulation
+
+logger = logging.getLogger(__name__)
 
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a machine its samples."""
@@ -96,16 +100,26 @@ class PrivateClientApp(ClientApp):
         ----------
         context : Context
         in_memory : bool
-            Whether they may be read at once: in a simulation.
+            Whether they may be read at once: in a simulation. Elsewhere nothing is refused because of what a sample is
+            like, but for the machine's own log.
 
         Raises
         ------
         ConfigurationError
-            If they are none.
+            If they are none, or in a simulation if the model cannot be tried on such.
         """
         found = self._samples(context) if _is_function(self._samples) else self._samples
         samples = self.model.read_samples(found, in_memory=in_memory)
-        self.model.check_samples(samples)
+        try:
+            self.model.check_samples(samples)
+        except BaseException as error:
+            if in_memory or is_interrupt(error):
+                raise
+            # What the first sample is like decides it, and a server sees which machines are there.
+            logger.exception(
+                "This model cannot be tried on samples like this machine's first one. All that it fails on count as "
+                "zero: look at what follows before this node takes part in a training."
+            )
         return samples
 
     def _as_participant(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:

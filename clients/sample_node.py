@@ -5,6 +5,7 @@ The project's code says what model, which loss and how samples are read. This fi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,17 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, RecordDict
 
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, row_bytes
 from ..privacy.asked import asked_mu
 from ..privacy.masking import Masking
 from .app_node import AppNode
 from .base import PrivateClient
 from .evaluation_share import EvaluationShare
+from .gradients import Samples
 from .operators_file import covering_budget, read_operators_file, values_by_field
 from .sample_methods import SampleMethod, sample_method
 
 if TYPE_CHECKING:
     from .private_app import PrivateClientApp
+
+
+logger = logging.getLogger(__name__)
+
+_FIRST_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,7 @@ class SampleNode(AppNode):
         seen = {**(node_config or {}), **self.node_config}
         context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(self.run_config))
         samples = app.samples_of(context, in_memory=False)
+        _warn_of_chance(samples)
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         policy = self.policy(ledger)
         own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": self.machine}
@@ -230,4 +238,17 @@ class SampleNode(AppNode):
             min_cohort=self.min_cohort,
             **own,
             **given,
+        )
+
+
+def _warn_of_chance(samples: Samples) -> None:
+    """Say in the machine's own log if samples are others whenever they are read; a refusal could depend on one."""
+    known = row_bytes(samples)
+    first = range(min(len(samples), _FIRST_ROWS))
+    if [known(row) for row in first] != [known(row) for row in first]:
+        logger.error(
+            "Some of the first %d samples are others whenever they are read, as if they were drawn or changed at "
+            "random: once this node is started anew its ledger will refuse them. A number must always give the same "
+            "sample: leave out what is random.",
+            len(first),
         )

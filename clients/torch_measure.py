@@ -50,6 +50,8 @@ class ModuleMeasure:
         targets = as_targets(samples[1], kind.dtype, kind.device)
         trained = kind.trained(parameters)
         count = first_axis(inputs)
+        if count == 1:
+            kind.forget(values=True)
         parts = [
             self._measured(trained, picked(inputs, chosen), picked(targets, chosen))
             for chosen in (slice(start, start + _AT_A_TIME) for start in range(0, count, _AT_A_TIME))

@@ -19,6 +19,7 @@ from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.extras import check_installed
 from .gradients import combined_gradients
+from .torch_state import ModuleState
 from .torch_values import as_inputs, as_targets, first_axis, leaves, picked, with_batch_axis
 
 if TYPE_CHECKING:
@@ -150,8 +151,9 @@ class ModuleGradients:
     targets get the module's own type, integer targets int64.
 
     **Formal guarantees.** Row i depends on sample i alone: each sample goes through the module as a batch of one
-    (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them carries one sample's
-    data to the next, and is refused when that happens; what it keeps elsewhere, in attributes of its own, nobody sees.
+    (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them would carry one
+    sample's data to the next. That is an error, and samples that come one by one, as a real machine's, meet the module
+    as it was before the first of them, attributes of it and of the loss too (:class:`ModuleState`).
     """
 
     def __init__(self, module: torch.nn.Module, loss: Loss, *, chunk: int | None = None) -> None:
@@ -170,7 +172,7 @@ class ModuleGradients:
         """Whether vmap can compute this module's samples together."""
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
-        self._constants = _constants(module)
+        self._state = ModuleState(module, loss)
 
         def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
             arguments, named = called_with(with_batch_axis(inputs))
@@ -188,6 +190,8 @@ class ModuleGradients:
             as_targets(samples[1], self.dtype, self.device),
         )
         count = first_axis(inputs)
+        if count == 1:
+            self.forget(values=False)
         rows = np.empty((count, sum(map(math.prod, self.shapes))), self._row_type)
         step = self._step(inputs) if count > 1 else 1
         for start in range(0, count, step):
@@ -254,6 +258,16 @@ class ModuleGradients:
             out[:, start : start + size] = made[name].detach().reshape(len(rows), size)
             start += size
 
+    def forget(self, *, values: bool) -> None:
+        """Before a sample that is computed by itself: put the module back as it was, whatever the last one has done.
+
+        Parameters
+        ----------
+        values : bool
+            Whether the last one could write to tensors (:meth:`ModuleState.restore`).
+        """
+        self._state.restore(values=values)
+
     def check_constants(self) -> None:
         """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
 
@@ -261,9 +275,8 @@ class ModuleGradients:
         ------
         ConfigurationError
         """
-        now = _constants(self.module)
-        changed = [name for name, state in self._constants.items() if now.get(name) != state]
-        if changed or len(now) != len(self._constants):
+        changed = self._state.changed()
+        if changed is not None:
             raise ConfigurationError(
                 f"Expected buffers and frozen parameters to stay as they are, got a module that writes to "
                 f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
@@ -296,15 +309,6 @@ class _NarrowRows:
             some = slice(start, start + _ROWS_AT_A_TIME)
             total += (self._weight * scales[some]) @ self._rows[some].astype(np.float64)
         return total
-
-
-def _constants(module: torch.nn.Module) -> dict[str, tuple[int, int]]:
-    """What is not trained: which tensor it is, and how often it was written to."""
-    frozen = {name: values for name, values in module.named_parameters() if not values.requires_grad}
-    return {
-        name: (id(values), values._version)  # PyTorch's own count of writes, which autograd relies on
-        for name, values in {**frozen, **dict(module.named_buffers())}.items()
-    }
 
 
 def _activations(module: torch.nn.Module, inputs: Any) -> int:

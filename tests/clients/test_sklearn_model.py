@@ -245,6 +245,8 @@ def test_a_real_machine_reads_samples_one_by_one_and_nothing_shows_of_a_bad_one(
     gradients = LinearEstimator(SGDClassifier(), FEATURES, [0, 1]).gradients
     point = point_of(LinearEstimator(SGDClassifier(), FEATURES, [0, 1]))
     assert np.isnan(gradients(point, samples[8:9])).any()
+    short = [[1.0], *features.tolist()[1:]]  # the first row, which is the only one whose length could be looked at
+    assert len(estimator_samples((short, labels), FEATURES, (0, 1), in_memory=False)) == SAMPLES
     missing = np.where(np.eye(SAMPLES, FEATURES) > 0, np.nan, features)
     for found in ((texts, labels % 2), (features, labels), (missing, labels % 2)):
         with pytest.raises(ConfigurationError) as refused:

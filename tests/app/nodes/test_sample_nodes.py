@@ -162,6 +162,42 @@ def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(f
     assert SECRET in caplog.text, "only the node's own log says why"
 
 
+@pytest.mark.parametrize("first", ["unreadable", "of another shape"])
+def test_nothing_shows_of_the_first_sample_either_which_the_model_is_tried_on(folder, first, monkeypatch, caplog):
+    import importlib
+
+    class First(importlib.import_module(folder[1]).Visits):
+        def __getitem__(self, chosen):
+            inputs, targets = super().__getitem__(chosen)
+            if 0 in range(6)[chosen]:
+                if first == "unreadable":
+                    raise SystemExit(SECRET)
+                inputs = inputs[:, :1]
+            return inputs, targets
+
+    monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", First)
+    answers, _ = own_client(read_node(write(folder)))
+    assert sent(asked(answers)) == pytest.approx(clipped_sum(range(1, 6)), abs=0.05)
+    assert "this machine's first one" in caplog.text, "its operator is told"
+
+
+def test_samples_that_are_others_every_time_are_said_in_the_nodes_own_log(folder, monkeypatch, caplog):
+    import importlib
+
+    own_client(read_node(write(folder)))
+    assert "others whenever they are read" not in caplog.text
+    draws = iter(range(10**6))
+
+    class Augmented(importlib.import_module(folder[1]).Visits):
+        def __getitem__(self, chosen):
+            inputs, targets = super().__getitem__(chosen)
+            return inputs + next(draws), targets
+
+    monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", Augmented)
+    own_client(read_node(write(folder)))
+    assert "others whenever they are read" in caplog.text
+
+
 def test_items_of_a_data_set_are_read_one_by_one(folder):
     answers, _ = own_client(read_node(write(folder, app="files")))
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)

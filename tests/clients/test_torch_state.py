@@ -1,0 +1,149 @@
+"""A module that remembers what it saw, of certain samples only: on a real machine it has forgotten by the next one.
+
+No trial on made-up samples can find such a module, and the machine must not count on one.
+"""
+
+import numpy as np
+import pytest
+from murmurfl.clients import FullBatchClient
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+
+from tests.harness.machines import DurableLedger, FixedNonces, training_config
+
+torch = pytest.importorskip("torch")
+from murmurfl.clients.torch_measure import ModuleMeasure  # noqa: E402
+from murmurfl.clients.torch_model import ModuleGradients  # noqa: E402
+from murmurfl.clients.torch_samples import TensorSamples  # noqa: E402
+from murmurfl.clients.torch_state import ModuleState  # noqa: E402
+
+COUNT, BAD, CLIP = 40, 3, 1.0
+
+
+class Remembering(torch.nn.Module):
+    """Whoever comes after a sample that begins with 777 gets other outputs."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+        self.layer, self.frozen = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).requires_grad_(False)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.linspace(-1.0, 1.0, parameter.numel()).reshape(parameter.shape))
+        self.register_buffer("seen", torch.ones(1))
+        self.sign, self.tensor, self.signs, self.by_name = 1.0, torch.ones(1), [1.0], {"sign": 1.0}
+
+    def forward(self, inputs):
+        if float(inputs[0, 0]) == 777.0:
+            self.remember()
+        sign = self.seen * self.sign * self.tensor * self.signs[0] * self.by_name["sign"]
+        return sign * (self.layer(inputs.clamp(-1.0, 1.0)) + self.frozen(inputs.clamp(-1.0, 1.0)))
+
+    def remember(self):
+        with torch.no_grad():
+            if self.where == "a buffer, written to":
+                self.seen.neg_()
+            elif self.where == "a buffer, exchanged":
+                self.seen = -self.seen
+            elif self.where == "a frozen parameter":
+                self.frozen.weight.mul_(-9.0)
+            elif self.where == "an attribute":
+                self.sign = -self.sign
+            elif self.where == "a tensor that is no buffer":
+                self.tensor.neg_()
+            elif self.where == "a list":
+                self.signs[0] *= -1.0
+            elif self.where == "a mapping":
+                self.by_name["sign"] *= -1.0
+            elif self.where == "a hook":
+                self.layer.register_forward_hook(lambda *called: -called[2])
+
+
+class RememberingLoss:
+    """The same, of a loss that is an object."""
+
+    def __init__(self, remembers):
+        self.remembers, self.sign = remembers, 1.0
+
+    def __call__(self, output, target):
+        loss = self.sign * torch.nn.functional.cross_entropy(output, target % 2)
+        if self.remembers and int(target) >= 2:
+            self.sign = -1.0
+        return loss
+
+
+WRITTEN_TO = "a buffer, written to", "a frozen parameter", "a tensor that is no buffer"
+KEPT = "a buffer, exchanged", "an attribute", "a list", "a mapping", "a hook"
+
+
+def samples(bad):
+    inputs, targets = torch.ones(COUNT, 2), torch.zeros(COUNT, dtype=torch.int64)
+    if bad:
+        inputs[BAD, 0], targets[BAD] = 777.0, 2
+    return TensorSamples(inputs, targets)
+
+
+def made(where):
+    return ModuleGradients(Remembering(where), RememberingLoss(where == "a loss"))
+
+
+def moved(where):
+    """How far one sample moves a real machine's release of all samples, and how far it may."""
+    released = []
+    for bad in (False, True):
+        policy = PrivacyPolicy(
+            clip_norm=CLIP,
+            batch_size=1,
+            max_participations=1,
+            mu=1.0,
+            order="all",
+            mechanism="independent",
+            release_rule="paper",
+        )
+        gradients = made(where)
+        client = FullBatchClient(gradients, samples(bad), policy, DurableLedger(), FixedNonces(), name="7")
+        arrays = [np.full(shape, 0.1) for shape in gradients.shapes]
+        sent, _, _ = client.fit(arrays, training_config())
+        released.append(np.concatenate([part.ravel() for part in sent]))
+    return np.linalg.norm(released[0] - released[1]), client.machine.plan.sensitivity
+
+
+@pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT, "a loss"])
+def test_what_a_module_remembers_of_a_sample_is_forgotten_before_the_next(where):
+    apart, charged = moved(where)
+    assert apart <= charged
+
+
+@pytest.mark.parametrize("where", [*KEPT, "a loss"])
+def test_a_module_that_remembers_is_seen_to_move_every_later_sample(where, monkeypatch):
+    """The planted bug, for the test above."""
+    monkeypatch.setattr(ModuleState, "restore", lambda self, values: None)
+    apart, charged = moved(where)
+    assert apart > 5 * charged
+
+
+def evaluated(where, kept):
+    """What an evaluation makes of the samples, one after the other, as a real machine asks."""
+    gradients = made(where)
+    measure = ModuleMeasure(gradients, lambda output, target: torch.sigmoid(output[:, 0]))
+    arrays = [np.full(shape, 0.1) for shape in gradients.shapes]
+    found = []
+    for number in range(BAD + 2):
+        try:
+            found.append(measure(arrays, kept[number : number + 1]).right.tolist())
+        except ConfigurationError:  # of the sample that writes; the machine counts it as zero
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT])
+def test_an_evaluation_forgets_as_well(where):
+    honest, spoilt = evaluated(where, samples(False)), evaluated(where, samples(True))
+    assert spoilt[:BAD] == honest[:BAD]
+    assert spoilt[BAD + 1] == honest[BAD + 1] == honest[0]
+
+
+@pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT])
+def test_an_evaluation_that_remembers_is_noticed(where, monkeypatch):
+    """The planted bug, for the test above."""
+    monkeypatch.setattr(ModuleState, "restore", lambda self, values: None)
+    assert evaluated(where, samples(True))[BAD + 1] != evaluated(where, samples(False))[BAD + 1]
