@@ -135,6 +135,14 @@ class EvaluationRows:
         """The number of right predictions in a sum of rows of so many samples, with whatever noise is in it."""
         return (samples + float(total[0] - total[1]) / self.right_weight) / 2.0
 
+    def silent(self, total: NDArray[np.float64], samples: int) -> float:
+        """The number of samples that gave no row, and so count as half right, with whatever noise is in it."""
+        return samples - float(total[0] + total[1]) / self.right_weight
+
+    def silent_std(self, noise_std: float) -> float:
+        """The standard deviation of the noise in :meth:`silent`."""
+        return noise_std * math.sqrt(2.0) / self.right_weight
+
     def right_std(self, noise_std: float) -> float:
         """The standard deviation of the noise in :meth:`right`, with so much in every value of the sum."""
         return noise_std / (math.sqrt(2.0) * self.right_weight)

@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 Z_95 = 1.959963984540054
 """How many standard deviations a 95 % interval reaches."""
 
+_SURELY = 4.0
+"""Standard deviations of its noise that a number must have for somebody to be told: by chance once in 30,000 times."""
+
 EVALUATION_FIGURES = (
     *("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval"),
     *("samples", "machines", "held_out", "noise_std", "sentence"),
@@ -56,6 +59,8 @@ class EvaluationResult:
         How many samples of class 0 and of class 1 have a score in each bin, noise and all.
     histogram_std : float
         The standard deviation of the noise in each of these.
+    silent, silent_std : float
+        How many samples no prediction could be made of, and the noise in that. Each counts as half right.
 
     Notes
     -----
@@ -69,6 +74,8 @@ class EvaluationResult:
     held_out: bool = False
     histograms: NDArray[np.float64] | None = None
     histogram_std: float = 0.0
+    silent: float = 0.0
+    silent_std: float = 0.0
 
     @property
     def accuracy(self) -> float:
@@ -130,6 +137,8 @@ class EvaluationResult:
             )
         elif self.histograms is not None:
             parts.append("no AUC: the noise hides one of the classes")
+        if self.silent > max(_SURELY * self.silent_std, 0.5):
+            of += f"; about {self.silent:,.0f} of them could not be evaluated, and count as half right"
         return f"{', '.join(parts)}, on {self.samples:,} samples of {machines} {of}"
 
     @property

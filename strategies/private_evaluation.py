@@ -143,6 +143,8 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
             held_out=all(held_out for _, held_out in heard),
             histograms=self.rows.histograms(state.total) if self.rows.bins else None,
             histogram_std=self.rows.histogram_std(noise) if self.rows.bins else 0.0,
+            silent=self.rows.silent(state.total, report.samples),
+            silent_std=self.rows.silent_std(noise),
         )
 
     def own_noise_std(self) -> float:

@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from murmurfl.clients import ContextLedger, Evaluation, FullBatchClient, numpy_client_app
 from murmurfl.privacy import (
     ConfigurationError,
+    EvaluationRows,
     Measured,
     PrivacyPolicy,
     SimulatedKeys,
@@ -112,6 +113,22 @@ def test_with_noise_it_is_as_far_off_as_is_said():
     std = evaluation_policy(OWN_MU).plan(2 + 2 * BINS).noise_std
     assert found.right_std == pytest.approx(std * math.sqrt(MACHINES) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
     assert 0 < abs(found.right - right.sum()) < 5 * found.right_std
+
+
+@pytest.mark.parametrize("mechanism", ["none", ""])
+@pytest.mark.parametrize("bins", [0, BINS])
+def test_samples_that_a_real_machine_could_not_evaluate_are_said_and_nobody_s_noise_is_taken_for_them(
+    monkeypatch, mechanism, bins
+):
+    """A failed sample's row is zero, which is half a right prediction; by chance said once in 30,000 times."""
+    whole = evaluate(Nodes(mechanism=mechanism, bins=bins), evaluation(bins=bins))
+    assert "could not be evaluated" not in whole.sentence
+    real = EvaluationRows.rows
+    monkeypatch.setattr(EvaluationRows, "rows", lambda self, measured: 0.0 * real(self, measured))
+    found = evaluate(Nodes(mechanism=mechanism, bins=bins), evaluation(bins=bins))
+    assert found.accuracy == pytest.approx(0.5, abs=5 * found.noise_std + 1e-6)
+    assert found.silent == pytest.approx(sum(SIZES.values()), abs=5 * found.silent_std + 1e-6)
+    assert "of them could not be evaluated, and count as half right" in found.sentence
 
 
 def test_what_was_held_out_is_said_to_be_only_if_all_machines_say_so():
