@@ -58,6 +58,13 @@ _NEXT_TO_NOTHING = 3.0
 _DIGITS_BEFORE = 10
 
 
+_NOT_KNOWN = (
+    "Whether these steps learn enough without noise it cannot know:",
+    "see that first, in a simulation on public data, epsilon=1000.",
+)
+"""One release is one step of gradients: who comes from many local steps a round easily has too few of them."""
+
+
 def kept_share(ratio: float) -> float:
     """Which part of what a training learns is left under noise: an estimate.
 
@@ -274,9 +281,9 @@ class Forecast:
         return [*textwrap.wrap(self.sentence, width), *textwrap.wrap(self.basis, width), *self.advice()]
 
     def advice(self) -> list[str]:
-        """What to change first, a line each; nothing where the model is useful as it is."""
+        """What to change first, a line each; where the noise leaves a useful model, at most what no forecast knows."""
         if self.verdict == "useful":
-            return []
+            return list(_NOT_KNOWN) if self.clip_unit == "sample" else []
         rows = [(one.words, shortest(one.ratio)) for one in (Change("as it is", self.typical_ratio), *self.changes())]
         room = max(len(words) for words, _ in rows)
         told = (f"  {words:<{room}}  {ratio}" for words, ratio in rows)

@@ -153,6 +153,14 @@ def test_people_read_it_in_lines_that_fit(width):
             assert ("What would help" in text) == (found.verdict != "useful") == bool(found.document()["changes"])
 
 
+def test_a_forecast_of_gradients_that_is_useful_says_what_it_does_not_know():
+    gradients = forecast(stated({**FULL, "order": "all", "mu": 60.0}, samples=30), machines=1000)
+    updates = forecast(stated({**UPDATES, "mu": 60.0}, unit="machine"), machines=1000)
+    assert gradients.verdict == updates.verdict == "useful"
+    assert "without noise it cannot know" in " ".join(gradients.lines())
+    assert updates.advice() == []
+
+
 def test_whoever_asked_for_an_epsilon_finds_it_beside_the_mu():
     found = forecast(stated({**UPDATES, "mu": gdp_mu(4.0, 1e-5)}, unit="machine"))
     assert "mu = 0.93 (epsilon = 4 at delta = 1e-05) to protect all samples of one machine" in found.basis
