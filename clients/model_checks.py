@@ -70,13 +70,21 @@ def _unfit_layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def check_loss(loss: Callable[..., Any]) -> None:
-    """Refuse criteria of PyTorch's own that are no scalar, or divide by something of the whole batch.
+    """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch.
 
     Raises
     ------
     ConfigurationError
     """
+    if isinstance(loss, type):
+        raise ConfigurationError(
+            f"Expected loss(output, target), got the class {loss.__name__}: write {loss.__name__}()."
+        )
     name = type(loss).__name__
+    if not callable(loss):
+        raise ConfigurationError(
+            f"Expected loss(output, target), a function, got {name}: write private_client_app(model, loss, samples)."
+        )
     reduction = getattr(loss, "reduction", "mean")
     if reduction == "none":
         raise ConfigurationError(f"Expected a loss that is a scalar, got {name}(reduction='none'): use 'mean'.")

@@ -116,6 +116,8 @@ def test_targets_that_broadcast_against_outputs_are_named():
 
 
 LOSSES = {
+    "a class": (nn.CrossEntropyLoss, r"write CrossEntropyLoss\(\)"),
+    "samples in its place": ((IMAGES, CLASSES), r"private_client_app\(model, loss, samples\)"),
     "contrastive": (lambda output, target: ((output @ output.T) - 1).square().mean(), "loss of each sample by itself"),
     "weighted": (nn.CrossEntropyLoss(weight=torch.ones(3)), "reduction='sum'"),
     "weighted as a function": (
