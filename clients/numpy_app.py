@@ -18,6 +18,7 @@ from flwr.clientapp.typing import Mod
 from ..privacy import ConfigurationError, RefusedError, protocol
 from ..privacy.arrays import read_array
 from .answers import answer
+from .base import PrivateClient
 
 ClientFunction = Callable[[Context], NumPyClient | Client]
 
@@ -110,6 +111,8 @@ def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:
 
 def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
     arrays, config = _request(content)
+    if config.get(protocol.ASK) == protocol.ASK_HELLO and not isinstance(client, PrivateClient):
+        return RecordDict()  # no mod is around this client: who greets it finds that out from an answer without a name
     results, num_examples, metrics = client.fit(arrays, config)
     reply = _entries({**metrics, protocol.NUM_EXAMPLES: num_examples})
     names = list(content[protocol.ARRAYS]) if isinstance(content.get(protocol.ARRAYS, None), ArrayRecord) else []

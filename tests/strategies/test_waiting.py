@@ -134,7 +134,7 @@ def test_a_client_of_the_legacy_kind_is_told_of_the_adapter():
 
 @pytest.mark.usefixtures("simulation")
 def test_a_legacy_client_behind_the_mod_ends_the_run_after_a_round_and_says_what_to_write():
-    with pytest.raises(NothingAggregatedError, match=r"legacy-client-app; .* write app = numpy_client_app\(client_fn"):
+    with pytest.raises(NothingAggregatedError, match=r"legacy-client-app .* write app = numpy_client_app\(client_fn"):
         start(ClientApp(client_fn, mods=[CorrelatedNoiseMod(simulation=policy())]), 4, rounds=5)
 
 
@@ -163,6 +163,12 @@ def test_a_mod_without_masks_and_a_strategy_with_them_are_told_at_once():
         start(with_mod(**SUMS), 6, num_clients=6)
     with pytest.raises(NodesUnavailableError, match="4 answered with not-configured"):
         start(project(CorrelatedNoiseMod()), 4)
+
+
+@pytest.mark.usefixtures("simulation")
+def test_a_numpy_client_without_the_mod_is_named_as_such_and_not_asked_to_train():
+    with pytest.raises(NodesUnavailableError, match=r"no mod of murmurfl's around it.*CorrelatedNoiseMod\("):
+        start(numpy_client_app(client_fn), 4)
 
 
 def test_a_whole_state_dict_is_answered_with_the_function_that_picks_what_is_trained():
