@@ -314,6 +314,13 @@ MUTANTS = (
         (REMEMBERING,),
     ),
     Mutant(
+        "how much one sample draws at random decides what the next ones draw",
+        "clients/torch_state.py",
+        "        torch.default_generator.set_state(self._drawn_from)\n",
+        "",
+        (REMEMBERING,),
+    ),
+    Mutant(
         "a first sample that does not fit the model makes the whole machine refuse",
         "clients/private_app.py",
         "            if in_memory or is_interrupt(error):",
