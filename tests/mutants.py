@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         "a module that writes to its buffers goes on, and one sample's data reach the next",
         "clients/torch_model.py",
-        "if changed or len(now) != len(self._constants):",
+        "if changed is not None:",
         "if False:",
         (TORCH_MODEL,),
     ),
@@ -294,7 +294,7 @@ MUTANTS = (
     Mutant(
         "samples that were set aside are trained on",
         "clients/base.py",
-        "count = len(samples) if evaluation is None else evaluation.trained_on(samples)",
+        "count = held if evaluation is None else evaluation.trained_on(held)",
         "count = len(samples)",
         (EVALUATED,),
     ),
