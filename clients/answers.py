@@ -38,8 +38,9 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     except RefusedError as refusal:
         logger.info("Refused a request: %s.", refusal.reason)
         return Message(Error(refusal.code, refusal.reason), reply_to=message)
-    except ConfigurationError:
-        logger.exception("This machine is not configured to answer.")
+    except ConfigurationError as error:
+        # It says what to do by itself; where something else lies behind it, that is shown as well.
+        logger.error("This machine is not configured to answer: %s", error, exc_info=error.__cause__ and error)
         return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
     except LedgerError:
         logger.exception("This machine's ledger cannot be used; nothing was released.")

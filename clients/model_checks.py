@@ -263,7 +263,8 @@ def _mixing(seen: str, guilty: str) -> ConfigurationError:
         )
     return ConfigurationError(
         f"Expected a loss of each sample by itself, got one that mixes samples ({seen}): use a mean over samples, as "
-        "torch.nn.functional.cross_entropy; contrastive losses and those weighted within the batch are none."
+        "torch.nn.functional.cross_entropy; contrastive losses and those weighted within the batch are none. Outputs "
+        "of shape (n, 1) beside targets of shape (n,) mix samples too: give targets a second axis (targets[:, None])."
     )
 
 

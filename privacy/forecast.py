@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from .gdp import gdp_epsilon
+from .guarantee import rounded_up
 from .policy import ClipUnit
 from .stated_noise import StatedNoise
 
@@ -257,8 +258,16 @@ class Forecast:
         honest = f", of which {self.honest:,} are honest" if self.trust == "secure-aggregation" else ""
         return (
             f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
-            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)} to protect {protected}."
+            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{self._as_epsilon} to protect "
+            f"{protected}."
         )
+
+    @property
+    def _as_epsilon(self) -> str:
+        """The same mu as an epsilon, for those who asked for one; empty where there is none."""
+        if not math.isfinite(self.mu):
+            return ""
+        return f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
 
     def lines(self, width: int = 80) -> list[str]:
         """What people read, in lines of at most ``width`` characters."""

@@ -18,6 +18,11 @@ Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
 
 _MOST_NAMED = 3
 
+_WHOLE_STATE = (
+    ": it cannot be trained. Of a PyTorch module send what is trained, trainable_arrays(module), in place of its "
+    "state_dict."
+)
+
 
 def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
     """The layout of a model and its values as one vector, shape (d,).
@@ -39,7 +44,7 @@ def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
         if value.dtype.kind != "f" or not np.isfinite(value).all():
             raise ConfigurationError(
                 f"Expected finite floating-point initial arrays, got {value.dtype} in {name!r}"
-                f"{'' if value.dtype.kind != 'f' else ' with values that are not finite'}."
+                f"{_WHOLE_STATE if value.dtype.kind != 'f' else ' with values that are not finite.'}"
             )
     layout = [(name, value.shape, value.dtype) for name, value in values.items()]
     return layout, np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values.values()])

@@ -44,6 +44,8 @@ def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]
     for reply in replies:
         if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
             continue
+        if reply.error.code == protocol.INTERNAL_ERROR:  # its text says nothing
+            continue
         # Whatever a machine writes ends up in a terminal.
         shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
         if shown and shown not in known and len(known) < _MOST_REASONS:

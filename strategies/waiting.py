@@ -138,7 +138,8 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
         )
     if deadline_s is None:
         return f"{said} The log above has what the nodes say of it."
-    return f"{said} Start more nodes, lower num-clients or clients-per-round, or raise node-deadline-s."
+    why = " Nodes that answered so say in their own logs what is wrong." if seen.said else ""
+    return f"{said}{why} Start more nodes, lower num-clients or clients-per-round, or raise node-deadline-s."
 
 
 def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> str:
@@ -180,9 +181,11 @@ def _foreign(needed: Needed, seen: Attending) -> str:
     real = (
         "" if seen.simulated else " On a real node the operator's file decides the policy, and murmurfl node reads it."
     )
+    # A mod answers for CorrelatedFedAvg alone: under other strategies Flower does not even call it.
+    lacks = "it has no mod of murmurfl's around it" if "Mod(" in needed.client else "it is none of this strategy's"
     return (
-        f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: it has no mod of "
-        f"murmurfl's around it. No model was sent to them. Write {needed.client}{real}"
+        f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: {lacks}. No model "
+        f"was sent to them. Write {needed.client}{real}"
     )
 
 

@@ -330,7 +330,7 @@ MUTANTS = (
     Mutant(
         "samples that were set aside are trained on",
         "clients/base.py",
-        "count = len(samples) if evaluation is None else evaluation.trained_on(samples)",
+        "count = held if evaluation is None else evaluation.trained_on(held)",
         "count = len(samples)",
         (EVALUATED,),
     ),

@@ -107,6 +107,14 @@ def test_a_model_that_is_not_a_samples_own_is_refused_by_name(name):
         private_client_app(make, samples=(IMAGES, CLASSES), mu=1.0, rounds=2)
 
 
+def test_targets_that_broadcast_against_outputs_are_named():
+    """The common mistake of a regression: nothing fails, and every output is held against every target."""
+    values, module = np.ones((5, 3), dtype=np.float32), lambda: nn.Linear(3, 1)
+    with pytest.raises(ConfigurationError, match=r"targets\[:, None\]"), pytest.warns(UserWarning, match="target size"):
+        private_client_app(module, nn.MSELoss(), (values, values[:, 0]), mu=1.0, rounds=2)
+    private_client_app(module, nn.MSELoss(), (values, values[:, :1]), mu=1.0, rounds=2)
+
+
 LOSSES = {
     "contrastive": (lambda output, target: ((output @ output.T) - 1).square().mean(), "loss of each sample by itself"),
     "weighted": (nn.CrossEntropyLoss(weight=torch.ones(3)), "reduction='sum'"),

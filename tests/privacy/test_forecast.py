@@ -1,6 +1,7 @@
 """How much of a model will be noise: the closed forms, what would help, and what machines may state of it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -150,6 +151,12 @@ def test_people_read_it_in_lines_that_fit(width):
             assert found.verdict in text
             assert "estimate" in text
             assert ("What would help" in text) == (found.verdict != "useful") == bool(found.document()["changes"])
+
+
+def test_whoever_asked_for_an_epsilon_finds_it_beside_the_mu():
+    found = forecast(stated({**UPDATES, "mu": gdp_mu(4.0, 1e-5)}, unit="machine"))
+    assert "mu = 0.93 (epsilon = 4 at delta = 1e-05) to protect all samples of one machine" in found.basis
+    assert "epsilon" not in replace(found, mu=math.inf).basis
 
 
 def test_what_would_help_is_in_the_order_of_what_costs_least():

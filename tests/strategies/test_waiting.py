@@ -11,6 +11,7 @@ from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, protocol
 from murmurfl.strategies import (
     CorrelatedFedAvg,
+    FullBatch,
     Mu2,
     NodesUnavailableError,
     NothingAggregatedError,
@@ -19,7 +20,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.look_ahead import is_hopeless
 from murmurfl.strategies.replies import RoundReport
-from murmurfl.strategies.waiting import Attending, Needed, pointless
+from murmurfl.strategies.waiting import Attending, Needed, pointless, shortage
 
 from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import training_config
@@ -162,6 +163,27 @@ def test_a_mod_without_masks_and_a_strategy_with_them_are_told_at_once():
         start(with_mod(**SUMS), 6, num_clients=6)
     with pytest.raises(NodesUnavailableError, match="4 answered with not-configured"):
         start(project(CorrelatedNoiseMod()), 4)
+
+
+def test_a_whole_state_dict_is_answered_with_the_function_that_picks_what_is_trained():
+    whole = ArrayRecord({"weight": Array(np.zeros(3)), "num_batches_tracked": Array(np.zeros(1, dtype=np.int64))})
+    strategy = FullBatch(num_clients=4, learning_rate=0.1, node_deadline_s=FOR_EVER)
+    with pytest.raises(ConfigurationError, match=r"int64 in 'num_batches_tracked'.*trainable_arrays\(module\)"):
+        strategy.start(NodesGrid(with_mod(), 4), whole, num_rounds=1)
+
+
+@pytest.mark.usefixtures("simulation")
+def test_a_mod_under_a_strategy_of_another_kind_is_not_said_to_be_missing():
+    with pytest.raises(NodesUnavailableError, match=r"it is none of this strategy's.*private_client_app"):
+        FullBatch(num_clients=4, learning_rate=0.1, node_deadline_s=FOR_EVER).start(
+            NodesGrid(with_mod(), 4), START, num_rounds=1
+        )
+
+
+def test_who_waited_in_vain_for_nodes_that_answered_something_else_is_sent_to_their_logs():
+    seen = Attending(**{**SIMULATED, "machines": [], "said": "; 4 answered with not-configured"})
+    assert "say in their own logs what is wrong" in shortage(Needed(4), seen, 1.0)
+    assert "logs" not in shortage(Needed(4), Attending(**{**SIMULATED, "machines": []}), 1.0)
 
 
 SIMULATED = {"nodes": 4, "silent": 0, "machines": ["0", "1", "2", "3"], "simulated": True}
