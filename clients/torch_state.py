@@ -33,12 +33,14 @@ class ModuleState:
     """
 
     def __init__(self, module: torch.nn.Module, loss: Any) -> None:
+        import torch
+
         self._module, self._loss = module, loss
         self._written = self._versions()
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] | None = None
         self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[torch.Tensor] = []
-        self._drawn_from: Any = None
+        self._drawn_from = torch.default_generator.get_state()  # before a sample was read, which may draw as well
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] | None = None
 
     def changed(self) -> list[str] | None:
@@ -79,7 +81,6 @@ class ModuleState:
         import torch
 
         if self._attributes is None:
-            self._drawn_from = torch.default_generator.get_state()
             self._attributes = [(vars(holder), dict(vars(holder))) for holder in self._holders()]
             found = [
                 value for _, before in self._attributes for value in [*before.values(), *self._contents_of(before)]
