@@ -119,6 +119,7 @@ def run_experiment(
         on_round=watch.on_round,
     )
     watch.strategy = strategy
+    strategy.must_aggregate = False  # of a run give-up-after says when it ends, and what is made of its history
     strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     result = strategy.start(
         grid,

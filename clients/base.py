@@ -141,21 +141,16 @@ class PrivateClient(NumPyClient):
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
-        refuse_parts(
-            type(self).__name__,
-            centres=self.centres,
-            evaluates=self.evaluates,
-            centring=centring,
-            evaluation=evaluation,
-        )
+        both = {"centring": centring, "evaluation": evaluation}
+        refuse_parts(type(self).__name__, centres=self.centres, evaluates=self.evaluates, **both)
         known: MachineTerms = {"data": row_bytes(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
-        count = len(samples) if evaluation is None else evaluation.trained_on(samples)
+        held = len(samples)  # asked once: it may fail, or change
+        count = held if evaluation is None else evaluation.trained_on(held)
         self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
         shapes, parts = getattr(gradients, "model_shapes", self._shapes), (samples, ledger, keys, known)
-        own = {"shapes": shapes, "beside": policy, "centring": centring, "evaluation": evaluation}
-        self.parts = make_parts(self.machine, *parts, **own)
+        self.parts = make_parts(self.machine, held, *parts, shapes=shapes, beside=policy, **both)
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:

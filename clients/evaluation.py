@@ -17,7 +17,6 @@ from ..privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, Release
 from ..privacy.data_digest import RowBytes
 from ..privacy.evaluation import SCORES_SHARE, EvaluationRows, Measured, is_evaluation_policy
 from .beside import check_beside
-from .gradients import Samples
 from .requests import Request
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
@@ -92,7 +91,7 @@ class Evaluation:
         """
         check_beside(self.policy, policy, beside="an evaluation", release="the evaluation")
 
-    def trained_on(self, samples: Samples) -> int:
+    def trained_on(self, samples: int) -> int:
         """How many of a machine's samples, the first ones, are trained on.
 
         Raises
@@ -100,12 +99,12 @@ class Evaluation:
         ConfigurationError
             If none would be left.
         """
-        if self.held_out >= len(samples):
+        if self.held_out >= samples:
             raise ConfigurationError(
-                f"Expected held_out below the machine's {len(samples)} samples, got {self.held_out}: none would be "
-                "left to train on."
+                f"Expected held_out below the machine's {samples} samples, got {self.held_out}: none would be left to "
+                "train on."
             )
-        return len(samples) - self.held_out
+        return samples - self.held_out
 
 
 class MachineTerms(TypedDict, total=False):

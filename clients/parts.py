@@ -43,6 +43,7 @@ class Parts:
 
 def make_parts(
     machine: LedgeredMachine,
+    num_rows: int,
     samples: Samples,
     ledger: Ledger,
     keys: NoiseKeys,
@@ -59,6 +60,8 @@ def make_parts(
     ----------
     machine : LedgeredMachine
         Of everything else.
+    num_rows : int
+        Of its samples, those that are held out among them.
     samples, ledger, keys, terms
         The machine's; ``samples`` with those that are held out.
     shapes : sequence of tuple of int
@@ -78,14 +81,14 @@ def make_parts(
     **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`, of each. The mean is of the samples that
     are trained on.
     """
-    machine.num_rows = len(samples)
+    machine.num_rows = num_rows
     centred = evaluated = None
     if centring is not None:
         mean = PrivateMachine(centring.policy, centring.num_features, machine.num_samples, ledger, keys, **terms)
-        mean.num_rows = len(samples)
+        mean.num_rows = num_rows
         centred = Centred(centring, samples, mean, beside=beside)
     if evaluation is not None:
-        own = PrivateMachine(evaluation.policy, evaluation.rows.width, len(samples), ledger, keys, **terms)
+        own = PrivateMachine(evaluation.policy, evaluation.rows.width, num_rows, ledger, keys, **terms)
         evaluated = Evaluated(evaluation, shapes, own, beside=beside)
     return Parts(centred, evaluated)
 

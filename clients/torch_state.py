@@ -27,16 +27,20 @@ class ModuleState:
     -----
     **Formal guarantees.** None of its own. After :meth:`restore` everything is as it was when it was called first:
     which buffers and frozen parameters there are, attributes, and what is in those that are lists, sets and mappings;
-    with ``values`` what is in tensors as well. What is behind them deeper than that, or outside of module and loss, is
-    not looked at.
+    with ``values`` what is in tensors as well. What PyTorch draws at random is drawn anew from where it was, for how
+    much a sample draws may depend on it. What is behind them deeper than that, or outside of module and loss, is not
+    looked at.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Any) -> None:
+        import torch
+
         self._module, self._loss = module, loss
         self._written = self._versions()
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] | None = None
         self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[torch.Tensor] = []
+        self._drawn_from = torch.default_generator.get_state()  # before a sample was read, which may draw as well
         self._copies: list[tuple[torch.Tensor, torch.Tensor, int]] | None = None
 
     def changed(self) -> list[str] | None:
@@ -55,6 +59,8 @@ class ModuleState:
             Whether what is in tensors may have changed, of which a copy is then kept. Within ``torch.func.grad`` nobody
             can write to a tensor that was there before.
         """
+        import torch
+
         for now, before in self._kept_attributes():
             if len(now) != len(before) or any(now.get(name, now) is not value for name, value in before.items()):
                 now.clear()
@@ -65,6 +71,7 @@ class ModuleState:
             else:
                 container.clear()
                 container.update(content)
+        torch.default_generator.set_state(self._drawn_from)
         if values:
             self._restore_values()
         self._written = self._versions()

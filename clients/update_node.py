@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError, SQLiteLedger, gdp_mu
+from ..privacy.asked import asked_mu
 from ..privacy.masking import Masking
 from .app_node import AppNode
 from .operators_file import covering_budget, read_operators_file, values_by_field
@@ -98,6 +99,15 @@ class UpdateNode(AppNode):
         self.check_sums(self.updates.trust)
         self._check_table("run-config", self.run_config)
         self._check_table("node-config", self.node_config)
+        self._check_epsilon()
+
+    def _check_epsilon(self) -> None:
+        """Refuse an epsilon beside a mu that somebody chose; in a file one of them is read already."""
+        updates = self.updates
+        if self.epsilon and updates.mu != asked_mu(0.0, self.epsilon, updates.delta):
+            raise ConfigurationError(
+                f"Expected mu or epsilon, got both: updates with mu = {updates.mu!r} and epsilon = {self.epsilon!r}."
+            )
 
     def _check_data_files(self) -> None:
         files = self.data_files

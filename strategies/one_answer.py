@@ -41,7 +41,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     foresees: ClassVar[bool] = False
 
-    must_aggregate: ClassVar[bool] = False
+    must_aggregate: bool = False
 
     def __init__(self, *, num_clients: int | None, of: str, **options: Unpack[RoundOptions]) -> None:
         # How often a machine answers is known: once.

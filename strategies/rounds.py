@@ -60,7 +60,7 @@ class Rounds(ABC, Generic[StateT]):
     """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
     sums_suffice: ClassVar[bool] = True
     """Whether the rounds need nothing of releases but their sum, so that they may come under masks."""
-    must_aggregate: ClassVar[bool] = True
+    must_aggregate: bool = True
     """Whether a training in which nothing was ever aggregated ends with an error; not where another one says more."""
     foresees: ClassVar[bool] = True
     """Whether what noise leaves of the model is forecast; not where the rounds make no model."""

@@ -32,6 +32,7 @@ CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
 EVALUATION = "tests/privacy/test_evaluation.py"
 EVALUATED = "tests/clients/test_evaluation.py"
+REMEMBERING = "tests/clients/test_torch_state.py"
 PRIVATE_EVALUATION = "tests/strategies/test_private_evaluation.py"
 EVALUATED_RUNS = "tests/app/test_private_evaluation.py"
 CENTRED_RUNS = "tests/app/test_centring.py"
@@ -112,7 +113,7 @@ MUTANTS = (
     Mutant(
         "a module that writes to its buffers goes on, and one sample's data reach the next",
         "clients/torch_model.py",
-        "if changed or len(now) != len(self._constants):",
+        "if changed is not None:",
         "if False:",
         (TORCH_MODEL,),
     ),
@@ -285,6 +286,13 @@ MUTANTS = (
         (EVALUATION,),
     ),
     Mutant(
+        "samples that could not be evaluated are not counted",
+        "privacy/evaluation.py",
+        "return samples - float(total[0] + total[1]) / self.right_weight",
+        "return 0.0 * samples",
+        (PRIVATE_EVALUATION,),
+    ),
+    Mutant(
         "an evaluation without the noise that it was promised",
         "clients/parts.py",
         "PrivateMachine(evaluation.policy, evaluation.rows.width",
@@ -292,9 +300,37 @@ MUTANTS = (
         (EVALUATED,),
     ),
     Mutant(
+        "a module remembers one sample when it computes the next",
+        "clients/torch_state.py",
+        "if len(now) != len(before) or any(now.get(name, now) is not value for name, value in before.items()):",
+        "if False:",
+        (REMEMBERING,),
+    ),
+    Mutant(
+        "a tensor that an evaluation has written to stays as it was written",
+        "clients/torch_state.py",
+        "            self._restore_values()\n",
+        "            pass\n",
+        (REMEMBERING,),
+    ),
+    Mutant(
+        "how much one sample draws at random decides what the next ones draw",
+        "clients/torch_state.py",
+        "        torch.default_generator.set_state(self._drawn_from)\n",
+        "",
+        (REMEMBERING,),
+    ),
+    Mutant(
+        "a first sample that does not fit the model makes the whole machine refuse",
+        "clients/private_app.py",
+        "            if in_memory or is_interrupt(error):",
+        "            if True:",
+        ("tests/app/nodes/test_sample_nodes.py",),
+    ),
+    Mutant(
         "samples that were set aside are trained on",
         "clients/base.py",
-        "count = len(samples) if evaluation is None else evaluation.trained_on(samples)",
+        "count = held if evaluation is None else evaluation.trained_on(held)",
         "count = len(samples)",
         (EVALUATED,),
     ),

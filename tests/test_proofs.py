@@ -18,6 +18,9 @@ NAMED = re.compile(r"docs/proofs/([\w-]+\.md)")
 CLAIM = re.compile(r"\bmu\b|GDP|-GDP|\bRDP\b")
 
 WITHOUT_A_PAGE = {
+    "clients/private_app.py:private_client_app": "makes a PrivateClient, which names its own",
+    "clients/sample_node.py:SampleNode.policy": "hands on what an operator's file says to a PrivacyPolicy",
+    "privacy/asked.py:asked_mu": "arithmetic of privacy/gdp.py",
     "privacy/audit/bounds.py:": "measures a claim and makes none",
     "privacy/audit/many_runs.py:audit_client": "measures a claim and makes none",
     "privacy/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",

@@ -183,7 +183,7 @@ class UpdatePlan:
         epsilon = gdp_epsilon(self.request.mu, self.request.delta)
         if math.isclose(epsilon, round(epsilon, 2), rel_tol=_ROUNDING):
             return f"epsilon={round(epsilon, 2):g}"
-        return f"mu={self.request.mu:.6g}"
+        return f"mu={math.floor(self.request.mu * 1e6) / 1e6}"
 
     def table(self) -> Table:
         """The noise over a typical update by epsilon, and how many machines would do."""

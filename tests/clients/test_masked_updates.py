@@ -160,7 +160,7 @@ def test_a_mod_that_sends_without_masks_is_dropped_by_the_server(monkeypatch):
 
 
 def test_the_log_says_both_figures(caplog):
-    with caplog.at_level(logging.INFO, logger="flwr"):
+    with caplog.at_level(logging.DEBUG, logger="flwr"):
         strategy = train(adding(wandering, simulation=policy()), rounds=1)
     text = " ".join(record.getMessage() for record in caplog.records)
     assert "whatever happens" in text

@@ -4,6 +4,7 @@ import ast
 import gzip
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,17 @@ def test_the_page_has_every_way_and_they_are_in_order(project, folder):
     said = figures(folder)
     assert set(said) | {"machine"} == set(project(folder, "client_app").APPS)
     assert max(said.values()) == said["none"]
+
+
+@pytest.mark.parametrize("folder", ["pytorch-cnn", "tabular-network"])
+def test_flower_takes_every_key_that_the_page_and_the_code_name(folder):
+    """It refuses those that are not in the project's file."""
+    config = tomllib.loads((EXAMPLES / folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    readme = (EXAMPLES / folder / "README.md").read_text()
+    named = {key for line in re.findall(r'-c "(.*?)"', readme) for key in re.findall(r"([a-z-]+)='", line)}
+    for file in (EXAMPLES / folder / folder.replace("-", "_")).glob("*.py"):
+        named |= set(re.findall(r'config\["([a-z-]+)"\]', file.read_text()))
+    assert {"privacy", "num-clients", "out"} <= named == set(config)
 
 
 @pytest.mark.long

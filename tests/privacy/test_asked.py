@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from murmurfl.clients import UpdatePolicy
+from murmurfl.clients import UpdateNode, UpdatePolicy
 from murmurfl.privacy import (
     ConfigurationError,
     PrivacyPolicy,
@@ -89,3 +89,14 @@ def test_an_epsilon_is_never_rounded_to_less_privacy():
     for epsilon in (0.01, 0.5, 1.0, 3.0, 10.0, 100.0):
         for delta in (1e-3, 1e-5, 1e-10):
             assert gdp_delta(asked_mu(0.0, epsilon, delta), epsilon) <= delta
+
+
+def test_an_operators_epsilon_beside_a_mu_that_somebody_chose_is_refused():
+    def node(stated, **asked):
+        return UpdateNode(machine="1", ledger="ledger.sqlite", updates=of_updates(**asked), epsilon=stated)
+
+    assert node(3.0, epsilon=3.0).updates.mu == gdp_mu(3.0, 1e-5)
+    assert node(0.0, mu=0.1).updates.mu == 0.1
+    for asked in ({"mu": 0.1}, {"epsilon": 2.0}):
+        with pytest.raises(ConfigurationError, match="Expected mu or epsilon, got both"):
+            node(24.0, **asked)

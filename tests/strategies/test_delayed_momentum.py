@@ -116,6 +116,7 @@ def in_turn(names, m, seed, server_round, sampling):
     return [names[((server_round - 1) * m + i) % len(names)] for i in range(m)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampler", "expected"), [(in_turn, 4.0), (sample_machines, 2 * 4.0 - 1)], ids=["in turn", "uniform"]
 )

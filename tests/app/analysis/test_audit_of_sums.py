@@ -77,6 +77,7 @@ def test_claims_stand_with_other_methods_losses_and_samples_that_return(name):
     assert audit.local.estimated_mu > 0.6 * audit.canary_mu
 
 
+@pytest.mark.long
 def test_noise_for_mu_h_on_each_machine_is_found_out_by_both(a_share_of_a_share):
     result = CliRunner().invoke(cli, ["audit", "--json", "--runs", str(RUNS), *set_all({**SUMS, "num-rounds": 2})])
     assert result.exit_code == 3, result.output

@@ -69,6 +69,7 @@ def test_the_command_prints_claimed_against_measured():
     assert "measured   mu >= " in result.output
 
 
+@pytest.mark.long
 def test_the_command_fails_when_the_claim_is_false(half_the_noise):
     result = CliRunner().invoke(cli, ["audit", "--set", "mu=1", "--runs", str(RUNS_TO_CATCH), "--json"])
     assert result.exit_code == 3

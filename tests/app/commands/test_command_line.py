@@ -23,7 +23,7 @@ def test_the_help_of_reproduce_names_every_paper():
     [
         (("ledger", "show"), "The ledger's file."),
         (("node",), "The operator's node configuration"),
-        (("report",), "Folders of finished runs."),
+        (("report",), "Folders of finished runs, or a folder of such."),
     ],
 )
 def test_every_argument_has_its_help(command, argument):

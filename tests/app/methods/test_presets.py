@@ -38,6 +38,7 @@ def falls(config: RunConfig) -> float:
     return max(best - later for best, later in zip(np.maximum.accumulate(accuracies), accuracies, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", STRATEGIES)
 def test_accuracy_does_not_fall_as_mu_grows(label):
     assert falls(STRATEGIES[label]) < FALL

@@ -68,6 +68,7 @@ def test_after_a_mean_of_features_the_share_is_of_what_is_left():
     assert "1.6 % of mu^2, is for how many gradients are clipped" in expected_guarantee(config).sentence
 
 
+@pytest.mark.long
 def test_a_clip_that_starts_ten_times_too_long_costs_little():
     """Three seeds each; a clip that stays there costs 15 points."""
     logging.getLogger("flwr").setLevel(logging.WARNING)

@@ -106,6 +106,7 @@ def test_an_own_paper_with_an_own_kind_of_table_is_reproduced(module, tmp_path):
     assert json.loads(command(f"{module}:Mine", "--json").stdout) == document, "the class, and no run made again"
 
 
+@pytest.mark.long
 def test_an_own_paper_has_the_known_kinds_and_settings(module, tmp_path):
     result = command(f"{module}:Known", "--set", "mu=3", "--jobs", "1", "--out", "here")
     assert result.exit_code == 0, result.output
