@@ -169,7 +169,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return {**super().settings(), "learning_rate": self.learning_rate, **own}
 
     def initial_state(self, start: Vector) -> AverageState:
-        return AverageState(start, np.zeros((0 if self.optimizer is None else self.optimizer.rows, start.size)))
+        return AverageState(start, np.zeros((0 if self.optimizer is None else self.optimizer.remembered, start.size)))
 
     def query_points(self, state: AverageState) -> tuple[Vector, ...]:
         return (state.x,)

@@ -101,7 +101,7 @@ class ServerOptimizer:
 
     learning_rate: ClassVar[float] = 1.0
     """eta, where the strategy is given none."""
-    rows: ClassVar[int] = 0
+    remembered: ClassVar[int] = 0
     """k, rows of what it remembers."""
 
     def direction(self, moments: Moments, update: Vector, steps: int) -> tuple[Vector, Moments]:
@@ -145,7 +145,7 @@ class ServerMomentum(ServerOptimizer):
     **Formal guarantees.** Those of :class:`ServerOptimizer`.
     """
 
-    rows: ClassVar[int] = 1
+    remembered: ClassVar[int] = 1
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -181,7 +181,7 @@ class ServerAdam(ServerOptimizer):
     """
 
     learning_rate: ClassVar[float] = 0.1
-    rows: ClassVar[int] = 2
+    remembered: ClassVar[int] = 2
 
     beta_1: float = 0.9
     beta_2: float = 0.99
@@ -214,7 +214,7 @@ class ServerYogi(ServerOptimizer):
     """
 
     learning_rate: ClassVar[float] = 0.01
-    rows: ClassVar[int] = 2
+    remembered: ClassVar[int] = 2
 
     beta_1: float = 0.9
     beta_2: float = 0.99
