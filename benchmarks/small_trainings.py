@@ -170,7 +170,7 @@ class UpdateTraining:
             arrays = ArrayRecord(self.trained(model, parts[machine], (turn - 1, machine)))
             return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"n": 1})}), reply_to=message)
 
-        strategy = CorrelatedFedAvg(num_clients=self.machines, seed=seed)
+        strategy = CorrelatedFedAvg(num_clients=self.machines, seed=seed, session="forecast")
         result = strategy.start(InProcessGrid(app, self.machines, {}), ArrayRecord(start), num_rounds=self.rounds)
         if strategy.forecast is None:
             raise AssertionError("no forecast of a training with noise")

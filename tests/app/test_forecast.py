@@ -86,10 +86,10 @@ def test_a_small_project_is_useful_where_the_forecast_says_so_and_useless_where_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("training", [UPDATES[0], UPDATES[3], UPDATES[4]], ids=lambda training: training.name)
+@pytest.mark.parametrize("training", [UPDATES[1], UPDATES[3], UPDATES[4]], ids=lambda training: training.name)
 def test_projects_keep_what_was_forecast(training):
     """Updates of very different kinds, so with a wider bound; more noise never keeps more, and the signs are right."""
-    kept = [np.mean([training.at(ratio, seed).kept for seed in (1, 2)]) for ratio in RATIOS]
+    kept = [np.mean([training.at(ratio, seed).kept for seed in (1, 2, 3)]) for ratio in RATIOS]
     assert all(more > less - 0.15 for more, less in pairwise(kept))
     assert all(abs(one - kept_share(ratio)) < 0.35 for one, ratio in zip(kept[:3], RATIOS[:3], strict=True))
     assert kept[0] > 0.8
