@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigurationError
+from .mechanisms import noise_stands_alone
 from .policy import NO_NOISE, PrivacyPolicy
 
 EVALUATION_SHARE = 0.05
@@ -196,5 +197,5 @@ def is_evaluation_policy(policy: PrivacyPolicy) -> bool:
     **Formal guarantees.** None of its own.
     """
     made = (policy.clip_norm, policy.clip_unit, policy.clipping, policy.order, policy.max_participations)
-    alone = policy.release_rule == "paper" and policy.mechanism in (NO_NOISE, "independent")
+    alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
     return alone and made == (1.0, "nonnegative", "clip", "all", 1)

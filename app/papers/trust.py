@@ -117,7 +117,7 @@ def trust_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _trusted(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     config = RunConfig.from_mapping({**cell["settings"], **entry["settings"]})
-    summed = config.trust_model == "secure-aggregation"
+    summed = config.secure
     # What a machine releases for itself holds anyway; a trusted server's noise is nobody's but the server's.
     own = "mu", "epsilon"
     local = {
