@@ -32,7 +32,8 @@ from ..privacy import ConfigurationError, MurmurflError, row_key
 from ..privacy.noise import NONCE_BYTES, standard_normal_rows
 from ..privacy.reconstruction import Changes, ReconstructionTrees, best_gamma
 from .layout import Vector
-from .replies import Outcome, RoundReport, Summation
+from .release_sum import Summation
+from .replies import Outcome, RoundReport
 from .trusted_momentum import MomentumOptions, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.

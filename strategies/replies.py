@@ -6,7 +6,7 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Release, protocol
 from ..privacy.arrays import read_array
-from ..privacy.grid import Grid
 from ..privacy.masking import MaskedRelease, Sealed
 from ..privacy.training import TrainingFigures
 from .layout import Layout, Vector
 
 LARGEST_VALUE = 1e100
 """No value of a release may be larger: sums of finite but huge values could become infinite, and then NaN."""
+
+LARGEST_COUNT = 2**53
+"""No count of a release is larger in magnitude: what is sent is float64, and exact."""
 
 _MOST_SAMPLES = 2**31
 
@@ -106,6 +108,8 @@ class RoundRequest:
         The query points.
     entries : mapping
         What the request says to every machine beside that, plain values.
+    sums_suffice : bool
+        Whether replies of several machines may come as :class:`SummedReplies`.
     """
 
     server_round: int
@@ -114,6 +118,7 @@ class RoundRequest:
     aggregated: Mapping[str, int]
     points: tuple[Vector, ...]
     entries: Mapping[str, Any] = field(default_factory=dict)
+    sums_suffice: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,58 +169,41 @@ class Reply:
         return replace(self, contents=None)
 
 
-class Summation(Protocol):
-    """Where a round's releases are added up."""
-
-    def add(self, reply: Reply) -> None:
-        """One more release."""
-        ...
-
-
-class ReleaseSum:
-    """The sum of a round's releases.
-
-    A release that was not sent in a message is still integers, the counts of its grid. Counts of one grid are added as
-    integers, which is exact, and their sum is turned into numbers once. A release that was sent is numbers, multiples
-    of the grid's spacing, whose sum is exact as long as it stays below 2^53 spacings. Both ways then give the same sum.
+@dataclass(frozen=True)
+class SummedReplies:
+    """Replies of several machines of a simulation, whose releases were added up where they were made.
 
     Parameters
     ----------
-    size : int
-        d.
+    machines : tuple of str
+        Their names.
+    releases, acks : tuple of int
+        k of each, and the acknowledgement it was built on.
+    samples : tuple of int
+        How many samples each counts for.
+    counts : ndarray of shape (d,), int64
+        The sum of their releases, in units of the grid's spacing: integers, whose sum is the same in any order.
+    spacing : float
+        That of the grid, which is one for all.
+    largest : int
+        No count of a single release is larger in magnitude.
+    metrics : mapping
+        The other entries, the same for all.
     """
 
-    # The sum of so many counts, each below 2^53, fits into an int64.
-    _MOST_TOGETHER = 512
+    machines: tuple[str, ...]
+    releases: tuple[int, ...]
+    acks: tuple[int, ...]
+    samples: tuple[int, ...]
+    counts: NDArray[np.int64]
+    spacing: float
+    largest: int = LARGEST_COUNT
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(self, size: int) -> None:
-        self._values = np.zeros(size)
-        self._counts = np.zeros(size, np.int64)
-        self._spacing = 0.0
-        self._together = 0
-
-    def add(self, reply: Reply) -> None:
-        """One more release."""
-        contents = reply.contents
-        if not isinstance(contents, Release):
-            self._values += reply.values
-            return
-        if contents.spacing != self._spacing or self._together == self._MOST_TOGETHER:
-            self._collect()
-            self._spacing = contents.spacing
-        self._counts += contents.counts
-        self._together += 1
-
-    def total(self) -> Vector:
-        """The sum, shape (d,)."""
-        self._collect()
-        return self._values
-
-    def _collect(self) -> None:
-        if self._together:
-            self._values += Grid(self._spacing).values(self._counts)
-            self._counts[:] = 0
-            self._together = 0
+    def each(self) -> Iterator[Reply]:
+        """The reply of each machine, without its release."""
+        for name, release, ack, samples in zip(self.machines, self.releases, self.acks, self.samples, strict=True):
+            yield Reply(name, release, ack, None, {**self.metrics, protocol.NUM_EXAMPLES: samples})
 
 
 @dataclass(frozen=True)
@@ -231,9 +219,9 @@ class Refusal:
     code: int
 
 
-Outcome = Reply | Refusal | TrainingFigures | None
+Outcome = Reply | SummedReplies | Refusal | TrainingFigures | None
 """What came back for a request: a reply, an error reply, or (None) something that cannot be read. Machines that are
-asked directly may add what clipping did in the round, of all of them together."""
+asked directly may answer several at once, and add what clipping did in the round, of all of them together."""
 
 
 @runtime_checkable

@@ -34,7 +34,16 @@ from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory, Sampling, sample_machines
 from .opening import Helpers
 from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
-from .replies import LARGEST_VALUE, Outcome, Refusal, ReleaseSum, Reply, RoundReport, RoundRequest, Summation
+from .release_sum import ReleaseSum, Summation
+from .replies import (
+    LARGEST_VALUE,
+    Outcome,
+    Refusal,
+    Reply,
+    RoundReport,
+    RoundRequest,
+    SummedReplies,
+)
 from .reports import log_losses
 from .secure_aggregation import SecureAggregation
 from .secure_rounds import SecureRounds
@@ -229,7 +238,8 @@ class Rounds(ABC, Generic[StateT]):
         self._asked = {name: self._ack(name) for name in names if reachable is None or name in reachable}
         aggregated = self.acks if self.acknowledges else {}
         points = self.query_points(self.state)
-        return RoundRequest(server_round, self.session, self._asked, aggregated, points, self.entries)
+        asked = (server_round, self.session, self._asked, aggregated, points, self.entries)
+        return RoundRequest(*asked, sums_suffice=self.sums_suffice)
 
     def _ack(self, name: str) -> int:
         """What a machine is told was aggregated of it."""
@@ -299,6 +309,14 @@ class Rounds(ABC, Generic[StateT]):
                 figures[ALL_MACHINES] = outcome
             elif isinstance(outcome, Refusal):
                 refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
+            elif isinstance(outcome, SummedReplies):
+                self._check_summed(outcome, aggregated)
+                release_sum.add_sum(outcome)
+                taken = dict(zip(outcome.machines, outcome.releases, strict=True))
+                if self._secure is None:
+                    self.acks.update(taken)
+                aggregated.update(taken)
+                samples += sum(outcome.samples)
             elif outcome is None or not self.check_reply(outcome if self._secure is None else outcome.hidden):
                 malformed += 1
             elif outcome.machine in aggregated or self._is_late(outcome):
@@ -328,6 +346,15 @@ class Rounds(ABC, Generic[StateT]):
         if self._secure is None:  # else it is not over yet
             log_losses(report)
         return report
+
+    def _check_summed(self, replies: SummedReplies, aggregated: Mapping[str, int]) -> None:
+        """Refuse a sum with a release in it that does not count: nobody can take it out again."""
+        for reply in replies.each():
+            if reply.machine in aggregated or self._is_late(reply) or not self.check_reply(reply):
+                raise ConfigurationError(
+                    f"Expected a sum of releases that all count, got one with release {reply.release} of machine "
+                    f"{reply.machine!r} in it, which does not: an engine must hand it in by itself."
+                )
 
     def _is_late(self, reply: Reply) -> bool:
         """Whether another release of the machine was aggregated since this one was asked for.

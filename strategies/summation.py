@@ -27,7 +27,7 @@ from ..privacy.masking import (
     checked_header,
 )
 from ..privacy.roster import MOST_MACHINES, Roster
-from .replies import Outcome, Reply
+from .replies import Outcome, Reply, SummedReplies
 
 Terms = tuple[str, str, float]
 """What the releases of a session's sums have in common: what they build on, the noise's terms, the grid's spacing."""
@@ -132,6 +132,12 @@ class CohortSum:
         elif isinstance(contents, Release):
             self.counts += contents.counts.ravel().view(np.uint64)  # two's complement is arithmetic modulo 2^64
 
+    def add_sum(self, replies: SummedReplies) -> None:
+        """The sum of several releases that were asked for without messages."""
+        self.terms = "", "", replies.spacing
+        self.releases.update(zip(replies.machines, replies.releases, strict=True))
+        self.counts += replies.counts.view(np.uint64)
+
     @property
     def min_cohort(self) -> int:
         """The largest that one of the machines insists on."""
@@ -197,11 +203,17 @@ class Screen:
         for outcome, its in zip(fitting, terms, strict=True):
             if isinstance(outcome, Reply) and its is not None:
                 votes.setdefault(its, set()).add(outcome.machine)
+            elif isinstance(outcome, SummedReplies):
+                votes.setdefault(("", "", outcome.spacing), set()).update(outcome.machines)
         most = self._terms or max(votes, key=lambda its: len(votes[its]), default=None)  # the first of several
         for outcome, its in zip(fitting, terms, strict=True):
             if isinstance(outcome, Reply) and its is not None and most is not None and its != most:
                 self._warn(outcome.machine, _difference(its, most))
                 yield None
+            elif isinstance(outcome, SummedReplies) and most is not None and outcome.spacing != most[2]:
+                for machine in outcome.machines:
+                    self._warn(machine, _difference(("", "", outcome.spacing), most))
+                    yield None
             else:
                 yield outcome
 

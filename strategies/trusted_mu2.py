@@ -18,7 +18,8 @@ from ..privacy import ConfigurationError
 from .layout import Vector
 from .mu2 import Mu2, Mu2State, mu2_step
 from .projected import ProjectedOptions
-from .replies import Outcome, Reply, RoundReport, RoundRequest, Summation
+from .release_sum import Summation
+from .replies import Outcome, Reply, RoundReport, RoundRequest
 from .trusted_server import TrustedOptions, TrustedServer, could_be_honest
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from murmurfl.privacy import Release
 from murmurfl.strategies import Reply
-from murmurfl.strategies.replies import ReleaseSum
+from murmurfl.strategies.release_sum import ReleaseSum
+from murmurfl.strategies.replies import SummedReplies
 
 SIZE = 5
 
@@ -38,3 +39,16 @@ def test_as_many_large_counts_as_are_added_together_do_not_overflow():
     for _ in range(2048):
         total.add(reply(Release(largest, 1.0, 1, 0)))
     assert total.total() == pytest.approx(2048.0 * (2.0**53 - 1), rel=1e-12)
+
+
+def test_releases_that_were_added_up_where_they_were_made_are_the_same_sum():
+    made = list(releases(7, (2.0**-20,)))
+    one_by_one, together = ReleaseSum(SIZE), ReleaseSum(SIZE)
+    for release in made:
+        one_by_one.add(reply(release))
+    for part in (made[:3], made[3:]):
+        counts, ones = np.sum([release.counts for release in part], axis=0), (1,) * len(part)
+        together.add_sum(
+            SummedReplies(tuple(map(str, range(len(part)))), ones, (0,) * len(part), ones, counts, 2.0**-20)
+        )
+    assert (together.total() == one_by_one.total()).all()
