@@ -6,7 +6,7 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -228,7 +228,7 @@ asked directly may answer several at once, and add what clipping did in the roun
 class DirectMachines(Protocol):
     """Machines that are asked without messages: a simulation in this process."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         ...
 
