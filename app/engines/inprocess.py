@@ -1,6 +1,7 @@
 """A Flower ``Grid`` that runs the ClientApp in this process: the same app as under Ray, without Ray.
 
-Every node has its own ``Context``, as a SuperNode would, and messages are handled one after the other. This is the one
+Every node has its own ``Context``, as a SuperNode would, and keeps its machines from one message to the next, as
+``murmurfl node`` does. Messages are handled one after the other. This is the one
 place that touches private names of flwr.
 """
 
@@ -50,6 +51,7 @@ class InProcessGrid(Grid):
             )
             for i in range(num_nodes)
         }
+        self._kept: dict[int, dict[str, Any]] = {node_id: {} for node_id in self._contexts}
         self._replies: dict[str, Message] = {}
         self._claim_identity()
 
@@ -98,7 +100,7 @@ class InProcessGrid(Grid):
         context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:
             return Message(Error(_UNKNOWN_ERROR, "no such node"), reply_to=delivered)
-        with simulated_in_process():
+        with simulated_in_process(self._kept[context.node_id]):
             try:
                 reply = self._client_app(delivered, context)
             except Exception as error:  # as a SuperNode does: the node lives on, and the server gets an error reply
