@@ -7,18 +7,21 @@ or one fixed sentence for anything unexpected, because Flower forwards the texts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
+from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, RefusedError, protocol
-from ..privacy.arrays import read_array
+from ..privacy.arrays import read_array, write_array
 from .answers import answer
 from .base import PrivateClient
+
+_STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
 
 ClientFunction = Callable[[Context], NumPyClient | Client]
 
@@ -117,8 +120,16 @@ def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
     reply = _entries({**metrics, protocol.NUM_EXAMPLES: num_examples})
     names = list(content[protocol.ARRAYS]) if isinstance(content.get(protocol.ARRAYS, None), ArrayRecord) else []
     names = names if len(names) == len(results) else [str(i) for i in range(len(results))]
-    reply[protocol.ARRAYS] = ArrayRecord({name: Array(values) for name, values in zip(names, results, strict=True)})
+    reply[protocol.ARRAYS] = _array_record(names, results)
     return reply
+
+
+def _array_record(names: Sequence[str], results: Sequence[NDArray[Any]]) -> ArrayRecord:
+    # Put in one by one: a record made from a dictionary makes every array of it anew.
+    record = ArrayRecord()
+    for name, values in zip(names, results, strict=True):
+        record[name] = Array(str(values.dtype), values.shape, _STYPE, write_array(values))
+    return record
 
 
 def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:
