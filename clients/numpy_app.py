@@ -17,7 +17,7 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, RefusedError, protocol
-from ..privacy.arrays import read_array, write_array
+from ..privacy.arrays import dtype_name, read_array, write_array
 from .answers import answer
 from .base import PrivateClient
 
@@ -128,7 +128,7 @@ def _array_record(names: Sequence[str], results: Sequence[NDArray[Any]]) -> Arra
     # Put in one by one: a record made from a dictionary makes every array of it anew.
     record = ArrayRecord()
     for name, values in zip(names, results, strict=True):
-        record[name] = Array(str(values.dtype), values.shape, _STYPE, write_array(values))
+        record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
     return record
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 _MAGIC = b"\x93NUMPY"
 _PLAIN = {"float64": "<f8", "float32": "<f4", "int64": "<i8", "uint64": "<u8"}
+_NAMES = {descriptor: name for name, descriptor in _PLAIN.items()}
 _MOST_DIMENSIONS = 8
 _LARGEST_DIMENSION = 2**48
 
@@ -60,12 +61,17 @@ def write_array(values: NDArray[Any]) -> bytes:
     ValueError
         If it would need pickling.
     """
-    expected = _expected(values.dtype.name, values.shape)
-    if expected is not None and expected[2] == values.dtype and values.flags.c_contiguous:
+    expected = _expected(_NAMES.get(values.dtype.str, ""), values.shape)
+    if expected is not None and values.flags.c_contiguous:
         return b"".join((expected[0], values.data))
     buffer = BytesIO()
     np.save(buffer, values, allow_pickle=False)
     return buffer.getvalue()
+
+
+def dtype_name(values: NDArray[Any]) -> str:
+    """What Flower calls an array's dtype: ``str(values.dtype)``, which takes NumPy longer to say."""
+    return _NAMES.get(values.dtype.str) or str(values.dtype)
 
 
 def _read_carefully(data: bytes) -> NDArray[Any]:

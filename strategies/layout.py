@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.arrays import write_array
+from ..privacy.arrays import dtype_name, write_array
 
 Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
@@ -58,7 +58,7 @@ def array_record(vector: Vector, layout: Layout) -> ArrayRecord:
     for name, shape, dtype in layout:
         size = math.prod(shape)
         values = np.asarray(vector[start : start + size].reshape(shape), dtype=dtype)
-        record[name] = Array(str(values.dtype), values.shape, _STYPE, write_array(values))
+        record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
         start += size
     return record
 
