@@ -20,16 +20,20 @@ RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
 _MOST_KINDS = 32
 _PLAIN = (int, float, str)
-_known: dict[tuple[type, tuple[str, ...]], Any] = {}
-"""The last record of each kind and with each list of names; replies of a program have few such lists."""
+_known: dict[tuple[type, tuple[str, ...]], tuple[dict[str, Any], Any]] = {}
+"""The last values of each kind of record and list of names, and a record of them; a program has few such lists."""
 
 
 def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a reply as records: numbers in a MetricRecord, the others in a ConfigRecord, if there are any."""
-    numbers = {k: v for k, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        (numbers if is_number else others)[name] = value
     records: dict[str, Any] = {protocol.METRICS: _record(MetricRecord, numbers)}
-    if len(numbers) < len(values):
-        records[protocol.CONFIG] = _record(ConfigRecord, {k: v for k, v in values.items() if k not in numbers})
+    if others:
+        records[protocol.CONFIG] = _record(ConfigRecord, others)
     return records
 
 
@@ -42,25 +46,29 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
     return record
 
 
-def _record(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
-    """A record with these values."""
-    names = tuple(values)
-    last = _known.get((kind, names))
-    if last is None:
-        record = kind(dict(values))
+def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
+    """A record with these values, which are not changed any more."""
+    place = kind, tuple(values)
+    known = _known.get(place)
+    if known is None:
+        record, new = kind(dict(values)), True
+        if len(_known) >= _MOST_KINDS:
+            _known.clear()
     else:
-        record = last.copy()
-        for name, value in values.items():
-            if not _is_same(value, last[name]):
+        before, last = known
+        record, new = last.copy(), False
+        for (name, value), other in zip(values.items(), before.values(), strict=True):
+            if not _is_same(value, other):
                 record[name] = value
-    if last is None and len(_known) >= _MOST_KINDS:
-        _known.clear()
-    _known[kind, names] = record.copy()  # whoever has the record may change it
+                new = True
+    if new:
+        _known[place] = values, record.copy()  # whoever has the record may change it
     return record
 
 
 def _is_same(value: Any, other: Any) -> bool:
     """Whether nobody could tell two plain values apart."""
-    if type(value) is not type(other) or type(value) not in _PLAIN or value != other:
+    kind = type(value)
+    if kind is not type(other) or kind not in _PLAIN or value != other:
         return False
-    return type(value) is not float or value != 0.0  # which has two signs
+    return kind is not float or value != 0.0  # which has two signs

@@ -294,7 +294,7 @@ def read_reply(
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
         contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
-    return None if contents is None else Reply(name, release, ack, contents, dict(metrics))
+    return None if contents is None else Reply(name, release, ack, contents, dict(metrics.items()))
 
 
 def is_masked(message: Message) -> bool | None:
