@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from numpy.typing import NDArray
 
@@ -42,7 +43,10 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
     # Put in one by one: a record made from a dictionary makes every array of it anew.
     record = ArrayRecord()
     for name, values in zip(names, arrays, strict=True):
-        record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
+        if isinstance(values, np.ndarray):
+            record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
+        else:
+            record[name] = Array(values)  # what else a client may return is Flower's to know
     return record
 
 
