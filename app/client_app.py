@@ -18,7 +18,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient, numpy_client_app
 from ..clients.simulated_helper import answer_simulated_helper
-from ..clients.simulation import in_simulation
+from ..clients.simulation import in_simulation, state_travels
 from ..privacy import ConfigurationError, protocol
 from .config import RunConfig
 from .experiment import prepare
@@ -89,7 +89,10 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
         state=context.state,
         run_config=context.run_config,
     )
-    return call_next(message, own)
+    reply = call_next(message, own)
+    if message.metadata.message_type == MessageType.TRAIN and reply.has_content() and state_travels():
+        ContextLedger(own.state, machine).keep_as_sent(str(entries.get(protocol.SESSION)), reply.content)
+    return reply
 
 
 def _hello(message: Message, config: RunConfig, machines: list[str], helpers: list[str]) -> Message:

@@ -30,6 +30,11 @@ def in_simulation() -> bool:
     return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
 
 
+def state_travels() -> bool:
+    """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
+    return not _in_process.get()
+
+
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
     """What clipping did to a simulated machine's release, as entries of its reply; none to an engine in this process.
 
