@@ -43,13 +43,13 @@ class ContextLedger(Ledger):
     """
 
     def __init__(self, state: RecordDict, machine: str) -> None:
-        self._state = state
+        self.state = state
         self._prefix = f"{LEDGER_RECORDS}{machine}"
 
     @contextmanager
     def exclusive(self) -> Iterator[LedgerPage]:
         with _LOCK:
-            yield _ContextPage(self._state, self._prefix)
+            yield _ContextPage(self.state, self._prefix)
 
     def keep_as_sent(self, session: str, reply: RecordDict) -> None:
         """Remember a session's newest release in the very bytes of its reply, which is about to leave.
@@ -71,7 +71,7 @@ class ContextLedger(Ledger):
         arrays = reply.get(protocol.ARRAYS, None)
         with _LOCK:
             if isinstance(arrays, ArrayRecord):
-                _ContextPage(self._state, self._prefix).keep_as_sent(session, list(arrays.values()))
+                _ContextPage(self.state, self._prefix).keep_as_sent(session, list(arrays.values()))
 
 
 class _ContextPage(LedgerPage):
