@@ -10,13 +10,16 @@ there, also where Flower's plain ``flower-supernode`` runs the bundle that the s
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from ..clients import ContextLedger, PrivateClient, numpy_client_app
+from ..clients import ContextLedger, PrivateClient
+from ..clients.numpy_app import serving
 from ..clients.simulated_helper import answer_simulated_helper
 from ..clients.simulation import in_simulation, kept_by_node, state_travels
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
@@ -141,7 +144,22 @@ def _not_here(message: Message, kind: str) -> Message:
     return Message(error, reply_to=message)
 
 
-app = numpy_client_app(client_fn, mods=[answered_as_installed, simulated_machines])
+class _NamedApp(ClientApp):
+    """This module's app, which goes to a worker by its name: the worker has the module, as it has all functions of it.
+
+    Flower hands the app over with every message. By its contents, which are wrapped in closures, that takes longer
+    than the model.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[], ClientApp], tuple[()]]:
+        return _this_app, ()
+
+
+def _this_app() -> ClientApp:
+    return app
+
+
+app = serving(_NamedApp(mods=[answered_as_installed, simulated_machines]), client_fn)
 
 
 @app.query("open")

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
 from ..privacy.arrays import read_array
+from .reply_records import array_record, record_like
 
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
 
-_FORMAT = 5
+_FORMAT = 6
 # Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
 _LOCK = threading.RLock()
 
@@ -122,37 +123,37 @@ class _ContextPage(LedgerPage):
             ) from error
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        stream_record = ConfigRecord(
-            {
-                "fingerprint": stream.fingerprint,
-                "release": stream.release,
-                "ack": stream.ack,
-                "nonces": stream.nonces,
-                "pending": list(stream.pending),
-                "num-state": len(stream.noise_state),
-                "num-noted": len(stream.noted),
-                "named": list(stream.ids),
-                "ids": list(stream.ids.values()),
-                "order": stream.order,
-            }
-        )
-        arrays = {f"pending-{j}": Array(counts) for j, counts in stream.pending.items()}
-        arrays |= {f"state-{i}": Array(values) for i, values in enumerate(stream.noise_state)}
-        arrays |= {f"noted-{i}": Array(values) for i, values in enumerate(stream.noted)}
-        account_record = ConfigRecord(
-            {
-                "format": _FORMAT,
-                "samples-used": account.samples_used,
-                "sessions": list(account.reserved),
-                "reserved": [float(mu) for mu in account.reserved.values()],
-                "sessions-local": list(account.reserved_local),
-                "reserved-local": [float(mu) for mu in account.reserved_local.values()],
-            }
-        )
-        array_record = ArrayRecord(arrays)
+        entries: dict[str, Any] = {
+            "fingerprint": stream.fingerprint,
+            "release": stream.release,
+            "ack": stream.ack,
+            "nonces": stream.nonces,
+            "pending": list(stream.pending),
+            "num-state": len(stream.noise_state),
+            "num-noted": len(stream.noted),
+            "named": list(stream.ids),
+            "ids": list(stream.ids.values()),
+            "order": stream.order,
+            "num-sent": 0,
+            "spacing": 1.0,
+        }
+        arrays = {f"pending-{j}": counts for j, counts in stream.pending.items()}
+        arrays |= {f"state-{i}": values for i, values in enumerate(stream.noise_state)}
+        arrays |= {f"noted-{i}": values for i, values in enumerate(stream.noted)}
+        spent: dict[str, Any] = {
+            "format": _FORMAT,
+            "samples-used": account.samples_used,
+            "sessions": list(account.reserved),
+            "reserved": [float(mu) for mu in account.reserved.values()],
+            "sessions-local": list(account.reserved_local),
+            "reserved-local": [float(mu) for mu in account.reserved_local.values()],
+        }
+        account_record = self._changed(f"{self._prefix}/account", spent)
+        stream_record = self._changed(f"{self._prefix}/stream/{session}", entries)
+        written = array_record(list(arrays), list(arrays.values()))
         # The account first: if this is interrupted, samples may be lost but are never used again.
         self._state[f"{self._prefix}/account"] = account_record
-        self._state[f"{self._prefix}/arrays/{session}"] = array_record
+        self._state[f"{self._prefix}/arrays/{session}"] = written
         self._state[f"{self._prefix}/stream/{session}"] = stream_record
 
     def keep_as_sent(self, session: str, sent: list[Array]) -> None:
@@ -160,17 +161,24 @@ class _ContextPage(LedgerPage):
         if record is None or record["release"] not in cast(list[int], record["pending"]):
             return
         key, name = f"{self._prefix}/arrays/{session}", f"pending-{record['release']}"
-        held: dict[str, Array] = dict(self._state[key])  # type: ignore[arg-type]
+        held = cast(ArrayRecord, self._state[key]).copy()
         counts = _read(held.pop(name))
         values = [_read(array).ravel() for array in sent]
         spacing = _spacing(counts, values)
         if spacing is None:
             return
         # With bytes of one object and an Array of one's own: nobody else's changes show here.
-        held |= {f"{name}-sent-{i}": Array(a.dtype, a.shape, a.stype, a.data) for i, a in enumerate(sent)}
+        for i, array in enumerate(sent):
+            held[f"{name}-sent-{i}"] = Array(array.dtype, array.shape, array.stype, array.data)
         # One record after the other: between the two the ledger says the same.
         record["spacing"], record["num-sent"] = spacing, len(sent)
-        self._state[key] = ArrayRecord(held)
+        self._state[key] = held
+
+    def _changed(self, key: str, entries: dict[str, Any]) -> ConfigRecord:
+        """A record of the ledger with other entries, of which most are the old ones."""
+        before = self._state.get(key, None)
+        same = isinstance(before, ConfigRecord) and before.keys() == entries.keys()
+        return record_like(before, entries) if same else ConfigRecord(entries)
 
     def _config(self, key: str) -> ConfigRecord | None:
         record = self._state.get(key, None)

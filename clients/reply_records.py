@@ -1,6 +1,6 @@
-"""The records of a reply: made from the last ones like them, so that Flower checks only what is new in them.
+"""Records of replies and ledgers: made from the last ones like them, so that Flower checks only what is new in them.
 
-A machine's replies differ in a number or two. Flower checks every key and every value of a record when it is put in,
+A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value of a record when it is put in,
 which takes it longer than many a gradient; a copy of a record shares what was checked.
 """
 
@@ -19,7 +19,7 @@ RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
 
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
 _MOST_KINDS = 32
-_PLAIN = (int, float, str)
+_PLAIN = (int, float, str, bytes)
 _known: dict[tuple[type, tuple[str, ...]], Any] = {}
 """The last record of each kind and with each list of names; replies of a program have few such lists."""
 
@@ -42,17 +42,20 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
     return record
 
 
+def record_like(last: RecordT, values: Mapping[str, Any]) -> RecordT:
+    """A record with these values, from one with the same names, which stays as it is."""
+    record = last.copy()
+    for name, value in values.items():
+        if not _is_same(value, last[name]):
+            record[name] = value
+    return record
+
+
 def _record(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
     """A record with these values."""
     names = tuple(values)
     last = _known.get((kind, names))
-    if last is None:
-        record = kind(dict(values))
-    else:
-        record = last.copy()
-        for name, value in values.items():
-            if not _is_same(value, last[name]):
-                record[name] = value
+    record = kind(dict(values)) if last is None else record_like(last, values)
     if last is None and len(_known) >= _MOST_KINDS:
         _known.clear()
     _known[kind, names] = record.copy()  # whoever has the record may change it
@@ -60,7 +63,11 @@ def _record(kind: type[RecordT], values: Mapping[str, Any]) -> RecordT:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether nobody could tell two plain values apart."""
-    if type(value) is not type(other) or type(value) not in _PLAIN or value != other:
+    """Whether nobody could tell two plain values, or lists of them, apart."""
+    if type(value) is not type(other):
+        return False
+    if type(value) is list:
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if type(value) not in _PLAIN or value != other:
         return False
     return type(value) is not float or value != 0.0  # which has two signs
