@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from murmurfl.app.config import RunConfig
 from murmurfl.app.result import Progress
 from murmurfl.app.run import run_experiment
+from murmurfl.app.server_app import look_often
 
 app = ServerApp()
 
@@ -27,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         answered.append(progress.report.aggregated)
 
     config = RunConfig.from_mapping(context.run_config)
+    look_often(grid)
     run_experiment(grid, config, on_progress=note, engine="ray")
     document = {"started": started, "ended": ended, "answered": answered}
     (Path(config.out_dir) / "rounds.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
