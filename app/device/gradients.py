@@ -73,7 +73,7 @@ class DeviceGradients(ABC):
         samples : DeviceBatch
         """
         if self._at[0] is not points:
-            self._at = points, [[self._sent(values) for values in point] for point in points]
+            self._at = points, [self._sent(point) for point in points]
         terms = [
             (point, self._weight(weight)) for point, weight in zip(self._at[1], weights, strict=True) if np.any(weight)
         ]
@@ -85,8 +85,8 @@ class DeviceGradients(ABC):
     ) -> DeviceContributions:
         """The sum over points of weight times gradient; a weight is a number, or a column of one for each sample."""
 
-    def _sent(self, values: NDArray[Any]) -> torch.Tensor:
-        return torch.tensor(np.asarray(values, dtype=np.float64), device=self.device)
+    def _sent(self, point: Parameters) -> list[torch.Tensor]:
+        return [torch.tensor(np.asarray(values, dtype=np.float64), device=self.device) for values in point]
 
     def _weight(self, weight: Weight) -> float | torch.Tensor:
         if isinstance(weight, np.ndarray):
@@ -186,8 +186,8 @@ class ModuleOnDevice(DeviceGradients):
         self._gradients = ModuleGradients(module, torch.nn.functional.cross_entropy)
         self._chunk = max(_MOST_VALUES // model.num_parameters, 1)
 
-    def _sent(self, values: NDArray[Any]) -> torch.Tensor:
-        return torch.tensor(np.asarray(values), device=self.device)
+    def _sent(self, point: Parameters) -> list[torch.Tensor]:
+        return list(self._gradients.trained(point).values())
 
     def _combined(
         self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
