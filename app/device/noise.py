@@ -36,8 +36,8 @@ class Factors(NamedTuple):
     ``added[j]`` and ``removed[j]`` multiply the normals of the release that is j before this one.
     """
 
-    added: NDArray[np.float64]
-    removed: NDArray[np.float64] | None
+    added: NDArray[np.floating]
+    removed: NDArray[np.floating] | None
 
 
 def check_mechanism_on_device(mechanism: Mechanism) -> None:
@@ -98,8 +98,8 @@ class DeviceNoise:
     num_parameters : int
         d.
     device : torch.device
-    limit_bytes : int
-        The most memory for keeping rows that a later release needs; those that do not fit are made again.
+    rows : RowTable
+        Keeps the normals that a later release needs; those for which it has no room are made again.
 
     Notes
     -----
@@ -107,13 +107,13 @@ class DeviceNoise:
     nor on which machines are together in a block.
     """
 
-    def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, limit_bytes: int) -> None:
+    def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, rows: RowTable) -> None:
         self.plan = plan
         self.num_parameters = num_parameters
         self.device = device
         self._scale = float(plan.grid.factor(plan.noise_std))
         self._needed = _earlier_rows(plan.mechanism, plan.mechanism.num_releases) or 0
-        self._rows = RowTable(num_parameters, limit_bytes // (4 * num_parameters), device)
+        self._rows = rows
 
     def add_to(
         self,
