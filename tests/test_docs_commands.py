@@ -2,8 +2,8 @@
 
 Here: what one machine does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
 tests/deployment/test_walkthrough.py; ``make`` targets by CI and by themselves. What :func:`is_left` names is parsed by
-test_docs.py and no more: no network, no GPU and no systemd in a test, and whole reproductions take from minutes to hours (what
-they gave is in docs/results).
+test_docs.py and no more: no network, no GPU and no systemd in a test, and whole reproductions take from minutes to
+hours (what they gave is in docs/results).
 """
 
 import importlib.util

@@ -25,6 +25,10 @@ class DeviceContributions(ABC):
     def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
         """Some rows, each times its factor: shape (rows, d), float64, in memory of their own."""
 
+    @abstractmethod
+    def chosen(self, rows: NDArray[np.intp]) -> DeviceContributions:
+        """Some of the rows."""
+
     def norms(self) -> NDArray[np.float64]:
         """The L2 norm of every row; one number a sample comes from the device."""
         with np.errstate(all="ignore"):
@@ -59,6 +63,10 @@ class DeviceOuterProducts(DeviceContributions):
         squares = self._features.square().sum(dim=1) + (1.0 if self._bias else 0.0)
         return self._residuals.square().sum(dim=1) * squares
 
+    def chosen(self, rows: NDArray[np.intp]) -> DeviceOuterProducts:
+        index = torch.from_numpy(rows).to(self.device)
+        return DeviceOuterProducts(self._residuals[index], self._features[index], bias=self._bias)
+
     def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
         residuals, features = self._residuals[rows] * factors[:, None], self._features[rows]
         count, classes, width = len(residuals), residuals.shape[1], features.shape[1]
@@ -87,6 +95,9 @@ class DeviceRows(DeviceContributions):
 
     def squared_norms(self) -> torch.Tensor:
         return self._rows.square().sum(dim=1)
+
+    def chosen(self, rows: NDArray[np.intp]) -> DeviceRows:
+        return DeviceRows(self._rows[torch.from_numpy(rows).to(self.device)])
 
     def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
         return self._rows[rows] * factors[:, None]

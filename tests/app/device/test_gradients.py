@@ -91,6 +91,15 @@ def test_rows_are_multiplied_and_picked():
     assert (row == picked[1]).all()
 
 
+@pytest.mark.parametrize(("name", "features", "classes"), CLOSED_FORMS)
+def test_some_rows_are_those_of_some_samples(name, features, classes):
+    model, points, samples = problem(name, features, classes)
+    stack, rows = on_device(model, points, (1.0, 1.0), samples), np.array([1, 4, 5])
+    ones = torch.ones(3, dtype=torch.float64)
+    assert (stack.chosen(rows).scaled(slice(None), ones).numpy() == written(stack)[rows]).all()
+    assert (stack.chosen(rows).norms() == stack.norms()[rows]).all()
+
+
 def test_points_are_sent_once_for_all_blocks_of_a_round():
     model, points, samples = problem("softmax", 20, 3)
     gradients = gradients_on(model, CPU)
