@@ -7,6 +7,7 @@ round's releases one sum comes back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from .rows import RowTable
 
 _SHARE_OF_MEMORY = 0.25
 _CPU_BYTES = 256 << 20
+_CPU_VALUES = 1 << 22
+_BYTES_A_VALUE = 64
+"""Work memory for a value of a block's contributions: counts, noise and its words, each of 8 bytes, and room."""
 
 
 class DeviceArithmetic:
@@ -34,6 +38,9 @@ class DeviceArithmetic:
     device : torch.device
     rows : RowTable
         Where normals are kept until a later release has taken them out.
+    own_rows : bool
+        Whether each machine's counts are memory of their own: then what a machine remembers of a lost release does not
+        hold on to those of all others.
 
     Notes
     -----
@@ -41,14 +48,17 @@ class DeviceArithmetic:
     noise, which is of quality ``fast``: none.
     """
 
-    def __init__(self, rule: ReleaseRule, device: torch.device, rows: RowTable) -> None:
+    def __init__(self, rule: ReleaseRule, device: torch.device, rows: RowTable, *, own_rows: bool = False) -> None:
         self._rule = rule
         self._noise = DeviceNoise(rule.noise.plan, rule.noise.num_parameters, device, rows)
+        self._own_rows = own_rows
 
     def noised(
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
-    ) -> torch.Tensor:
-        """Counts of shape (machines, d): the clipped contributions with what the noise adds and removes."""
+    ) -> Any:
+        """The clipped contributions with what the noise adds and removes: int64 counts of shape (d,), a machine each,
+        as rows of one tensor or as tensors of their own.
+        """
         if not isinstance(contributions, DeviceContributions):
             raise ConfigurationError(
                 f"Expected contributions on the device, got {type(contributions).__name__}: a model computes them "
@@ -59,11 +69,15 @@ class DeviceArithmetic:
         self._noise.add_to(counts, (streams.release + 1).tolist(), keys, nonces, streams.nonces)
         for row, nonce in enumerate(nonces):
             streams.nonces[row] = noise.nonces_after(streams.nonces[row], nonce)
-        return counts
+        return [row.clone() for row in counts] if self._own_rows else counts
 
-    def total(self, counts: torch.Tensor) -> NDArray[np.int64]:
-        """The sum of several machines' counts, shape (d,): all that comes back of a round."""
-        return counts.sum(dim=0).cpu().numpy()
+    def total(self, counts: Sequence[torch.Tensor], places: Sequence[int]) -> NDArray[np.int64]:
+        """The sum of some machines' counts, shape (d,): all that comes back of a round."""
+        return torch.stack([counts[place] for place in places]).sum(dim=0).cpu().numpy()
+
+    def sent(self, counts: torch.Tensor) -> NDArray[np.int64]:
+        """One machine's counts, where a server wants every release by itself."""
+        return counts.cpu().numpy()
 
 
 class DeviceBlocks:
@@ -74,10 +88,14 @@ class DeviceBlocks:
     device : torch.device
     limit_bytes : int, optional
         The most memory for normals that are kept; by default a quarter of what a GPU has free.
+    own_rows : bool
+        Whether releases may be lost (:class:`DeviceArithmetic`).
     """
 
-    def __init__(self, device: torch.device, limit_bytes: int | None = None) -> None:
+    def __init__(self, device: torch.device, limit_bytes: int | None = None, *, own_rows: bool = False) -> None:
         self.device = device
+        self.block_values = _CPU_VALUES if device.type == "cpu" else int(_room(device)) // _BYTES_A_VALUE
+        self._own_rows = own_rows
         self._limit = _room(device) if limit_bytes is None else limit_bytes
         self._rows: dict[int, RowTable] = {}
 
@@ -85,7 +103,7 @@ class DeviceBlocks:
         size = rule.noise.num_parameters
         if size not in self._rows:
             self._rows[size] = RowTable(size, self._limit // (4 * size), self.device)
-        return DeviceArithmetic(rule, self.device, self._rows[size])
+        return DeviceArithmetic(rule, self.device, self._rows[size], own_rows=self._own_rows)
 
 
 def _room(device: torch.device) -> int:

@@ -49,6 +49,12 @@ class DeviceGradients(ABC):
         self.shapes = model.shapes
         self._at: tuple[Any, list[list[torch.Tensor]]] = (None, [])
 
+    def __getattr__(self, name: str) -> Any:
+        """What else there is to know of a model, such as whether it is convex, it says itself."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: DeviceBatch) -> NDArray[np.float64]:
         """Gradients as an array, shape (b, d), for a machine that is asked by itself."""
         made = self.stacked([parameters], [1.0], samples)

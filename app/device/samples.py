@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -75,3 +75,29 @@ class DeviceShard:
         """One batch of several machines' samples."""
         places = np.concatenate([shard._shard.places(samples) for shard, samples in parts])
         return parts[0][0]._samples.batch(places)
+
+
+class DeviceShards(Sequence[DeviceShard]):
+    """The samples of all machines, made when they are looked at.
+
+    Parameters
+    ----------
+    shards : sequence of Shard
+    samples : DeviceSamples
+    """
+
+    def __init__(self, shards: Sequence[Shard], samples: DeviceSamples) -> None:
+        self._shards, self._samples = shards, samples
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, machine: int) -> DeviceShard: ...
+    @overload
+    def __getitem__(self, machine: slice) -> list[DeviceShard]: ...
+    def __getitem__(self, machine: int | slice) -> DeviceShard | list[DeviceShard]:
+        chosen = self._shards[machine]
+        if isinstance(chosen, Shard):
+            return DeviceShard(chosen, self._samples)
+        return [DeviceShard(shard, self._samples) for shard in chosen]

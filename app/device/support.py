@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...clients import PrivateClient
-from ...privacy import ConfigurationError, PrivacyPolicy
+from ...privacy import ConfigurationError, MemoryLedger, PrivacyPolicy
 from ..centring import is_centred
 from ..experiment import Experiment
 from .noise import check_mechanism_on_device
@@ -35,7 +35,7 @@ def check_on_device(experiment: Experiment) -> None:
             f"Expected a run whose machines release gradients alone on a device, got one with {what}: a release beside "
             f"the training is made on the processor. Set {_OFF[what]}, {_WITHOUT}."
         )
-    if not _asked_together(experiment.method.client):
+    if not _asked_together(type(experiment.client(0, MemoryLedger()))):
         raise ConfigurationError(
             "Expected a strategy whose machines release weighted gradients of the query points on a device, such as "
             f"mu2, trusted-mu2 or noisy-sgd, got {config.strategy!r}: its machines compute by themselves. Choose "
