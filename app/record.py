@@ -28,6 +28,7 @@ from .centring import NONE, PRIVATE
 from .experiment import Experiment
 from .result import RunResult
 from .summary import noise_note, shown, shown_accuracy
+from .tasks.parts import shard_sizes
 from .version import __version__
 
 RESULT_NAME = "result.json"
@@ -270,7 +271,7 @@ def machines_document(result: RunResult) -> dict[str, Any]:
 
 
 def _policies(experiment: Experiment) -> list[PrivacyPolicy]:
-    sizes = {len(shard): i for i, shard in enumerate(experiment.shards)}
+    sizes = {size: i for i, size in enumerate(shard_sizes(experiment.shards))}
     return [experiment.policy(i) for i in sizes.values()]
 
 

@@ -23,7 +23,8 @@ from ..privacy.training import observing
 from .forecast import log_forecast
 from .layout import vector_size
 from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
-from .machines import NodesUnavailableError, by_length_and_name
+from .machine_names import by_length_and_name, in_order
+from .machines import NodesUnavailableError
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
 from .requests import request_entries, say_refusals, say_unlike
 from .resuming import ResumableRounds
@@ -58,7 +59,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
-        How the machines of a round are drawn (:func:`~murmurfl.strategies.machines.sample_machines`).
+        How the machines of a round are drawn (:func:`~murmurfl.strategies.sampling.sample_machines`).
     session : str, optional
         Names this training to the machines, letters and digits; default a fresh random name. A machine opens a new
         private stream, and reserves its whole budget share, for every new session.
@@ -297,7 +298,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         if not isinstance(grid, DirectMachines):
             self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
         elif not self.machines.names:
-            names = sorted(grid.names(), key=by_length_and_name)
+            names = in_order(grid.names())
             if len(names) < needed:
                 raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
             self.machines.restore(names[: self._attendance.num_clients])
