@@ -249,7 +249,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             check_something_came(self.history, self._reasons)
         return result
 
-    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> dict[str, dict[str, Any]]:
+    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> Mapping[str, Mapping[str, Any]]:
         """What each connected machine says it has spent in this session, by name; independent of their data.
 
         Parameters
@@ -261,7 +261,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
 
         Returns
         -------
-        dict
+        mapping
             The machine's :class:`~murmurfl.privacy.PrivacyStatement` as plain values; machines that do not answer are
             missing.
 
@@ -275,10 +275,13 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
 
     def _statements(
         self, grid: Grid | DirectMachines, timeout: float, most: int | None = None
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Mapping[str, Mapping[str, Any]]:
         """What machines say of themselves: all that are connected, or some ``most`` of them."""
         if isinstance(grid, DirectMachines):
-            statements = grid.statements(self.session)
+            few = self._few(most)
+            statements = grid.statements(self.session) if few is None else grid.statements(self.session, few)
+            if len(statements) == len(self.machines.names):
+                return statements
         else:
             nodes = self.machines.node_map()
             every = max(-(-len(nodes) // most), 1) if most else 1
@@ -291,6 +294,11 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
                 timeout=timeout,
             )
         return {name: statements[name] for name in self.machines.names if name in statements}
+
+    def _few(self, most: int | None) -> list[str] | None:
+        """Some ``most`` of the machines, or None if there are no more of them anyway."""
+        names = self.machines.names
+        return None if most is None or len(names) <= most else list(names[:: -(-len(names) // most)])
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""

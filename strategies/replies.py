@@ -6,7 +6,7 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -228,7 +228,7 @@ asked directly may answer several at once, and add what clipping did in the roun
 class DirectMachines(Protocol):
     """Machines that are asked without messages: a simulation in this process."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         ...
 
@@ -236,8 +236,8 @@ class DirectMachines(Protocol):
         """What came back; a lost reply is not among it."""
         ...
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
-        """What each machine says it has spent, by name."""
+    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """What each machine says it has spent, by name; ``names`` are given where only these are asked."""
         ...
 
 
