@@ -6,7 +6,7 @@ releases they made. So a statement is kept once, with the numbers of the machine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -98,6 +98,33 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
 
 _DIGITS = 19
 """Of a number that is surely below 2^63."""
+
+
+def said_alike(
+    numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], said: Callable[[int], Statement]
+) -> GroupedStatements:
+    """The statements of machines, of which only the first of those that say the same is asked.
+
+    Parameters
+    ----------
+    numbers : ndarray of int
+        Of the machines.
+    columns : iterable of arrays as long
+        What a machine's statement depends on: machines that agree in all of it say the same.
+    said : callable
+        What the machine of a number says.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: the machines' own words.
+    """
+    group = np.zeros(len(numbers), np.int64)
+    for column in columns:
+        distinct, place = np.unique(column, return_inverse=True)
+        group = np.unique(group * len(distinct) + place, return_inverse=True)[1]
+    order = np.argsort(group, kind="stable")
+    parts = np.split(numbers[order], np.flatnonzero(np.diff(group[order])) + 1)
+    return GroupedStatements((said(int(part[0])), part) for part in parts if len(part))
 
 
 def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup]:

@@ -68,12 +68,12 @@ class Cohort:
     """
 
     def __init__(self, names: Sequence[str], make_client: Callable[[str], PrivateClient]) -> None:
-        self._names = list(names)
+        self._names = names
         self._make_client = make_client
         self._clients: dict[str, PrivateClient] = {}
         self._alone: set[type[PrivateClient]] = set()
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         return self._names
 

@@ -7,7 +7,7 @@ that requests and releases become messages and back, and computes the gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from ...clients import Cohort
 from ...privacy import Ledger, MemoryLedger, RefusedError, RowCache, protocol
 from ...privacy.training import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.machine_names import NumberedNames
 from ..experiment import Experiment
 from ..network import reply_is_lost
+from ..statements import GroupedStatements, said_alike
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""
@@ -53,14 +55,14 @@ class CohortMachines:
         self._experiment = experiment
         rows = RowCache(int(row_cache_mib * 2**20))
         self.cohort = Cohort(
-            [str(i) for i in range(experiment.config.num_clients)],
+            NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), MemoryLedger() if ledgers is None else ledgers[name], rows),
         )
         initial = experiment.model.initial_parameters(experiment.config.seed)
         self._sent: dict[str, int] = {}
         self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         return self.cohort.names()
 
@@ -105,9 +107,13 @@ class CohortMachines:
             if request.aggregated.get(name) == self._sent[name]:
                 self.cohort.client(name).machine.acknowledge(request.session, self._sent.pop(name))
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+    def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""
-        return {name: self.cohort.client(name).statement(session) for name in self.names()}
+        numbers = np.arange(len(self.names())) if names is None else np.array([int(name) for name in names])
+        made = self.cohort._clients
+        alone = np.array([n + 1 if str(n) in made else 0 for n in numbers.tolist()])
+        columns = [np.asarray(self._experiment.sizes)[numbers], alone]
+        return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
 
     def _arrays(self, point: Any) -> list[Any]:
         arrays, start = [], 0
