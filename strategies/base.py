@@ -280,7 +280,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         if isinstance(grid, DirectMachines):
             few = self._few(most)
             statements = grid.statements(self.session) if few is None else grid.statements(self.session, few)
-            if len(statements) == len(self.machines.names):
+            if few or len(statements) == len(self.machines.names):
                 return statements
         else:
             nodes = self.machines.node_map()

@@ -66,7 +66,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> Shards:
             f"{len(parts)}."
         )
     parts = Parts.together(parts)
-    if len(np.unique(parts.numbers)) != len(parts.numbers):
+    if not np.diff(np.sort(parts.numbers)).all():
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
     least, shards = int(parts.sizes.min()), Shards(dataset, parts)
     if "batch-size" not in registry("strategy")[config.strategy].keys:
