@@ -9,10 +9,10 @@ the figures as not private, or a real machine for its own log, which the figures
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,14 @@ class TrainingFigures:
 
     def document(self) -> dict[str, Any]:
         """Plain values, marked as what they are."""
-        return {"note": NOT_PRIVATE, **asdict(self)}
+        return {"note": NOT_PRIVATE, **self._values()}
 
     def entries(self) -> dict[str, int | float]:
         """As entries of a simulated machine's reply."""
-        return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in asdict(self).items()}
+        return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in self._values().items()}
+
+    def _values(self) -> dict[str, int | float]:
+        return {f.name: getattr(self, f.name) for f in fields(TrainingFigures)}
 
     @classmethod
     def read(cls, entries: Mapping[str, Any]) -> TrainingFigures | None:
@@ -97,6 +100,42 @@ class TrainingFigures:
         )
 
 
+@dataclass(frozen=True)
+class ObservedFigures(TrainingFigures):
+    """Figures with what it takes to put several of them together as if all rows had been observed in one place.
+
+    Parameters
+    ----------
+    medians : ndarray of shape (releases,), float64
+        The median of each release's finite rows.
+
+    The others are TrainingFigures'.
+
+    Notes
+    -----
+    **Formal guarantees.** None: not private, for simulations only.
+    """
+
+    medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
+
+    @classmethod
+    def united(cls, figures: Sequence[ObservedFigures]) -> ObservedFigures:
+        """The figures of releases that were observed in several places, as one place would have them."""
+        medians = np.concatenate([one.medians for one in figures]) if figures else np.empty(0)
+        return cls(
+            sum(one.rows for one in figures),
+            sum(one.not_finite for one in figures),
+            sum(one.clipped for one in figures),
+            _median(medians),
+            max((one.largest_ratio for one in figures), default=0.0),
+            medians,
+        )
+
+
+def _median(medians: NDArray[np.float64]) -> float:
+    return min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0
+
+
 def times(ratio: float) -> str:
     """A ratio for people, such as ``0.71 times`` or ``4,646 times``."""
     return f"{ratio:.3g} times" if ratio < 1000 or ratio >= 1e9 else f"{ratio:,.0f} times"
@@ -114,7 +153,7 @@ class TrainingObserver:
         """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
         self._ratios.append(norms / clip_norm)
 
-    def figures(self) -> TrainingFigures | None:
+    def figures(self) -> ObservedFigures | None:
         """The figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
@@ -126,12 +165,13 @@ class TrainingObserver:
         else:
             known = [one[~np.isnan(one)] for one in ratios]
             medians = np.array([np.median(one) for one in known if len(one)])
-        return TrainingFigures(
+        return ObservedFigures(
             len(rows),
             len(rows) - len(finite),
             int((finite > 1.0).sum()),
-            min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0,
+            _median(medians),
             min(float(finite.max(initial=0.0)), _LARGEST_RATIO),
+            medians,
         )
 
 

@@ -7,7 +7,7 @@ that requests and releases become messages and back, and computes the gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ class CohortMachines:
         which costs a second drawing of the row.
     ledgers : mapping, optional
         The machines' ledgers by name, where other sessions use them too; new ones by default.
+    machines : sequence of int, optional
+        Only these of the experiment's machines; all by default.
 
     Notes
     -----
@@ -49,11 +51,12 @@ class CohortMachines:
         *,
         row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
         ledgers: Mapping[str, Ledger] | None = None,
+        machines: Sequence[int] | None = None,
     ) -> None:
         self._experiment = experiment
         rows = RowCache(int(row_cache_mib * 2**20))
         self.cohort = Cohort(
-            [str(i) for i in range(experiment.config.num_clients)],
+            [str(i) for i in (range(experiment.config.num_clients) if machines is None else machines)],
             lambda name: experiment.client(int(name), MemoryLedger() if ledgers is None else ledgers[name], rows),
         )
         initial = experiment.model.initial_parameters(experiment.config.seed)
