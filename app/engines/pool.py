@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,8 +65,11 @@ class Pool(ABC):
         made = dict(self.completed(calls))
         return [made[call] for call in calls]
 
-    def each(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        """Whole tasks, each on whichever worker is idle: the number of each and what ``function`` made of it."""
+    def each(self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """Whole tasks, each on whichever worker is idle: the number of each and what ``function`` made of it.
+
+        Arguments are asked for when a worker is there for them.
+        """
         waiting = iter(enumerate(tasks))
         under_way: dict[Call, tuple[int, int]] = {}
 
@@ -175,16 +178,33 @@ def opened_pool(
         yield pool
 
 
-def one_thread() -> None:
-    """Compute in one thread from now on: as many workers as cores leave no core for a second thread of any."""
+@contextmanager
+def computing_alone() -> Iterator[None]:
+    """In one thread, and without the lines of Flower's log: as many workers as cores leave no core for a second thread.
+
+    What it changes of this process is put back.
+    """
     from threadpoolctl import threadpool_limits
 
+    flower = logging.getLogger("flwr")
+    level, threads = flower.level, None
     if importlib.util.find_spec("torch") is not None:
         import torch
 
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
-    threadpool_limits(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    flower.setLevel(logging.ERROR)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        flower.setLevel(level)
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+
+def say_nothing(said: str) -> None:
+    """For those who need not be told what is waited for."""
 
 
 def cores() -> int:

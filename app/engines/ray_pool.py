@@ -25,7 +25,7 @@ from typing import Any
 from ...privacy import ConfigurationError
 from ..version import __version__
 from .loopback import MARKER, scratch_parent
-from .pool import Call, Pool, WorkerError, WorkerState, one_thread
+from .pool import Call, Pool, WorkerError, WorkerState, computing_alone
 from .processes import Processes, interrupts_as_keyboard_interrupt
 
 Say = Callable[[str], None]
@@ -141,7 +141,8 @@ class _Worker:
 
     def __init__(self, search: list[str]) -> None:
         sys.path.extend(folder for folder in search if folder not in sys.path)
-        one_thread()
+        self._alone = computing_alone()  # as long as the process lives
+        self._alone.__enter__()
         self._state: WorkerState = {}
 
     def version(self) -> str:
@@ -284,13 +285,15 @@ def _check_answers(address: str) -> None:
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
-        raise ConfigurationError(f"Expected a Ray cluster's address as HOST:PORT, ray://HOST:PORT or auto, got {address!r}.")
+        raise ConfigurationError(
+            f"Expected a Ray cluster's address as HOST:PORT, ray://HOST:PORT or auto, got {address!r}."
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
         raise ConfigurationError(
-            f"Expected a Ray cluster at {address}, but nobody answers there ({error.strerror or error}): start one with "
-            "`ray start --head` and give the address that it prints, or leave --ray out for workers on this computer."
+            f"Expected a Ray cluster at {address}, but nobody answers there ({error.strerror or error}): start one "
+            "with `ray start --head` and give the address that it prints, or leave it out for workers on this computer."
         ) from error
 
 

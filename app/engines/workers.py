@@ -1,7 +1,7 @@
 """The cohort engine over several workers: each has some of the machines, and adds up what they release.
 
-Machine i is worker i mod N's, for good: its ledger and its noise stream lie there. Machines of a round are drawn without
-regard to their numbers, and partitions give neighbouring numbers neighbouring sizes if any, so that every worker has as
+Machine i is worker i mod N's, for good: its ledger and its noise stream lie there. The machines of a round are drawn
+without regard to their numbers, and if sizes follow numbers then neighbours' are alike, so that every worker has as
 much to do as the others. A round's query points go to the workers once; back come the sums of counts, which are
 integers and add up to the same in any grouping, and of single machines as little as a round's report needs.
 
@@ -164,9 +164,10 @@ class WorkerMachines:
             request.sums_suffice,
         )
 
-    def _summed(self, worker: int, part: _Part, names: Sequence[str], request: RoundRequest) -> SummedReplies:
+    def _summed(self, worker: int, part: _Part, names: list[str], request: RoundRequest) -> SummedReplies:
         """A worker's sum as strategies take it; the counts alone came as they are."""
-        machines = tuple(names) if len(part.positions) == len(names) else tuple(names[i] for i in part.positions)
+        everybody = len(part.positions) == len(names)
+        machines = tuple(names) if everybody else tuple(names[i] for i in part.positions.tolist())
         releases = tuple(part.releases.tolist())
         self._sent[worker].update(zip(machines, releases, strict=True))
         acks = tuple(map(request.acks.__getitem__, machines))
@@ -203,9 +204,7 @@ class WorkerMachines:
 # What workers do. Each function gets first what its worker keeps.
 
 
-def begin_training(
-    state: WorkerState, worker: int, workers: int, experiment: Experiment, row_cache_mib: float
-) -> None:
+def begin_training(state: WorkerState, worker: int, workers: int, experiment: Experiment, row_cache_mib: float) -> None:
     """Make a worker's machines."""
     model = model_of(experiment.config, experiment.data)
     mine = range(worker, experiment.config.num_clients, workers)
@@ -216,9 +215,7 @@ def begin_training(
         state[_HEARD] = _Heard()
 
 
-def answer_part(
-    state: WorkerState, question: _Question, shared: tuple[tuple[Any, ...], Mapping[str, Any]]
-) -> _Answer:
+def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any, ...], Mapping[str, Any]]) -> _Answer:
     """What a worker's machines answer in a round."""
     points, entries = shared
     sent: dict[str, int] = state[_SENT]
@@ -236,7 +233,7 @@ def answer_part(
         answer = _gathered(state[_MACHINES].answer(request), names, sums_suffice=question.sums_suffice)
     answer.said = heard.messages()
     for part in answer.parts:
-        sent.update(zip((names[i] for i in part.positions), part.releases.tolist(), strict=True))
+        sent.update(zip((names[i] for i in part.positions.tolist()), part.releases.tolist(), strict=True))
     sent.update((reply.machine, reply.release) for reply in answer.replies)
     return answer
 

@@ -68,7 +68,7 @@ def made(tmp_path_factory):
         cells = [Cell("digits", {**SMALL, "mu": mu}, methods) for mu in (1.0, 4.0)]
         cells.append(Cell("digits", {**SMALL, "mechanism": "none"}, {WITHOUT: methods[FULL]}))
         cells.append(Cell("people", {**SMALL, "task": "my_two_classes:two", "mu": 4.0}, methods))
-        document = {"reproduction": "small", "seeds": 2, **run_cells(cells, BestTable(), seeds=2, out=out, jobs=1)}
+        document = {"reproduction": "small", "seeds": 2, **run_cells(cells, BestTable(), seeds=2, out=out, workers=1)}
         tables = write_reproduction(document, "small", BestTable(), out)
     return document, tables, out
 

@@ -63,7 +63,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_kind_of_table_and_picture_shows_it(case, tmp_path, monkeypatch):
     kind, cells = CASES[case]
-    document = {"seeds": 1, **run_cells(with_twins(cells), kind, seeds=1, out=tmp_path, jobs=1)}
+    document = {"seeds": 1, **run_cells(with_twins(cells), kind, seeds=1, out=tmp_path, workers=1)}
     for cell in document["cells"]:
         assert cell["algorithms"][WITHOUT]["epsilon"]["mean"] is None
     first, *_ = write_reproduction(document, "small", kind, tmp_path)
