@@ -7,9 +7,9 @@ as they end. What a worker keeps between calls lies in a mapping that each funct
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -187,20 +187,27 @@ def computing_alone() -> Iterator[None]:
     from threadpoolctl import threadpool_limits
 
     flower = logging.getLogger("flwr")
-    level, threads = flower.level, None
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+    level = flower.level
     flower.setLevel(logging.ERROR)
     try:
-        with threadpool_limits(1):
+        with threadpool_limits(1), _one_torch_thread():
             yield
     finally:
         flower.setLevel(level)
-        if threads is not None:
-            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    torch = sys.modules.get("torch")  # models that import it later see to this themselves
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def say_nothing(said: str) -> None:
