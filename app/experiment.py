@@ -291,6 +291,7 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
     centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
     bound, constant = feature_bound(config), constant_feature(config) or centred
     model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+    model.gradient_memory_mib = config.gradient_memory_mib
     per_round = config.clients_per_round * config.batch_size
     check_classes(config, data.num_classes)
     sizes = [trained_samples(config, len(shard)) for shard in shards]
