@@ -188,8 +188,13 @@ class Cohort:
         """As :meth:`releases`, but those of machines that were asked together in one piece."""
         asked = _Asked(server_round, session, acks, points)
         block = _Block()
+        alike: Hashable | None = None  # the kind of the machine before, where it was taken
         for name in acks:
-            client = self._like(name)
+            kind = self._kind(name)
+            if kind is not None and kind == alike and block.has_room:
+                block.take_another(name)
+                continue
+            alike, client = None, self._like(name)
             try:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
@@ -211,6 +216,7 @@ class Cohort:
                 yield from self._answers(block, asked)
                 block = _Block()
             block.take(name, client, request, size)
+            alike = kind
         yield from self._answers(block, asked)
 
     def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
@@ -262,9 +268,13 @@ class Cohort:
 
     def _parts(self, names: list[str], asked: _Asked) -> list[Part]:
         """The machines by their policies."""
+        kinds = list(map(self._kind, names))
+        first, here = kinds[0], list(map(self._is_here, names))
+        if first is not None and kinds.count(first) == len(kinds):
+            rows, acks = list(map(self._row, names)), [asked.acks[name] for name in names]
+            return [Part(self._block(first, names, first), names, list(range(len(names))), rows, acks, here)]
         parts: dict[Hashable, Part] = {}
-        for place, name in enumerate(names):
-            kind = self._kind(name)
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
             machine = self.client(name).machine if kind is None else None
             key = kind if machine is None else (machine.plan.fingerprint, machine.policy)
             if key not in parts:
@@ -274,7 +284,7 @@ class Cohort:
             part.places.append(place)
             part.rows.append(len(part.rows) if kind is None else self._row(name))
             part.acks.append(asked.acks[name])
-            part.here.append(self._is_here(name))
+            part.here.append(here[place])
         return list(parts.values())
 
     def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> MachineBlock:
@@ -311,6 +321,7 @@ class _Block:
         self.request: Request | None = None
         self._last: PrivateClient | None = None
         self._room = _BLOCK_VALUES
+        self._size = 0
 
     def takes(self, client: PrivateClient, size: int) -> bool:
         """Whether there is room for another machine, and it is like the others."""
@@ -322,9 +333,19 @@ class _Block:
         """Take another machine."""
         if self.client is None:
             self.client, self.request = client, request
-        self._last = client
+        self._last, self._size = client, size
         self.names.append(name)
         self._room -= size
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another like the last one."""
+        return self._room >= self._size
+
+    def take_another(self, name: str) -> None:
+        """Take another machine, of the kind of the last one."""
+        self.names.append(name)
+        self._room -= self._size
 
 
 class _Named(Sequence[PrivateClient]):

@@ -218,6 +218,11 @@ class MachineBlock:
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
+            if isinstance(ledgers, BlockLedger) and (whole := ledgers.whole(session)) is not None:
+                # Each row is all or nothing by itself, so it need not be copied and put back.
+                for row, ack in zip(rows, acks, strict=True):
+                    self._admission.acknowledge(whole, row, ack)
+                return
             streams = ledgers.streams(session, index)
             for row, ack in enumerate(acks):
                 self._admission.acknowledge(streams, row, ack)

@@ -167,11 +167,14 @@ class CohortMachines:
         for name, refusal in part.refused():
             if not self._is_lost(request, name):
                 yield Refusal(refusal.code)
-        came = [(i, name) for i, name in part.released() if not self._is_lost(request, name)]
+        came = list(part.released())
+        if self._experiment.config.lost_replies:
+            came = [(i, name) for i, name in came if not self._is_lost(request, name)]
         if not came:
             return
         streams, metrics = part.releases.streams, answer.client.public_entries("gradients")
-        self._sent |= {name: int(streams.release[i]) for i, name in came}
+        releases = streams.release.tolist()
+        self._sent |= {name: releases[i] for i, name in came}
         if request.sums_suffice:
             yield _summed(part, came, metrics)
         else:

@@ -196,6 +196,10 @@ class BlockLedger:
         known = self._streams.get(session)
         return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(rows)
 
+    def whole(self, session: str) -> StreamBlock | None:
+        """A session's streams of all machines, as they are kept; None if there are none."""
+        return self._streams.get(session)
+
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
         """What some machines have spent, copied."""
         return self._accounts.chosen(rows)
