@@ -18,12 +18,15 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient, numpy_client_app
 from ..clients.simulated_helper import answer_simulated_helper
-from ..clients.simulation import in_simulation
-from ..privacy import ConfigurationError, protocol
+from ..clients.simulation import in_simulation, kept_by_node
+from ..privacy import ConfigurationError, MemoryLedger, RowCache, protocol
 from .config import RunConfig
 from .experiment import prepare
 from .installed import answered_as_installed, has_real_machines
 from .participants import participant_names
+
+_ROWS_BYTES = 256 << 20
+"""Noise rows that all nodes of a simulation in this process keep for taking them back out, in bytes."""
 
 
 def client_fn(context: Context) -> PrivateClient:
@@ -49,10 +52,22 @@ def client_fn(context: Context) -> PrivateClient:
                 "simulation only."
             )
         return nodes.configured_client(path)
-    config = RunConfig.from_mapping(context.run_config)
-    machine = int(context.node_config["partition-id"])
+    return _simulated_client(context, int(context.node_config["partition-id"]))
+
+
+def _simulated_client(context: Context, machine: int) -> PrivateClient:
+    """A simulated machine: made for every message, or kept from one to the next, where its node lives as long."""
+    kept = kept_by_node()
     # Messages leave the machine, here as on a real one: under secure aggregation with masks.
-    return prepare(config).client(machine, ContextLedger(context.state, str(machine)), masked=True)
+    if kept is None:
+        config = RunConfig.from_mapping(context.run_config)
+        return prepare(config).client(machine, ContextLedger(context.state, str(machine)), masked=True)
+    clients: dict[int, PrivateClient] = kept.setdefault("machines", {})
+    if machine not in clients:
+        rows = kept.setdefault("rows", RowCache(_ROWS_BYTES // int(context.node_config["num-partitions"])))
+        config = RunConfig.from_mapping(context.run_config)
+        clients[machine] = prepare(config).client(machine, MemoryLedger(), rows, masked=True)
+    return clients[machine]
 
 
 def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -64,11 +79,7 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
     """
     if not in_simulation():
         return call_next(message, context)
-    node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    config = RunConfig.from_mapping(context.run_config)
-    hosted = participant_names(config)[node::nodes]
-    machines = [name for name in hosted if name.isdecimal()]
-    helpers = [name for name in hosted if not name.isdecimal()]
+    config, machines, helpers = _hosted(context)
     entries = message.content.get(protocol.CONFIG, None)
     entries = entries if isinstance(entries, ConfigRecord) else ConfigRecord()
     if message.metadata.message_type == protocol.QUERY_OPEN:
@@ -90,6 +101,21 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
         run_config=context.run_config,
     )
     return call_next(message, own)
+
+
+def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
+    """The configuration of a simulation, and the machines and helpers on one of its nodes."""
+    kept = kept_by_node()
+    if kept is not None and "hosted" in kept:
+        return kept["hosted"]
+    node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    config = RunConfig.from_mapping(context.run_config)
+    hosted = participant_names(config)[node::nodes]
+    machines = [name for name in hosted if name.isdecimal()]
+    found = config, machines, [name for name in hosted if not name.isdecimal()]
+    if kept is not None:
+        kept["hosted"] = found
+    return found
 
 
 def _hello(message: Message, config: RunConfig, machines: list[str], helpers: list[str]) -> Message:

@@ -6,20 +6,38 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from ..privacy.training import TrainingFigures, observer_around
 
 _in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
+_kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", default=None)
 
 
 @contextmanager
-def simulated_in_process() -> Iterator[None]:
-    """Mark what runs inside as a message of a simulation in this process; for engines."""
-    token = _in_process.set(True)
+def simulated_in_process(kept: dict[str, Any] | None = None) -> Iterator[None]:
+    """Mark what runs inside as a message of a simulation in this process; for engines.
+
+    Parameters
+    ----------
+    kept : dict, optional
+        What the node keeps from one message to the next (:func:`kept_by_node`), as the process of a real node does;
+        by default nothing.
+    """
+    token, token_kept = _in_process.set(True), _kept.set(kept)
     try:
         yield
     finally:
+        _kept.reset(token_kept)
         _in_process.reset(token)
+
+
+def kept_by_node() -> dict[str, Any] | None:
+    """What the node of a simulation in this process keeps between messages; None if it keeps nothing, or is none.
+
+    A node's own: no other node of the simulation sees it, and it ends with the engine.
+    """
+    return _kept.get()
 
 
 def in_simulation() -> bool:

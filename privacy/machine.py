@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ class LedgeredMachine:
         self._fingerprint = stream_fingerprint(self.plan, keys.secret_key, roster)
         local = policy.local_budget if policy.trust == "secure-aggregation" else ledger.budget_local_mu
         budget = math.inf if local is None else local
-        self._rule = AdmissionRule(policy, self.plan, num_parameters, budget)
+        self.admission = AdmissionRule(policy, self.plan, num_parameters, budget)
         self._orders: dict[str, bytes] = {}
         self._open: set[Admission] = set()
 
@@ -115,6 +116,56 @@ class LedgeredMachine:
     def simulated(self) -> bool:
         """Whether the keys are a simulation's."""
         return self._keys.simulated
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where it records."""
+        return self._ledger
+
+    @property
+    def keys(self) -> NoiseKeys:
+        """A simulated machine's keys.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are real.
+
+        Notes
+        -----
+        **Formal guarantees.** None for anybody's data: whoever has the keys can take the noise out. Keys of a
+        simulation follow from its seed; a real machine hands out none.
+        """
+        if not self.simulated:
+            raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
+        return self._keys
+
+    def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
+        """Another simulated machine of the same policy and model.
+
+        Parameters
+        ----------
+        num_samples, ledger, keys
+            Its own.
+
+        Raises
+        ------
+        ConfigurationError
+            If either has real keys, or the cap needs more fresh samples than there are.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class, in simulation.
+        """
+        if not (self.simulated and keys.simulated):
+            raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
+        check_samples(self.policy, num_samples)
+        other = copy(self)
+        other.num_samples = other.num_rows = num_samples
+        other._ledger, other._keys = ledger, keys
+        other._fingerprint = stream_fingerprint(self.plan, keys.secret_key)
+        other._orders, other._open = {}, set()
+        return other
 
     @contextmanager
     def admitted(self, session: str, ack: int) -> Iterator[Admission]:
@@ -213,7 +264,7 @@ class LedgeredMachine:
             if stream is None:
                 raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
             streams = StreamBlock.of(session, stream)
-            self._rule.acknowledge(streams, 0, ack)
+            self.admission.acknowledge(streams, 0, ack)
             page.commit(session, streams.record(0), page.account())
 
     def statement(self, session: str) -> PrivacyStatement:
@@ -231,7 +282,7 @@ class LedgeredMachine:
         budget = float(self.policy.budget_mu or 0.0)
         if account.reserved_local and not summed:
             # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
-            budget = self._rule.local_budget
+            budget = self.admission.local_budget
         unbounded = not self.policy.adds_noise or account.unbounded
         return PrivacyStatement(
             releases=releases,
@@ -240,7 +291,7 @@ class LedgeredMachine:
             mu_budget=math.inf if unbounded else budget,
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
-            releases_left=self._rule.releases_left(stream, account, self._fingerprint, self.num_samples),
+            releases_left=self.admission.releases_left(stream, account, self._fingerprint, self.num_samples),
             mu_local=local if summed else None,
             min_honest=self.policy.min_honest if summed else None,
             min_cohort=self.policy.min_cohort if summed else None,
@@ -301,7 +352,7 @@ class LedgeredMachine:
         account = page.account()
         self._check_data(account)
         streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)
-        admitted = self._rule.admit(streams, accounts, np.array([ack]), _One(self, page))
+        admitted = self.admission.admit(streams, accounts, np.array([ack]), _One(self, page))
         if admitted.refused:
             raise admitted.refused[0]
         return Admission(page, session, admitted)

@@ -90,6 +90,23 @@ class ReleaseRule:
         -----
         **Formal guarantees.** Those of the class.
         """
+        made = self.noised(streams, contributions, keys, nonces, normals=normals)
+        self.carry(streams, made, note)
+        return made
+
+    def noised(
+        self,
+        streams: StreamBlock,
+        contributions: Iterable[Counts],
+        keys: Sequence[bytes],
+        nonces: Sequence[bytes],
+        *,
+        normals: Iterable[NDArray[np.floating] | None] = repeat(None),
+    ) -> list[Counts]:
+        """Contributions with what the noise of the next release adds and removes.
+
+        Parameters are those of :meth:`advance`; of the streams only what the noise is made again from moves on.
+        """
         made: list[Counts] = []
         past = zip(streams.release.tolist(), streams.nonces, streams.noise_state, strict=True)
         for row, (before, counts, key, nonce, drawn) in enumerate(
@@ -97,7 +114,6 @@ class ReleaseRule:
         ):
             streams.nonces[row], streams.noise_state[row] = self.noise.add_to(counts, before, key, nonce, drawn)
             made.append(counts)
-        self.carry(streams, made, note)
         return made
 
     def carry(self, streams: StreamBlock, releases: Sequence[Any], note: State | None = None) -> None:

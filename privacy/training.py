@@ -114,11 +114,17 @@ class TrainingObserver:
         """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
         self._ratios.append(norms / clip_norm)
 
+    def add_each(self, norms: NDArray[np.float64], clip_norm: float) -> None:
+        """As :meth:`add` for each of several releases, shape (releases, rows)."""
+        self._ratios.extend(norms / clip_norm)
+
     def figures(self) -> TrainingFigures | None:
         """The figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
             return None
+        if len(ratios) == 1 and len(ratios[0]) == 1:  # a machine's message with one row in it
+            return _of_one_row(float(ratios[0][0]))
         rows = np.concatenate(ratios)
         finite = rows[~np.isnan(rows)]
         if len(finite) == len(rows) and len({len(one) for one in ratios}) == 1:
@@ -133,6 +139,14 @@ class TrainingObserver:
             min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0,
             min(float(finite.max(initial=0.0)), _LARGEST_RATIO),
         )
+
+
+def _of_one_row(ratio: float) -> TrainingFigures:
+    """What the arrays of :meth:`TrainingObserver.figures` give, in a hundredth of their time."""
+    if math.isnan(ratio):
+        return TrainingFigures(1, 1)
+    shown = min(ratio, _LARGEST_RATIO)
+    return TrainingFigures(1, 0, int(ratio > 1.0), shown, max(shown, 0.0))
 
 
 _observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_observer", default=None)
@@ -164,3 +178,10 @@ def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
     observer = _observer.get()
     if observer is not None:
         observer.add(norms, clip_norm)
+
+
+def observe_releases(norms: NDArray[np.float64], clip_norm: float) -> None:
+    """:func:`observe` for each of several releases, shape (releases, rows)."""
+    observer = _observer.get()
+    if observer is not None and len(norms):
+        observer.add_each(norms, clip_norm)

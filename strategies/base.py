@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from typing import Any, ClassVar, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -26,7 +26,7 @@ from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeles
 from .machine_names import by_length_and_name, in_order
 from .machines import NodesUnavailableError
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
-from .requests import request_entries, say_refusals, say_unlike
+from .requests import request_messages, say_refusals, say_unlike
 from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements
@@ -121,15 +121,8 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         self._meet(grid)
         self._nodes = self.machines.node_map()
         request = self._plan_round(server_round, self._nodes)
-        records = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
-        return [
-            Message(
-                RecordDict({**records, protocol.CONFIG: request_entries(config, request, name)}),
-                dst_node_id=self._nodes[name],
-                message_type=MessageType.TRAIN,
-            )
-            for name in request.acks
-        ]
+        points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
+        return request_messages(config, request, points, self._nodes)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -294,7 +294,7 @@ def read_reply(
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
         contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
-    return None if contents is None else Reply(name, release, ack, contents, dict(metrics))
+    return None if contents is None else Reply(name, release, ack, contents, dict(metrics.items()))
 
 
 def is_masked(message: Message) -> bool | None:
@@ -325,8 +325,9 @@ def _read_values(parts: list[NDArray[Any]], largest_value: float) -> Vector | No
     if any(values.dtype.kind != "f" for values in parts):
         return None
     vector = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in parts])
-    # Also false for NaN.
-    return vector if np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE) else None
+    largest = min(largest_value, LARGEST_VALUE)
+    # Also false for NaN. Twice through the values, but without writing their magnitudes anywhere.
+    return vector if -largest <= vector.min(initial=0.0) and vector.max(initial=0.0) <= largest else None
 
 
 def _read_masked(parts: list[NDArray[Any]], config: Mapping[str, Any]) -> MaskedRelease | None:

@@ -186,7 +186,7 @@ class BlockLedger:
         return _RowLedger(self, row)
 
     @contextmanager
-    def exclusive(self) -> Iterator[BlockLedger]:
+    def exclusive(self, rows: NDArray[np.intp] | None = None) -> Iterator[BlockLedger]:
         """A transaction of all machines together."""
         with self._lock:
             yield self
