@@ -48,7 +48,11 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     clients that is private. An exception never leaves the machine: a refusal sends its fixed text, anything else one
     fixed sentence, with the details in the machine's own log.
     """
-    app = ClientApp(mods=mods or [])
+    return serving(ClientApp(mods=mods or []), client_fn)
+
+
+def serving(app: ClientApp, client_fn: ClientFunction) -> ClientApp:
+    """The app, with the functions of :func:`numpy_client_app` for its messages."""
     for kind, register in (("train", app.train), ("evaluate", app.evaluate), ("query", app.query)):
         register()(_handler(client_fn, kind))
     return app

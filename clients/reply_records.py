@@ -1,7 +1,7 @@
-"""The records of a reply: made from the last ones like them, so that Flower checks only what is new in them.
+"""Records of replies and ledgers: made from the last ones like them, so that Flower checks only what is new in them.
 
-A machine's replies differ in a number or two. Flower checks every key and every value of a record when it is put in,
-which takes it longer than many a gradient; a copy of a record shares what was checked.
+A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value
+of a record when it is put in, which takes it longer than many a gradient; a copy of a record shares what was checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
 
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
 _MOST_KINDS = 32
-_PLAIN = (int, float, str)
+_PLAIN = (int, float, str, bytes)
 _known: dict[tuple[type, tuple[str, ...]], tuple[dict[str, Any], Any]] = {}
 """The last values of each kind of record and list of names, and a record of them; a program has few such lists."""
 
@@ -50,6 +50,15 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
     return record
 
 
+def record_like(last: RecordT, values: Mapping[str, Any]) -> RecordT:
+    """A record with these values, from one with the same names, which stays as it is."""
+    record = last.copy()
+    for name, value in values.items():
+        if not _is_same_or_list(value, last[name]):
+            record[name] = value
+    return record
+
+
 def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
     """A record with these values, which are not changed any more."""
     place = kind, tuple(values)
@@ -76,3 +85,10 @@ def _is_same(value: Any, other: Any) -> bool:
     if kind is not type(other) or kind not in _PLAIN or value != other:
         return False
     return kind is not float or value != 0.0  # which has two signs
+
+
+def _is_same_or_list(value: Any, other: Any) -> bool:
+    """As :func:`_is_same`, of lists of plain values too."""
+    if type(value) is not list or type(other) is not list:
+        return _is_same(value, other)
+    return len(value) == len(other) and all(map(_is_same, value, other))

@@ -27,8 +27,6 @@ from ..network import reply_is_lost
 from ..statements import GroupedStatements, said_alike
 from ..tasks.base import Shard
 
-_AT_ONCE = 50_000
-"""Machines whose accounts are copied at a time."""
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""
 
@@ -43,10 +41,10 @@ class ExperimentKinds:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._alike = experiment.method.clients_alike()
+        self.alike = experiment.method.clients_alike()
+        """Whether any are."""
         self.num_samples: NDArray[np.int64] = np.asarray(experiment.sizes, dtype=np.int64)
         self.ledgers = BlockLedger(len(self.num_samples))
-        self._reserved: dict[tuple[float | None, ...], int] = {}
 
     def row(self, name: str) -> int:
         """A machine's row: its number."""
@@ -54,7 +52,11 @@ class ExperimentKinds:
 
     def kind(self, name: str) -> Hashable | None:
         """The number of samples, from which policies follow."""
-        return int(self.num_samples[int(name)]) if self._alike else None
+        return int(self.num_samples[int(name)]) if self.alike else None
+
+    def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+        """Columns in which machines agree that state the same of themselves."""
+        return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
     def samples(self, name: str) -> Shard:
         """A machine's samples."""
@@ -63,24 +65,6 @@ class ExperimentKinds:
     def keys(self, row: int) -> SimulatedKeys:
         """A machine's keys."""
         return SimulatedKeys(self._experiment.config.seed, str(row))
-
-    def told_apart(self, session: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Columns of what machines' statements of a session depend on: those that agree in all of it say the same."""
-        if not self._alike:
-            return [rows]
-        parts = [self._spent(session, some) for some in np.array_split(rows, len(rows) // _AT_ONCE + 1)]
-        return [self.num_samples[rows], *(np.concatenate(column) for column in zip(*parts, strict=True))]
-
-    def _spent(self, session: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Of some machines the releases of a session, the samples used, and a number for what they have reserved."""
-        accounts, streams = self.ledgers.accounts(rows), self.ledgers.streams(session, rows)
-        reserved = [
-            0
-            if not (one or local)
-            else self._reserved.setdefault((*one.values(), None, *local.values()), len(self._reserved) + 1)
-            for one, local in zip(accounts.reserved, accounts.reserved_local, strict=True)
-        ]
-        return streams.release, accounts.samples_used, np.array(reserved, np.int64)
 
 
 class CohortMachines:
@@ -117,13 +101,13 @@ class CohortMachines:
         self._experiment = experiment
         rows = RowCache(int(row_cache_mib * 2**20))
         kinds = ExperimentKinds(experiment)
-        self._kinds = kinds if ledgers is None else None
         own = kinds.ledgers.ledger if ledgers is None else lambda row: ledgers[str(row)]
+        self._kinds = kinds if ledgers is None and kinds.alike else None
         self._here = None if machines is None else frozenset(map(str, machines))
         self.cohort = Cohort(
             NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), own(int(name)), rows),
-            kinds=self._kinds,
+            kinds=kinds if ledgers is None else None,
             only=self._here,
         )
         initial = experiment.model.initial_parameters(experiment.config.seed)
@@ -133,6 +117,11 @@ class CohortMachines:
     def names(self) -> Sequence[str]:
         """All machines."""
         return self.cohort.names()
+
+    @property
+    def computed(self) -> Sequence[str]:
+        """The machines that are computed here."""
+        return self.names() if self._here is None else sorted(self._here, key=int)
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
@@ -208,9 +197,9 @@ class CohortMachines:
             self.cohort.acknowledge(request.session, told)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
-        """What each machine has spent, or each of some; of those that have spent the same only one is asked."""
+        """What each machine has spent."""
         numbers = np.arange(len(self.names())) if names is None else np.fromiter(map(int, names), np.int64, len(names))
-        columns = [numbers] if self._kinds is None else self._kinds.told_apart(session, numbers)
+        columns = [numbers] if self._kinds is None else self._kinds.told_apart(numbers)
         return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
 
     def _arrays(self, point: Any) -> list[Any]:
