@@ -8,7 +8,7 @@ model computes all gradients in one call. Other machines are asked one by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -95,7 +95,7 @@ class Cohort:
     kinds : Kinds, optional
         Which machines are alike. Of those nothing is kept but rows of arrays, and a client is made when it is asked
         for. By default each machine is made when it is first asked, and kept.
-    only : set of str, optional
+    only : collection of str, optional
         The machines that are computed here, where others of a round are computed elsewhere.
 
     Notes
@@ -109,7 +109,7 @@ class Cohort:
         make_client: Callable[[str], PrivateClient],
         *,
         kinds: Kinds | None = None,
-        only: frozenset[str] | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         self._names = names
         self._make_client = make_client

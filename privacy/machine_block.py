@@ -342,8 +342,7 @@ class _Asked:
         return self.block._key(int(self.index[row]))[0].nonce(session, 0)
 
     def has_secret_order(self, row: int, account: Account) -> bool:
-        with self.ledgers.ledger(int(self.index[row])).exclusive() as page:
-            return has_secret_order(page, account)
+        return has_secret_order(self.ledgers.page(int(self.index[row])), account)
 
 
 def _refuse_real(simulated: bool) -> None:

@@ -185,6 +185,10 @@ class BlockLedger:
             raise IndexError(row)
         return _RowLedger(self, row)
 
+    def page(self, row: int) -> LedgerPage:
+        """One machine's ledger, within a transaction of all."""
+        return _RowLedger(self, row)
+
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp] | None = None) -> Iterator[BlockLedger]:
         """A transaction of all machines together."""
