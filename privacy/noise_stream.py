@@ -148,13 +148,16 @@ class NoiseStream:
         # Marked counts carry the grid's mark, which goes with what is removed; without that it goes by itself.
         counts -= MARK if removed is None else removed
         self._keep(key, nonce, added, increment)
+        kept = (increment.state or ()) if self.plan.mechanism.memory == "state" else ()
+        return self.nonces_after(stream.nonces, nonce), kept
+
+    def nonces_after(self, nonces: bytes, nonce: bytes) -> bytes:
+        """What the noise up to a release is made again from, given that up to the one before and its own nonce."""
         memory = self.plan.mechanism.memory
-        nonces = nonce
-        if memory in ("recent", "all"):
-            nonces = stream.nonces + nonce
-        if memory == "recent":
-            nonces = nonces[-NONCE_BYTES * self.plan.mechanism.remembered :]
-        return nonces, (increment.state or ()) if memory == "state" else ()
+        if self.plan.noise_std == 0.0 or memory not in ("recent", "all"):
+            return nonce
+        nonces = nonces + nonce
+        return nonces[-NONCE_BYTES * self.plan.mechanism.remembered :] if memory == "recent" else nonces
 
     def draws_a_row(self, release: int) -> bool:
         """Whether a release is made with one row of normals, which can be made before with others'."""
