@@ -30,6 +30,7 @@ from .methods import METHODS, Method
 from .methods.auto import AUTO
 from .methods.presets import constant_feature, feature_bound
 from .models import make_model
+from .models.base import Model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
@@ -280,6 +281,13 @@ def situation_of(config: RunConfig) -> Situation:
     return Situation(config, sizes, data.num_features, data.num_classes)
 
 
+def model_of(config: RunConfig, data: Dataset) -> Model:
+    """The model of a run configuration for its data, cached in this process."""
+    centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
+    bound, constant = feature_bound(config), constant_feature(config) or centred
+    return make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+
+
 def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Experiment:
     """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
 
@@ -289,9 +297,7 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
         If the configuration is impossible for these data; one line.
     """
     method = METHODS[config.strategy]
-    centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
-    bound, constant = feature_bound(config), constant_feature(config) or centred
-    model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+    model = model_of(config, data)
     per_round = config.clients_per_round * config.batch_size
     check_classes(config, data.num_classes)
     sizes = shard_sizes(shards, partial(trained_samples, config))
