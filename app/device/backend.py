@@ -88,7 +88,7 @@ def open_device(name: str) -> torch.device:
         device = torch.device("cpu")
     else:
         _check_cuda(name)
-        device = torch.device(name)
+        device = torch.device(name if ":" in name else f"{name}:0")
     check_known_answers(device)
     return device
 

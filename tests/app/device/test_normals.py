@@ -17,7 +17,8 @@ from murmurfl.app.device.normals import standard_normal_rows
 from murmurfl.privacy import ConfigurationError, row_key, standard_normals
 from scipy import stats
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("MURMURFL_TEST_DEVICE", "cpu"))
+"""``cuda`` where there is a GPU to test."""
 FALSE_ALARM = 1e-6
 ROWS, SIZE = 32, 1 << 15
 
@@ -32,7 +33,7 @@ def _one_core():
 
 
 def rows(keys, size, **options):
-    return standard_normal_rows(keys, size, CPU, **options).numpy()
+    return standard_normal_rows(keys, size, DEVICE, **options).cpu().numpy()
 
 
 @pytest.fixture(scope="module")
