@@ -190,7 +190,9 @@ def test_a_key_of_which_a_word_is_lost_is_caught(monkeypatch):
     first, second = bytes(32), bytes(16) + b"\x01" + bytes(15)
     assert uncorrelated(rows([first], SIZE), rows([second], SIZE))
     right = normals._key_words
-    monkeypatch.setattr(normals, "_key_words", lambda *given: right(*given) * torch.tensor([[1], [1], [1], [1], [0]]))
+    monkeypatch.setattr(
+        normals, "_key_words", lambda *given: right(*given) * torch.tensor([[1], [1], [1], [1], [0]], device=DEVICE)
+    )
     assert not uncorrelated(rows([first], SIZE), rows([second], SIZE))
 
 
