@@ -121,6 +121,8 @@ class Cohort:
         self._alone: set[type[PrivateClient]] = set()
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
         """What computes the values of releases; None for NumPy."""
+        self.block_values = _BLOCK_VALUES
+        """How many values of contributions may be in memory at a time."""
 
     def names(self) -> Sequence[str]:
         """All machines."""
@@ -187,7 +189,7 @@ class Cohort:
     ) -> Iterator[BlockAnswer | tuple[Answer]]:
         """As :meth:`releases`, but those of machines that were asked together in one piece."""
         asked = _Asked(server_round, session, acks, points)
-        block = _Block()
+        block = _Block(self.block_values)
         alike: Hashable | None = None  # the kind of the machine before, where it was taken
         for name in acks:
             kind = self._kind(name)
@@ -199,7 +201,7 @@ class Cohort:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
                 yield from self._answers(block, asked)
-                block = _Block()
+                block = _Block(self.block_values)
                 if self._is_here(name):
                     yield ((name, refusal),)
                 continue
@@ -208,13 +210,13 @@ class Cohort:
                 # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
                 # then the same on every engine, to the last bit.
                 yield from self._answers(block, asked)
-                block = _Block()
+                block = _Block(self.block_values)
                 yield from self._one_by_one([name], request, asked)
                 continue
             size = policy.batch_size * client.machine.num_parameters
             if not block.takes(client, size):
                 yield from self._answers(block, asked)
-                block = _Block()
+                block = _Block(self.block_values)
             block.take(name, client, request, size)
             alike = kind
         yield from self._answers(block, asked)
@@ -291,7 +293,8 @@ class Cohort:
         """The block of machines that are alike."""
         if kind is None or self._kinds is None:
             machines = [self.client(name).machine for name in names if self._kind(name) is None]
-            return MachineBlock.of([one for one in machines if (one.plan.fingerprint, one.policy) == key])
+            alike = [one for one in machines if (one.plan.fingerprint, one.policy) == key]
+            return MachineBlock.of(alike, arithmetic=self.arithmetic)
         if kind not in self._blocks:
             kinds, made = self._kinds, self.arithmetic
             known = (kinds.ledgers, kinds.num_samples, kinds.keys)
@@ -314,13 +317,13 @@ class Cohort:
 class _Block:
     """Machines whose gradients are computed in one piece, as they are asked one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         self.names: list[str] = []
         self.client: PrivateClient | None = None
         """One of them."""
         self.request: Request | None = None
         self._last: PrivateClient | None = None
-        self._room = _BLOCK_VALUES
+        self._room = room
         self._size = 0
 
     def takes(self, client: PrivateClient, size: int) -> bool:

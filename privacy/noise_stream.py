@@ -154,12 +154,15 @@ class NoiseStream:
         self._keep(key, nonce, added, increment)
         if memory == "last":
             return nonce, ()
-        nonces = nonce
-        if memory in ("recent", "all"):
-            nonces = stream.nonces + nonce
-        if memory == "recent":
-            nonces = nonces[-NONCE_BYTES * mechanism.remembered :]
-        return nonces, (increment.state or ()) if memory == "state" else ()
+        left = (increment.state or ()) if memory == "state" else ()
+        return self.nonces_after(stream.nonces, nonce), left
+
+    def nonces_after(self, nonces: bytes, nonce: bytes) -> bytes:
+        """What the noise up to a release is made again from, given that up to the one before and its own nonce."""
+        if self._silent or self._memory not in ("recent", "all"):
+            return nonce
+        nonces = nonces + nonce
+        return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
 
     def draws_a_row(self, release: int) -> bool:
         """Whether a release is made with one row of normals, which can be made before with others'."""

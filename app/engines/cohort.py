@@ -222,17 +222,14 @@ def _names_of(machines: Sequence[int]) -> Collection[str]:
 
 def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str, Any]) -> SummedReplies:
     """Releases as their sum."""
-    counts, streams, block = part.releases.counts, part.releases.streams, part.part.block
+    streams, block = part.releases.streams, part.part.block
     places, spacing = [i for i, _ in came], block.plan.grid.spacing
-    total = counts[places[0]].copy()
-    for i in places[1:]:
-        total += counts[i]
     return SummedReplies(
         machines=tuple(name for _, name in came),
         releases=tuple(streams.release[places].tolist()),
         acks=tuple(streams.ack[places].tolist()),
         samples=tuple(block.samples_counted(part.part.rows[part.releases.rows[i]]) for i in places),
-        counts=total,
+        counts=block.total(part.releases, places),
         spacing=spacing,
         largest=min(math.ceil(block.plan.largest_value / spacing), LARGEST_COUNT),
         metrics=metrics,
