@@ -1,7 +1,7 @@
 """Records of replies and ledgers: made from the last ones like them, so that Flower checks only what is new in them.
 
-A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value of a record when it is put in,
-which takes it longer than many a gradient; a copy of a record shares what was checked.
+A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value of
+a record when it is put in, which takes it longer than many a gradient; a copy of a record shares what was checked.
 """
 
 from __future__ import annotations
@@ -44,10 +44,17 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
     record = ArrayRecord()
     for name, values in zip(names, arrays, strict=True):
         if isinstance(values, np.ndarray):
-            record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
+            record[name] = _array(values)
         else:
             record[name] = Array(values)  # what else a client may return is Flower's to know
     return record
+
+
+def _array(values: NDArray[Any]) -> Array:
+    # As a copy is made: Flower would find out four times which of its ways of making an array is meant.
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype_name(values), shape=values.shape, stype=_STYPE, data=write_array(values))
+    return array
 
 
 def record_like(last: RecordT, values: Mapping[str, Any]) -> RecordT:

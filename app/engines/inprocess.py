@@ -118,7 +118,9 @@ def _delivered(message: Message, identifier: str) -> Message:
     records = content.__dict__["_data"]
     for key, record in records.items():
         records[key] = _own_record(record)
-    return Message(content, metadata=metadata)  # type: ignore[call-overload] - how Flower receives one
+    delivered = Message.__new__(Message)
+    delivered.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    return delivered
 
 
 def _own_record(record: Any) -> Any:

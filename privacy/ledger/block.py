@@ -156,8 +156,11 @@ class AccountBlock(_Block):
 
     def set(self, row: int, account: Account) -> None:
         """Put a machine's account into its row."""
-        for field in fields(Account):
-            getattr(self, field.name)[row] = getattr(account, field.name)
+        for name in _ACCOUNT_COLUMNS:
+            getattr(self, name)[row] = getattr(account, name)
+
+
+_ACCOUNT_COLUMNS = tuple(field.name for field in fields(Account))
 
 
 class BlockLedger:
