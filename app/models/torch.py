@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import TorchGradients
+from ...clients.gradients import combined_gradients
 from ...privacy import ConfigurationError, derived_seed
+from ...privacy.contributions import DenseContributions
 from ...privacy.extras import check_installed
 from .base import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 from .convolution import ConvolutionalGradients
+from .rows import SteadyRows
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +26,22 @@ _MOST_SAMPLES = 2000
 """How many samples the gradient norm of a network is computed from: each costs a pass through it."""
 
 
-class MultilayerPerceptron(Model):
+class _InPyTorch(Model):
+    """A model whose gradients PyTorch computes."""
+
+    _gradients: TorchGradients
+
+    @property
+    def gradient_memory_mib(self) -> float:  # type: ignore[override]
+        """What computing gradients of several samples may take at a time, in MiB."""
+        return self._gradients.gradient_memory_mib
+
+    @gradient_memory_mib.setter
+    def gradient_memory_mib(self, memory_mib: float) -> None:
+        self._gradients.gradient_memory_mib = memory_mib
+
+
+class MultilayerPerceptron(_InPyTorch):
     """A small MLP with one hidden layer of tanh units, in PyTorch; not convex.
 
     Parameters
@@ -50,6 +68,14 @@ class MultilayerPerceptron(Model):
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients(parameters, _as_torch_wants(samples))
+
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> DenseContributions:
+        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
+        steady = SteadyRows(self, self.shapes, self.num_parameters)
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(steady, points, weights, samples))
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         hidden_weight, hidden_bias, weight, bias = (np.asarray(values, dtype=np.float32) for values in parameters)
@@ -173,7 +199,7 @@ def _as_torch_wants(samples: Batch) -> Batch:
     return np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
 
 
-class TorchModel(Model):
+class TorchModel(_InPyTorch):
     """A module of the user's own, with the cross-entropy of its scores.
 
     Parameters
@@ -212,6 +238,14 @@ class TorchModel(Model):
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients(parameters, _as_torch_wants(samples))
 
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> DenseContributions:
+        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
+        steady = SteadyRows(self, self.shapes, self.num_parameters)
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(steady, points, weights, samples))
+
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""
         return self._gradients.at_points(points, _as_torch_wants(samples))
@@ -232,6 +266,7 @@ class Perceptron(ModelKind):
     """A small multilayer perceptron."""
 
     name = "mlp"
+    keys = frozenset({"gradient-memory-mib"})
     sentence = "a perceptron with one hidden layer of 32 tanh units, in PyTorch"
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
@@ -243,6 +278,7 @@ class Convolutional(ModelKind):
     """A small convolutional network."""
 
     name = "cnn"
+    keys = frozenset({"gradient-memory-mib"})
     sentence = "two convolutions and three dense layers, in PyTorch (zhang-2025)"
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
