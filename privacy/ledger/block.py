@@ -107,12 +107,11 @@ class StreamBlock(_Block):
 
     def record(self, row: int) -> StreamRecord:
         """One machine's stream."""
-        return StreamRecord(
-            fingerprint=self.fingerprint[row],
-            release=int(self.release[row]),
-            ack=int(self.ack[row]),
-            **{name: getattr(self, name)[row] for name in _STREAM_LISTS},
-        )
+        # As StreamRecord's own changes are made: its constructor sets every entry by itself, at every release.
+        made = object.__new__(StreamRecord)
+        made.__dict__.update({name: getattr(self, name)[row] for name in _STREAM_LISTS})
+        made.__dict__.update(fingerprint=self.fingerprint[row], release=int(self.release[row]), ack=int(self.ack[row]))
+        return made
 
     def set(self, row: int, stream: StreamRecord) -> None:
         """Put a machine's stream into its row."""
@@ -156,8 +155,11 @@ class AccountBlock(_Block):
 
     def set(self, row: int, account: Account) -> None:
         """Put a machine's account into its row."""
-        for field in fields(Account):
-            getattr(self, field.name)[row] = getattr(account, field.name)
+        for name in _ACCOUNT_COLUMNS:
+            getattr(self, name)[row] = getattr(account, name)
+
+
+_ACCOUNT_COLUMNS = tuple(field.name for field in fields(Account))
 
 
 class BlockLedger:
