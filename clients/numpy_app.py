@@ -111,7 +111,7 @@ def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:
                     protocol.MALFORMED_REQUEST, "malformed request: the arrays cannot be read"
                 ) from error
     config = content.get(protocol.CONFIG, None)
-    return arrays, dict(config) if isinstance(config, ConfigRecord) else {}
+    return arrays, dict(config.items()) if isinstance(config, ConfigRecord) else {}
 
 
 def _train(client: NumPyClient, content: RecordDict) -> RecordDict:

@@ -114,6 +114,10 @@ class TrainingObserver:
         """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
         self._ratios.append(norms / clip_norm)
 
+    def add_each(self, norms: NDArray[np.float64], clip_norm: float) -> None:
+        """As :meth:`add` for each of several releases, shape (releases, rows)."""
+        self._ratios.extend(norms / clip_norm)
+
     def figures(self) -> TrainingFigures | None:
         """The figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
@@ -174,3 +178,10 @@ def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
     observer = _observer.get()
     if observer is not None:
         observer.add(norms, clip_norm)
+
+
+def observe_releases(norms: NDArray[np.float64], clip_norm: float) -> None:
+    """:func:`observe` for each of several releases, shape (releases, rows)."""
+    observer = _observer.get()
+    if observer is not None and len(norms):
+        observer.add_each(norms, clip_norm)

@@ -6,7 +6,7 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -228,7 +228,7 @@ asked directly may answer several at once, and add what clipping did in the roun
 class DirectMachines(Protocol):
     """Machines that are asked without messages: a simulation in this process."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         ...
 
@@ -294,7 +294,7 @@ def read_reply(
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
         contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
-    return None if contents is None else Reply(name, release, ack, contents, dict(metrics))
+    return None if contents is None else Reply(name, release, ack, contents, dict(metrics.items()))
 
 
 def is_masked(message: Message) -> bool | None:

@@ -118,7 +118,7 @@ def _delivered(message: Message, identifier: str) -> Message:
     records = content.__dict__["_data"]
     for key, record in records.items():
         records[key] = _own_record(record)
-    return Message(content, metadata=metadata)
+    return Message(content, metadata=metadata)  # type: ignore[call-overload] - how Flower receives one
 
 
 def _own_record(record: Any) -> Any:
