@@ -8,11 +8,12 @@ from typing import Literal
 from ..privacy import ConfigurationError
 from .config import RunConfig
 from .engines import run_cohort, run_in_process
+from .engines.pool import checked_workers
 from .keys import Value
 from .result import Progress, RunResult
 from .settings import layered
 
-_ENGINES = {"cohort": run_cohort, "inprocess": run_in_process}
+_ENGINES = ("cohort", "inprocess")
 _RAY = (
     "Ray runs the app in processes of its own, which leave files and no result in this one: use `murmurfl run`, or "
     "murmurfl.app.engines.run_on_ray for its result.json. For one seed every engine gives the same model."
@@ -24,6 +25,8 @@ def simulate(
     *,
     engine: Literal["cohort", "inprocess"] = "cohort",
     on_progress: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+    ray_address: str = "",
     **settings: Value,
 ) -> RunResult:
     """Train with simulated machines in this process, to the end; nothing is written.
@@ -37,6 +40,10 @@ def simulate(
         messages. The noise and the ledgers are the same, and the model is up to the rounding of gradients.
     on_progress : callable, optional
         Called after every round with its :class:`~murmurfl.app.result.Progress`.
+    workers : int, optional
+        Over how many processes the cohort engine's machines are spread; the model is the same to the last bit.
+    ray_address : str
+        A Ray cluster on which they are (:func:`~murmurfl.app.engines.run_cohort`); default this computer.
     **settings
         Run-config keys with underscores for hyphens, such as ``num_rounds=5``; they win over ``config``. ``epsilon``
         may stand for ``mu``. A task, model, features, method or mechanism of one's own is named as everywhere,
@@ -51,7 +58,7 @@ def simulate(
     ------
     MurmurflError
         If a key is unknown or its value impossible, with one line that says what was expected; if nothing could be
-        aggregated for too long.
+        aggregated for too long; if a worker is gone (:class:`~murmurfl.app.engines.WorkerError`).
 
     Notes
     -----
@@ -69,4 +76,8 @@ def simulate(
         raise ConfigurationError(f"Expected engine 'cohort' or 'inprocess', got {engine!r}.{reason}")
     given = config.to_mapping() if isinstance(config, RunConfig) else config or {}
     own = {name.replace("_", "-"): value for name, value in settings.items()}
-    return _ENGINES[engine](RunConfig.from_mapping(layered(given, own)), on_progress=on_progress)
+    checked_workers(workers, engine, ray_address)
+    settled = RunConfig.from_mapping(layered(given, own))
+    if engine == "cohort":
+        return run_cohort(settled, on_progress=on_progress, workers=workers, ray_address=ray_address)
+    return run_in_process(settled, on_progress=on_progress)

@@ -9,10 +9,10 @@ the figures as not private, or a real machine for its own log, which the figures
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,14 @@ class TrainingFigures:
 
     def document(self) -> dict[str, Any]:
         """Plain values, marked as what they are."""
-        return {"note": NOT_PRIVATE, **asdict(self)}
+        return {"note": NOT_PRIVATE, **self._values()}
 
     def entries(self) -> dict[str, int | float]:
         """As entries of a simulated machine's reply."""
-        return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in asdict(self).items()}
+        return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in self._values().items()}
+
+    def _values(self) -> dict[str, int | float]:
+        return {f.name: getattr(self, f.name) for f in fields(TrainingFigures)}
 
     @classmethod
     def read(cls, entries: Mapping[str, Any]) -> TrainingFigures | None:
@@ -95,6 +98,42 @@ class TrainingFigures:
             float(np.median([one.median_ratio for one in figures])) if figures else 0.0,
             max((one.largest_ratio for one in figures), default=0.0),
         )
+
+
+@dataclass(frozen=True)
+class ObservedFigures(TrainingFigures):
+    """Figures with what it takes to put several of them together as if all rows had been observed in one place.
+
+    Parameters
+    ----------
+    medians : ndarray of shape (releases,), float64
+        The median of each release's finite rows.
+
+    The others are TrainingFigures'.
+
+    Notes
+    -----
+    **Formal guarantees.** None: not private, for simulations only.
+    """
+
+    medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
+
+    @classmethod
+    def united(cls, figures: Sequence[ObservedFigures]) -> ObservedFigures:
+        """The figures of releases that were observed in several places, as one place would have them."""
+        medians = np.concatenate([one.medians for one in figures]) if figures else np.empty(0)
+        return cls(
+            sum(one.rows for one in figures),
+            sum(one.not_finite for one in figures),
+            sum(one.clipped for one in figures),
+            _median(medians),
+            max((one.largest_ratio for one in figures), default=0.0),
+            medians,
+        )
+
+
+def _median(medians: NDArray[np.float64]) -> float:
+    return min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0
 
 
 def times(ratio: float) -> str:
@@ -118,7 +157,7 @@ class TrainingObserver:
         """As :meth:`add` for each of several releases, shape (releases, rows)."""
         self._ratios.extend(norms / clip_norm)
 
-    def figures(self) -> TrainingFigures | None:
+    def figures(self) -> ObservedFigures | None:
         """The figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
@@ -132,21 +171,22 @@ class TrainingObserver:
         else:
             known = [one[~np.isnan(one)] for one in ratios]
             medians = np.array([np.median(one) for one in known if len(one)])
-        return TrainingFigures(
+        return ObservedFigures(
             len(rows),
             len(rows) - len(finite),
             int((finite > 1.0).sum()),
-            min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0,
+            _median(medians),
             min(float(finite.max(initial=0.0)), _LARGEST_RATIO),
+            medians,
         )
 
 
-def _of_one_row(ratio: float) -> TrainingFigures:
+def _of_one_row(ratio: float) -> ObservedFigures:
     """What the arrays of :meth:`TrainingObserver.figures` give, in a hundredth of their time."""
     if math.isnan(ratio):
-        return TrainingFigures(1, 1)
+        return ObservedFigures(1, 1)
     shown = min(ratio, _LARGEST_RATIO)
-    return TrainingFigures(1, 0, int(ratio > 1.0), shown, max(shown, 0.0))
+    return ObservedFigures(1, 0, int(ratio > 1.0), shown, max(shown, 0.0), np.array([ratio]))
 
 
 _observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_observer", default=None)

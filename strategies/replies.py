@@ -236,8 +236,8 @@ class DirectMachines(Protocol):
         """What came back; a lost reply is not among it."""
         ...
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
-        """What each machine says it has spent, by name."""
+    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """What each machine says it has spent, by name; ``names`` are given where only these are asked."""
         ...
 
 

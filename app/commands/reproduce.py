@@ -16,7 +16,7 @@ from ..papers import PAPERS
 from .completion import complete_paper
 from .failing import MISUSED, fail, failing_clearly
 from .keys import say_shelf
-from .settings import AsJson, Assignments, ConfigFile, settings_of
+from .settings import AsJson, Assignments, ConfigFile, RayAddress, settings_of
 from .terminal import say, say_table
 
 if TYPE_CHECKING:
@@ -37,7 +37,16 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="Runs of each cell, seeds 1 to this; 0 for as many as the paper.")] = 0,
     engine: Annotated[str, typer.Option(help="cohort, inprocess or ray.")] = "cohort",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/NAME.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Worker processes; default as many as cores.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            "--jobs",
+            help="Whole runs at once, each in a process of its own.",
+            show_default="as many as cores",
+        ),
+    ] = None,
+    ray: RayAddress = "",
     twins: Annotated[
         bool, typer.Option("--twins", help="With a line without noise in every table and picture that has none.")
     ] = False,
@@ -63,7 +72,8 @@ def reproduce(
         seeds = seeds or paper.seeds
         plan_runs(cells, seeds, engine, paper.table)  # refuses before the progress bar shows
         folder = out or Path("runs") / paper.name
-        document = _made(paper, cells, folder, bar=not as_json, seeds=seeds, engine=engine, jobs=jobs)
+        where = {"workers": workers, "ray_address": ray}
+        document = _made(paper, cells, folder, bar=not as_json, seeds=seeds, engine=engine, **where)
         if as_json:
             typer.echo(json.dumps(document, indent=2))
             return
@@ -86,4 +96,4 @@ def _made(paper: Paper, cells: list[Cell], folder: Path, *, bar: bool, **options
         def show(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        return make(paper, cells, folder, on_run=show, **options)
+        return make(paper, cells, folder, on_run=show, say=progress.console.print, **options)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..config import RunConfig
 from ..default_run import started_with
 from .failing import fail, failing_clearly
-from .settings import Assignments, ConfigFile, Verbose, settings_of
+from .settings import Assignments, ConfigFile, RayAddress, Verbose, Workers, settings_of
 from .terminal import say
 
 ENGINES = ("ray", "inprocess", "cohort")
@@ -27,6 +27,8 @@ def run(
     name: Annotated[
         str | None, typer.Option(help="Name of the run's folder; default from the settings and the time.")
     ] = None,
+    workers: Workers = None,
+    ray: RayAddress = "",
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
     twin: Annotated[
         bool | None,
@@ -43,6 +45,7 @@ def run(
     Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
     or partition starts from the keys' plain defaults.
     """
+    from ..engines.pool import checked_workers
     from ..record import CHECKPOINT_NAME, RESULT_NAME
     from ..summary import summary_lines
     from ..without_noise import add_without_noise
@@ -54,6 +57,7 @@ def run(
         config = RunConfig.from_mapping(settings)
         if engine not in ENGINES:
             fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
+        checked_workers(workers, engine, ray)
         with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
@@ -61,7 +65,8 @@ def run(
             if engine == "ray":
                 _run_on_ray(RunConfig.from_mapping(settings), folder, timeout, verbose)
             else:
-                _run_here(RunConfig.from_mapping(settings), engine, folder)
+                spread = {"workers": workers, "ray_address": ray} if engine == "cohort" else {}
+                _run_here(RunConfig.from_mapping(settings), engine, folder, **spread)
         document = json.loads((folder / RESULT_NAME).read_text())
         if twin or (twin is None and document["seconds"] <= _SHORT):
             document = add_without_noise(folder)
@@ -103,7 +108,7 @@ def _run_on_ray(config: RunConfig, folder: Path, timeout: float, verbose: bool) 
         fail(f"Expected the run to write {folder / RESULT_NAME}, but it did not; see {folder / 'flower.log'}.")
 
 
-def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
+def _run_here(config: RunConfig, engine: str, folder: Path, **spread: Any) -> None:
     import logging
 
     from ..engines.start import run_cohort, run_in_process
@@ -126,5 +131,7 @@ def _run_here(config: RunConfig, engine: str, folder: Path) -> None:
             display.show(RoundLine.of(progress, config.noise_quality))
             trackers.round(progress)
 
-        result = start(config, on_progress=show)
+        if spread:
+            spread["say"] = display.message
+        result = start(config, on_progress=show, **spread)
         trackers.result(write_record(result, folder))

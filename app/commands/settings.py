@@ -31,6 +31,21 @@ ConfigFile = Annotated[
         show_default=False,
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="Over how many processes the machines of a run on the cohort engine are spread; the model stays the same.",
+        show_default="this process alone",
+    ),
+]
+RayAddress = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="A Ray cluster for the workers: HOST:PORT, auto or ray://HOST:PORT. Without it they are on this computer.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")]
 

@@ -1,5 +1,6 @@
 """What carries a simulated run's messages: each engine gives the same model for the same seed."""
 
+from .pool import WorkerError
 from .start import ENGINES, run_cohort, run_document, run_in_process, run_on_ray
 
-__all__ = ["ENGINES", "run_cohort", "run_document", "run_in_process", "run_on_ray"]
+__all__ = ["ENGINES", "WorkerError", "run_cohort", "run_document", "run_in_process", "run_on_ray"]

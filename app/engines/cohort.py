@@ -20,9 +20,11 @@ from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, p
 from ...privacy.ledger.block import BlockLedger
 from ...privacy.training import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.machine_names import NumberedNames
 from ...strategies.replies import LARGEST_COUNT, SummedReplies
 from ..experiment import Experiment
 from ..network import reply_is_lost
+from ..statements import GroupedStatements, said_alike
 from ..tasks.base import Shard
 
 DEFAULT_ROW_CACHE_MIB = 256.0
@@ -39,7 +41,8 @@ class ExperimentKinds:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._alike = experiment.method.clients_alike()
+        self.alike = experiment.method.clients_alike()
+        """Whether any are."""
         self.num_samples: NDArray[np.int64] = np.asarray(experiment.sizes, dtype=np.int64)
         self.ledgers = BlockLedger(len(self.num_samples))
 
@@ -49,7 +52,11 @@ class ExperimentKinds:
 
     def kind(self, name: str) -> Hashable | None:
         """The number of samples, from which policies follow."""
-        return int(self.num_samples[int(name)]) if self._alike else None
+        return int(self.num_samples[int(name)]) if self.alike else None
+
+    def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+        """Columns in which machines agree that state the same of themselves."""
+        return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
     def samples(self, name: str) -> Shard:
         """A machine's samples."""
@@ -95,9 +102,10 @@ class CohortMachines:
         rows = RowCache(int(row_cache_mib * 2**20))
         kinds = ExperimentKinds(experiment)
         own = kinds.ledgers.ledger if ledgers is None else lambda row: ledgers[str(row)]
+        self._kinds = kinds if ledgers is None and kinds.alike else None
         self._here = None if machines is None else frozenset(map(str, machines))
         self.cohort = Cohort(
-            [str(i) for i in range(experiment.config.num_clients)],
+            NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), own(int(name)), rows),
             kinds=kinds if ledgers is None else None,
             only=self._here,
@@ -109,6 +117,11 @@ class CohortMachines:
     def names(self) -> Sequence[str]:
         """All machines."""
         return self.cohort.names()
+
+    @property
+    def computed(self) -> Sequence[str]:
+        """The machines that are computed here."""
+        return self.names() if self._here is None else sorted(self._here, key=int)
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
@@ -183,9 +196,11 @@ class CohortMachines:
         if told:
             self.cohort.acknowledge(request.session, told)
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+    def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""
-        return {name: self.cohort.client(name).statement(session) for name in self.names()}
+        numbers = np.arange(len(self.names())) if names is None else np.array([int(name) for name in names])
+        columns = [numbers] if self._kinds is None else self._kinds.told_apart(numbers)
+        return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
 
     def _arrays(self, point: Any) -> list[Any]:
         arrays, start = [], 0

@@ -6,8 +6,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
+from logging import INFO
 from pathlib import Path
 from typing import Any
+
+from flwr.common.logger import log
 
 from ...privacy import ConfigurationError
 from ..client_app import app
@@ -23,6 +27,8 @@ from ..tasks.features.weights import FOLDER, WEIGHTS_VARIABLE
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
+from .pool import checked_workers, opened_pool
+from .workers import WorkerMachines
 
 ENGINES = ("cohort", "inprocess", "ray")
 
@@ -59,14 +65,60 @@ def run_cohort(
     *,
     on_progress: Callable[[Progress], None] | None = None,
     row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
+    workers: int | None = None,
+    ray_address: str = "",
+    say: Callable[[str], None] | None = None,
 ) -> RunResult:
-    """Run a configuration on the cohort engine.
+    """Run a configuration on the cohort engine, in this process or spread over several.
 
-    Parameters, result and errors are those of :func:`~murmurfl.app.run.run_experiment`; row_cache_mib is
-    :class:`~murmurfl.app.engines.cohort.CohortMachines`'s. It leaves no checkpoint.
+    Parameters
+    ----------
+    config : RunConfig
+    on_progress : callable, optional
+        Called after every round.
+    row_cache_mib : float
+        :class:`~murmurfl.app.engines.cohort.CohortMachines`'s, of all processes together.
+    workers : int, optional
+        Over how many processes the machines are spread; by default, and with one, they are in this one. The model is
+        the same to the last bit.
+    ray_address : str
+        A Ray cluster on which the workers are, ``host:port``, ``auto`` or ``ray://host:port``; by default they are on
+        this computer. Its nodes have murmurfl, and get the data from here. Without ``workers`` as many as it has cores.
+    say : callable, optional
+        Told what is waited for, in a sentence; default Flower's log.
+
+    Returns
+    -------
+    RunResult
+        It leaves no checkpoint.
+
+    Raises
+    ------
+    MurmurflError
+        As :func:`~murmurfl.app.run.run_experiment`.
+    ConfigurationError
+        If there is no such cluster.
+    WorkerError
+        If a worker could not be started, or is gone: there is no result then.
     """
-    machines = CohortMachines(prepare(config), row_cache_mib=row_cache_mib)
-    return run_experiment(machines, config, on_progress=on_progress, engine="cohort")
+    checked_workers(workers, ray_address=ray_address)
+    experiment = prepare(config)
+    if not ray_address and (workers or 1) == 1:
+        machines = CohortMachines(experiment, row_cache_mib=row_cache_mib)
+        return run_experiment(machines, config, on_progress=on_progress, engine="cohort")
+    experiment.check_rounds()  # refused before anything is started
+    tell = say or partial(log, INFO)
+    spread = opened_pool(
+        workers,
+        ray_address,
+        most=config.num_clients,
+        of="machines",
+        say=tell,
+        data_bytes=experiment.data.train_features.nbytes + experiment.data.test_features.nbytes,
+    )
+    with spread as pool:
+        machines = WorkerMachines(experiment, pool, row_cache_mib=row_cache_mib)
+        return run_experiment(machines, config, on_progress=on_progress, engine="cohort")
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:

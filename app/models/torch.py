@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import TorchGradients
+from ...clients.gradients import combined_gradients
 from ...privacy import ConfigurationError, derived_seed
+from ...privacy.contributions import DenseContributions
 from ...privacy.extras import check_installed
 from .base import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 from .convolution import ConvolutionalGradients
+from .rows import SteadyRows
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +53,14 @@ class MultilayerPerceptron(Model):
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients(parameters, _as_torch_wants(samples))
+
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> DenseContributions:
+        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
+        steady = SteadyRows(self, self.shapes, self.num_parameters)
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(steady, points, weights, samples))
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         hidden_weight, hidden_bias, weight, bias = (np.asarray(values, dtype=np.float32) for values in parameters)
@@ -211,6 +222,14 @@ class TorchModel(Model):
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients(parameters, _as_torch_wants(samples))
+
+    def stacked(
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> DenseContributions:
+        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
+        steady = SteadyRows(self, self.shapes, self.num_parameters)
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(steady, points, weights, samples))
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""

@@ -1,23 +1,26 @@
-"""Making a reproduction's runs in worker processes; finished ones are kept in files and not made again."""
+"""Making a reproduction's runs on a pool of workers; finished ones are kept in files and not made again.
+
+A worker makes whole runs, one after the other. Data are loaded here, once, and sent to it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import logging
-import multiprocessing
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...privacy import ConfigurationError
 from ..config import RunConfig
+from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
 from ..engines.start import run_document
 from ..experiment import prepare
 from ..methods import METHODS
+from ..tasks.base import Dataset
+from ..tasks.loading import give, loaded, wanted_by
 from .kind import FIGURES, Run, TableKind
 from .runs import RunKey
 from .sweep import CURVES, run_sweep, sweep_of
@@ -32,18 +35,33 @@ class Workplace:
     out : Path
         Folder for ``runs/*.json``, one for the finished runs that were made together.
     engine : {"cohort", "inprocess", "ray"}
-    jobs : int, optional
-        Worker processes; default as many as cores. Ray has one, because it uses the cores itself.
+    workers : int, optional
+        Runs at once, each in a process of its own; default as many as cores. With one, runs are made in this process,
+        and so are those of the ray engine, which uses the cores itself.
+    ray_address : str
+        A Ray cluster on which the workers are; default this computer.
+    say : callable
+        Told what is waited for.
     """
 
     out: Path
     engine: str
-    jobs: int | None = None
+    workers: int | None = None
+    ray_address: str = ""
+    say: Callable[[str], None] = say_nothing
 
-    @property
-    def workers(self) -> int:
-        """Processes at once."""
-        return 1 if self.engine == "ray" else self.jobs or os.cpu_count() or 1
+    def __post_init__(self) -> None:
+        checked_workers(self.workers)
+        if self.engine == "ray" and self.ray_address:
+            raise ConfigurationError(
+                f"Expected engine 'cohort' or 'inprocess' on the Ray cluster at {self.ray_address}, got 'ray': that "
+                "engine starts a Ray of its own for each run."
+            )
+
+    def pool(self, tasks: int) -> AbstractContextManager[Pool]:
+        """Workers for so many tasks, until the block ends."""
+        workers = 1 if self.engine == "ray" else self.workers
+        return opened_pool(workers, self.ray_address, most=tasks, of="runs to make", say=self.say)
 
     def kept_in(self, group: Sequence[RunConfig]) -> Path:
         """The file of runs that are made together."""
@@ -84,23 +102,53 @@ def make_runs(
     results, waiting = _found(configs, kind, workplace)
     on_run(len(results))
     (workplace.out / "runs").mkdir(parents=True, exist_ok=True)
-    workers = min(workplace.workers, max(len(waiting), 1))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
-        futures = {
-            pool.submit(make_group, group, kind, workplace.engine): (keys, path) for keys, group, path in waiting
-        }
-        try:
-            for future in as_completed(futures):
-                keys, path = futures[future]
-                made = future.result()
+    if not waiting:
+        return results
+    with workplace.pool(len(waiting)) as pool:
+        shared = _Shared(pool)
+        tasks = ((group, kind, workplace.engine, shared.data(group[0])) for _, group, _ in waiting)
+        with computing_alone() if isinstance(pool, HerePool) else nullcontext():
+            for number, made in pool.each(make_on_worker, tasks):
+                keys, _, path = waiting[number]
                 results |= zip(keys, made, strict=True)
                 _keep(made, path)
                 on_run(len(results))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
     return results
+
+
+class _Shared:
+    """The data of runs, sent to the workers of a pool once for all runs in a row that have the same.
+
+    Parameters
+    ----------
+    pool : Pool
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._last: tuple[Hashable, Any] = ("", None)
+
+    def data(self, config: RunConfig) -> Any:
+        """What stands for a run's data in a call; None in this process, which has them."""
+        if isinstance(self._pool, HerePool):
+            return None
+        wanted = wanted_by(config)
+        if self._last[0] != wanted:
+            self._last = wanted, self._pool.share(loaded(config))
+        return self._last[1]
+
+
+def make_on_worker(
+    state: WorkerState,  # noqa: ARG001 - every run starts anew
+    group: Sequence[RunConfig],
+    kind: TableKind,
+    engine: str,
+    data: Dataset | None,
+) -> list[Run]:
+    """:func:`make_group` on a worker, of data that were sent to it."""
+    if data is not None:
+        give(group[0], data)
+    return make_group(group, kind, engine)
 
 
 def _found(
@@ -118,7 +166,7 @@ def _found(
         else:
             results |= zip(keys, kept, strict=True)
     # The longest first, so that no worker is left with one at the end: a run costs its releases. Then by seed:
-    # data that are made from it are made once.
+    # data that are made from it are made, and sent, once.
     waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
     return results, waiting
 
@@ -161,15 +209,3 @@ def _run_name(config: RunConfig, engine: str) -> str:
     told = replace(config, data_root="", download=False).to_mapping()
     changed = sorted((key, value) for key, value in told.items() if value != default[key])
     return hashlib.sha256(repr((engine, changed)).encode()).hexdigest()[:24]
-
-
-def _one_thread() -> None:
-    """As many workers as cores leave no core for a second thread of any."""
-    from threadpoolctl import threadpool_limits
-
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(1)
-    threadpool_limits(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ..config import RunConfig
+from ..engines.pool import say_nothing
 from ..experiment import prepare
 from ..methods import METHODS
 from ..report.table import Table
@@ -32,7 +33,9 @@ def run_cells(
     seeds: int,
     out: Path,
     engine: str = "cohort",
-    jobs: int | None = None,
+    workers: int | None = None,
+    ray_address: str = "",
+    say: Callable[[str], None] | None = None,
     on_run: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Run every algorithm of every cell with seeds 1 .. seeds; finished runs found in ``out`` are not run again.
@@ -47,8 +50,13 @@ def run_cells(
     out : Path
         Folder for ``runs/*.json``.
     engine : {"cohort", "inprocess", "ray"}
-    jobs : int, optional
-        Worker processes; default as many as cores. Ray has one, because it uses the cores itself.
+    workers : int, optional
+        Runs at once, each in a process of its own; default as many as cores. Runs on the ray engine are made one after
+        the other, because it uses the cores itself.
+    ray_address : str
+        A Ray cluster on which the workers are; default this computer. Its nodes get the data from here.
+    say : callable, optional
+        Told what is waited for, in a sentence.
     on_run : callable, optional
         Called with runs done and runs in all.
 
@@ -61,12 +69,14 @@ def run_cells(
     ------
     ConfigurationError
         If a setting is impossible, the engine unknown, or all steps of an algorithm are beyond its guarantee.
+    WorkerError
+        If a worker could not be started, or is gone; finished runs are kept.
     """
     tried = plan_validation(cells, kind)
     final = plan_runs(cells, seeds, engine, kind)
     _check_covered(cells, final, kind, engine)
     report = on_run or (lambda done, total: None)  # noqa: ARG005
-    workplace, total = Workplace(out, engine, jobs), len(tried) + len(final)
+    workplace, total = Workplace(out, engine, workers, ray_address, say or say_nothing), len(tried) + len(final)
 
     def make(configs: Mapping[RunKey, RunConfig], before: int) -> dict[RunKey, Run]:
         return make_runs(configs, kind, workplace, lambda done: report(before + done, total))

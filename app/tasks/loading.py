@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from ..config import RunConfig
 from ..registry import registry
 from .base import Dataset, Shard, Task, settings
 from .own import checked
+from .parts import Parts, Shards
 
 
 def load_dataset(config: RunConfig) -> Dataset:
@@ -24,14 +26,38 @@ def load_dataset(config: RunConfig) -> Dataset:
     ConfigurationError
         If the data are not where the configuration says, or more validation samples are asked for than there are.
     """
-    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
-    task: Task = registry("task")[config.task]
-    dataset = _loaded(_Wanted(task, config.features, root, settings(task.reads, config), config))
+    dataset = loaded(config)
     if config.validation_samples:
         dataset = _held_out(dataset, config.validation_samples)
     if config.training_samples:
         dataset = _fewer(dataset, config.training_samples)
     return _with_public(dataset, config.public_samples) if config.public_samples else dataset
+
+
+def loaded(config: RunConfig) -> Dataset:
+    """What the task of a run configuration has, before anything of it is set aside."""
+    wanted = wanted_by(config)
+    return _given[wanted] if wanted in _given else _loaded(wanted)
+
+
+def wanted_by(config: RunConfig) -> Hashable:
+    """What settles the data of a run configuration: alike for two of them, so are their data."""
+    root = config.data_root or os.environ.get("MURMURFL_DATA", "")
+    task: Task = registry("task")[config.task]
+    return _Wanted(task, config.features, root, settings(task.reads, config), config)
+
+
+def give(config: RunConfig, dataset: Dataset) -> None:
+    """Have a run configuration's data from elsewhere (:func:`loaded`) rather than from this computer's disk."""
+    wanted = wanted_by(config)
+    _given.pop(wanted, None)
+    while len(_given) >= _MOST_GIVEN:
+        del _given[next(iter(_given))]
+    _given[wanted] = dataset
+
+
+_MOST_GIVEN = 2
+_given: dict[Hashable, Dataset] = {}
 
 
 def public_shard(dataset: Dataset, first: int) -> Shard | None:
@@ -45,7 +71,7 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
     return Shard(public, (first + np.arange(len(dataset.public_labels))) % len(dataset.public_labels))
 
 
-def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
+def load_shards(config: RunConfig, dataset: Dataset) -> Shards:
     """Every machine's samples under the configuration's partition, in an order of its seed.
 
     Raises
@@ -64,14 +90,14 @@ def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
             f"Expected partition {config.partition!r} to give num-clients = {config.num_clients} parts, got "
             f"{len(parts)}."
         )
-    used = np.concatenate(parts)
-    if len(np.unique(used)) != len(used):
+    parts = Parts.together(parts)
+    if not np.diff(np.sort(parts.numbers)).all():
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
-    least = min(len(part) for part in parts)
+    least, shards = int(parts.sizes.min()), Shards(dataset, parts)
     if "batch-size" not in registry("strategy")[config.strategy].keys:
         if least < 1:  # each of its releases is made from all samples of a machine
             raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
-        return [Shard(dataset, part) for part in parts]
+        return shards
     if config.batch_size > least:
         raise ConfigurationError(
             f"Expected batch-size <= {least}, the samples of the smallest machine, got {config.batch_size}; "
@@ -82,7 +108,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
             f"Expected batch-size x max-participations <= {least}, the samples of the smallest machine (each is used "
             f"once), got {config.batch_size} x {config.max_participations}."
         )
-    return [Shard(dataset, part) for part in parts]
+    return shards
 
 
 @dataclass(frozen=True)
@@ -97,7 +123,7 @@ class _Wanted:
 
 
 @lru_cache(maxsize=4)
-def _loaded(wanted: _Wanted) -> Dataset:
+def _loaded(wanted: Any) -> Dataset:
     return checked(wanted.task.load(wanted.config, wanted.root), f"task = {wanted.config.task!r}")
 
 

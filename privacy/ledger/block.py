@@ -200,6 +200,12 @@ class BlockLedger:
         """What some machines have spent, copied."""
         return self._accounts.chosen(rows)
 
+    def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
+        """Samples used, sessions reserved, and releases of each session: what machines state follows from these."""
+        sessions = np.array([len(self._accounts.reserved[row]) for row in rows.tolist()], dtype=np.int64)
+        releases = [streams.release[rows] for streams in self._streams.values()]
+        return [self._accounts.samples_used[rows], sessions, *releases]
+
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
         """Record both, together."""
         if streams.session not in self._streams:

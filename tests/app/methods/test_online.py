@@ -73,7 +73,7 @@ def test_curves_have_means_and_bands_and_a_noiseless_run_no_epsilon(tmp_path):
     }
     settings = {**{key: value for key, value in LOGISTIC.items() if key != "strategy"}, "preset": "practical"}
     cells = [Cell("small", {**settings, "evaluate-every": 5}, algorithms)]
-    document = {"seeds": 2, **run_cells(cells, RegretTable(), seeds=2, out=tmp_path, jobs=1)}
+    document = {"seeds": 2, **run_cells(cells, RegretTable(), seeds=2, out=tmp_path, workers=1)}
     (table,) = write_reproduction(document, "small", RegretTable(), tmp_path)
     rows = {row["algorithm"]: row for row in table.rows}
     assert rows["noiseless"]["epsilon"] is None

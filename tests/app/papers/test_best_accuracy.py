@@ -2,10 +2,9 @@
 
 import csv
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from murmurfl.app.papers import PAPERS, Cell, making
+from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.best import BestTable, epsilon_name
 from murmurfl.app.papers.best_accuracy import BEST, FULL, MUS, NOISY_SGD, ONE_PASS, SECURE, SHOT, SOFT, STROKES, WITHOUT
 from murmurfl.app.papers.reproduce import run_cells, write_reproduction
@@ -62,13 +61,11 @@ def made(tmp_path_factory):
     (out / "my_two_classes.py").write_text(TWO_CLASSES)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(out)
-        # In this process: a new one would import everything anew, and test_reproduce.py has it.
-        patch.setattr(making, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
         methods = {FULL: {"strategy": "full-batch", "num-rounds": 3}, ONE_PASS: {"strategy": "mu2", "num-rounds": 3}}
         cells = [Cell("digits", {**SMALL, "mu": mu}, methods) for mu in (1.0, 4.0)]
         cells.append(Cell("digits", {**SMALL, "mechanism": "none"}, {WITHOUT: methods[FULL]}))
         cells.append(Cell("people", {**SMALL, "task": "my_two_classes:two", "mu": 4.0}, methods))
-        document = {"reproduction": "small", "seeds": 2, **run_cells(cells, BestTable(), seeds=2, out=out, jobs=1)}
+        document = {"reproduction": "small", "seeds": 2, **run_cells(cells, BestTable(), seeds=2, out=out, workers=1)}
         tables = write_reproduction(document, "small", BestTable(), out)
     return document, tables, out
 

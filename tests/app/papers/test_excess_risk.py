@@ -42,7 +42,7 @@ def test_a_table_has_the_best_covered_step_and_says_which_was_better_beyond(tmp_
     # Without regulariser and with little noise the larger steps are better; 1 / L* is 1 / 36.
     settings |= {"mu": 1000.0, "noise-quality": "fast", "regularizer": "none", "regularizer-strength": 0.0}
     cells = [Cell("small", settings, algorithms, steps=(0.5, 0.02, 1e-6))]
-    document = {"seeds": 2, **run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, jobs=1)}
+    document = {"seeds": 2, **run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, workers=1)}
     entry = document["cells"][0]["algorithms"]["interleaved"]
     assert entry["learning-rate"] == 0.02
     assert entry["covered"] is True
@@ -56,7 +56,7 @@ def test_a_table_has_the_best_covered_step_and_says_which_was_better_beyond(tmp_
     assert [row["algorithm"] for row in made.document()["rows"]] == ["interleaved", "public-only"]
     assert "**" in (tmp_path / "small.md").read_text()
     assert (tmp_path / "small.png").stat().st_size > 5000
-    again = run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, jobs=1)
+    again = run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, workers=1)
     assert again["cells"] == document["cells"], "finished runs are not run again"
     other = run_cells(
         [replace(cells[0], steps=(0.5, 0.02))],
@@ -64,7 +64,7 @@ def test_a_table_has_the_best_covered_step_and_says_which_was_better_beyond(tmp_
         seeds=1,
         out=tmp_path / "other",
         engine="inprocess",
-        jobs=1,
+        workers=1,
     )
     alone = other["cells"][0]["algorithms"]["interleaved"]
     assert [point["step"] for point in alone["grid"]] == [0.02], "silos refuse the other one"

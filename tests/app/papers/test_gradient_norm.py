@@ -70,7 +70,7 @@ def cells():
 def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
     seen = []
     made = run_cells(
-        cells(), KIND, seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total))
+        cells(), KIND, seeds=2, out=tmp_path, workers=1, on_run=lambda done, total: seen.append((done, total))
     )
     assert (seen[0], seen[-1]) == ((0, 21), (21, 21)), "9 validation runs, 12 of the table"
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -89,7 +89,7 @@ def test_steps_are_chosen_on_seeds_of_their_own_and_runs_are_kept(tmp_path):
     }
     seen.clear()
     again = run_cells(
-        cells(), KIND, seeds=2, out=tmp_path, jobs=1, on_run=lambda done, total: seen.append((done, total))
+        cells(), KIND, seeds=2, out=tmp_path, workers=1, on_run=lambda done, total: seen.append((done, total))
     )
     assert seen == [(9, 21), (21, 21)]
     assert again == made

@@ -71,7 +71,12 @@ def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
 def test_finished_runs_are_not_run_again(tmp_path):
     seen = []
     first = run_cells(
-        [cell()], AccuracyTable(), seeds=2, out=tmp_path, jobs=2, on_run=lambda done, total: seen.append((done, total))
+        [cell()],
+        AccuracyTable(),
+        seeds=2,
+        out=tmp_path,
+        workers=2,
+        on_run=lambda done, total: seen.append((done, total)),
     )
     assert seen[0] == (0, 4)
     assert seen[-1] == (4, 4)

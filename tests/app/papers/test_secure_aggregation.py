@@ -72,7 +72,7 @@ def made(tmp_path_factory):
     """A small reproduction: two cells, two seeds; its document, table and folder."""
     out = tmp_path_factory.mktemp("made")
     cells = [Cell("small", SMALL, KINDS), Cell("small, lost", {**SMALL, "lost-replies": 0.2}, KINDS)]
-    document = {"reproduction": "small", "seeds": 2, **run_cells(cells, TrustTable(), seeds=2, out=out, jobs=1)}
+    document = {"reproduction": "small", "seeds": 2, **run_cells(cells, TrustTable(), seeds=2, out=out, workers=1)}
     table, *crosswise = write_reproduction(document, "small", TrustTable(), out)
     return document, table, crosswise, out
 

@@ -1,12 +1,11 @@
 """`reproduce --twins`: a line without noise in every table and picture, whatever the kind."""
 
 import json
-from concurrent.futures import Executor, Future
 
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import NO_NOISE, RunConfig
-from murmurfl.app.papers import PAPERS, Cell, making, twins
+from murmurfl.app.papers import PAPERS, Cell, twins
 from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.best import BestTable
 from murmurfl.app.papers.excess_risk import ExcessRiskTable
@@ -25,23 +24,6 @@ METHODS = {"mu2": {"strategy": "mu2", "mechanism": "blt"}, "noisy SGD": {"strate
 MOMENTUM = {"algorithm 1": {"strategy": "tree-momentum"}, "DP-SGD": {"strategy": "trusted-sgd"}}
 SUMS = {"sums": {"strategy": "mu2", "trust": "secure-aggregation"}, "nobody": {"strategy": "mu2"}}
 SHUFFLED = {k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "variant", "seed", "mu", "epsilon")}
-
-
-class Inline(Executor):
-    """Runs in this process: starting workers takes longer than these small runs."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    monkeypatch.setattr(making, "ProcessPoolExecutor", Inline)
 
 
 def both(settings, algorithms, **more):
@@ -63,7 +45,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_kind_of_table_and_picture_shows_it(case, tmp_path, monkeypatch):
     kind, cells = CASES[case]
-    document = {"seeds": 1, **run_cells(with_twins(cells), kind, seeds=1, out=tmp_path, jobs=1)}
+    document = {"seeds": 1, **run_cells(with_twins(cells), kind, seeds=1, out=tmp_path, workers=1)}
     for cell in document["cells"]:
         assert cell["algorithms"][WITHOUT]["epsilon"]["mean"] is None
     first, *_ = write_reproduction(document, "small", kind, tmp_path)

@@ -1,0 +1,313 @@
+"""A pool of workers on Ray: a private Ray on this computer, which goes with the pool, or a cluster that is there.
+
+The private one shares nothing with any other: its files lie in a folder of its own, whoever speaks to it needs a token
+that only this process and its children know, and its processes carry a mark by which they are found, and ended, however
+the run ends. The Ray that ``flwr run`` starts is such a one too, of another process (:mod:`.superlink`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...privacy import ConfigurationError
+from ..version import __version__
+from .loopback import MARKER, scratch_parent
+from .pool import Call, Pool, WorkerError, WorkerState, computing_alone
+from .processes import Processes, interrupts_as_keyboard_interrupt
+
+Say = Callable[[str], None]
+
+_ANSWER_S = 5.0
+"""How long a cluster may take to answer at all."""
+_START_S = 120.0
+"""How long workers may take to start."""
+_SAY_EVERY_S = 10.0
+_END_S = 10.0
+_STORE_BYTES = 1 << 30
+"""The most memory that Ray keeps for what is shared, unless there are more data; it is taken as it is used."""
+# Before Ray is imported, which reads them once: it listens on every interface, hence the token.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "SPT_NOENV": "1",  # keeps Ray's process titles off the environment by which processes are found
+}
+
+
+class RayPool(Pool):
+    """Workers that are Ray actors, one core each; made by :func:`ray_pool`.
+
+    Parameters
+    ----------
+    size : int
+    search : list of str
+        Folders in which workers look for modules after their own: things of one's own may lie there.
+    where : str
+        Where they are, in words.
+    say : callable
+        Told what is waited for.
+    spread : bool
+        Whether they go to as many nodes as there are.
+    """
+
+    def __init__(self, size: int, search: list[str], where: str, say: Say, *, spread: bool) -> None:
+        import ray
+
+        self.size = size
+        self._ray: Any = ray
+        self._where = where
+        strategy = "SPREAD" if spread else "DEFAULT"
+        kind: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy=strategy)(_Worker)
+        self._actors = [kind.remote(search) for _ in range(size)]
+        self._number: dict[Call, int] = {}
+        self._wait_for_start(say)
+
+    def share(self, value: Any) -> Any:
+        return self._ray.put(value)
+
+    def call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Call:
+        call = self._actors[worker].run.remote(function, *arguments)
+        self._number[call] = worker
+        return call
+
+    def completed(self, calls: Iterable[Call]) -> Iterator[tuple[Call, Any]]:
+        waiting = list(calls)
+        while waiting:
+            ready, waiting = self._ray.wait(waiting, num_returns=1)
+            for call in ready:
+                worker = self._number.pop(call)
+                yield call, self._got(call, worker)
+
+    def _got(self, call: Call, worker: int) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(call)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, Exception):
+                raise error.cause from None
+            raise
+        except errors.RayError as error:
+            raise WorkerError(
+                f"Expected worker {worker + 1} of {self.size} on {self._where} to do its part, but its process is gone "
+                f"({type(error).__name__}). Nothing of the run is kept. If memory ran out, use fewer workers or "
+                "machines; then start it again."
+            ) from error
+
+    def _wait_for_start(self, say: Say) -> None:
+        hello = {actor.version.remote(): number for number, actor in enumerate(self._actors)}
+        waiting, started = list(hello), time.monotonic()
+        while waiting:
+            ready, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_SAY_EVERY_S)
+            for call in ready:
+                self._check_version(self._got(call, hello[call]))
+            if waiting and time.monotonic() - started > _START_S:
+                raise WorkerError(
+                    f"Expected {self.size} workers on {self._where} within {_START_S:.0f} s, got "
+                    f"{self.size - len(waiting)}: its cores are busy, or murmurfl is not installed there. Use fewer "
+                    "workers, or try again later."
+                )
+            if waiting:
+                say(f"Waiting for {len(waiting)} of {self.size} workers on {self._where} ...")
+
+    def _check_version(self, found: str) -> None:
+        if found != __version__:
+            raise ConfigurationError(
+                f"Expected murmurfl {__version__} on every node of {self._where}, as here, got {found}: install the "
+                "same version there."
+            )
+
+    def close(self) -> None:
+        """End the workers."""
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor)
+
+
+class _Worker:
+    """A process that computes what it is asked, one call after the other."""
+
+    def __init__(self, search: list[str]) -> None:
+        sys.path.extend(folder for folder in search if folder not in sys.path)
+        self._alone = computing_alone()  # as long as the process lives
+        self._alone.__enter__()
+        self._state: WorkerState = {}
+
+    def version(self) -> str:
+        """Of murmurfl, here."""
+        return __version__
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function makes of what is kept here and its arguments."""
+        return function(self._state, *arguments)
+
+
+@contextlib.contextmanager
+def ray_pool(size: int, address: str = "", *, say: Say, most: int = 0, data_bytes: int = 0) -> Iterator[Pool]:
+    """Workers on Ray, until the block ends.
+
+    Parameters
+    ----------
+    size : int
+        At least 1; or 0 on a cluster, for one on each of its cores, but no more than ``most``.
+    address : str
+        Of a Ray cluster: ``host:port``, ``auto`` or ``ray://host:port``. Empty for a private Ray on this computer.
+    say : callable
+        Told what is waited for.
+    most : int
+    data_bytes : int
+        About how much will be shared.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no cluster at the address, or it has too few cores, or another murmurfl.
+    WorkerError
+        If workers do not start.
+    """
+    with interrupts_as_keyboard_interrupt() as protect:
+        ray, end, where = _connected(size, address, say, data_bytes)
+        pool: RayPool | None = None
+        try:
+            if address:
+                size = _on_cores(ray, size, most, where)
+            pool = RayPool(size, _search_path(), where, say, spread=bool(address))
+            yield pool
+        finally:
+            protect()  # a second Ctrl-C must not stop the stopping
+            if pool is not None:
+                pool.close()
+            end()
+
+
+def _connected(size: int, address: str, say: Say, data_bytes: int) -> tuple[Any, Callable[[], None], str]:
+    """Ray, how to let go of it, and where it is in words."""
+    if address:
+        where = f"the Ray cluster at {address}"
+        _check_answers(address)
+        say(f"Connecting to {where} ...")
+    else:
+        where = "this computer"
+        say(f"Starting {size} workers on a Ray of their own ...")
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if not address and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray = importlib.import_module("ray")
+    if ray.is_initialized():
+        if address:
+            raise ConfigurationError(
+                f"Expected to connect to {where}, but this process is connected to a Ray already: call ray.shutdown() "
+                "before, or leave the address out to use that Ray."
+            )
+        return ray, lambda: None, "the Ray that this process is connected to"
+    return (_joined(ray, address, where) if address else _started(ray, size, data_bytes)) + (where,)
+
+
+def _joined(ray: Any, address: str, where: str) -> tuple[Any, Callable[[], None]]:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (Exception, SystemExit) as error:  # Ray asks the process to end where it cannot connect
+        ray.shutdown()
+        raise ConfigurationError(
+            f"Expected {where} to take this computer in, got {type(error).__name__}: {_line(error)}. Is this computer "
+            "one of its nodes (`ray status`), and its Ray the same version? From outside, use ray://HOST:10001."
+        ) from error
+    return ray, ray.shutdown
+
+
+def _started(ray: Any, size: int, data_bytes: int) -> tuple[Any, Callable[[], None]]:
+    folder = Path(tempfile.mkdtemp(prefix="mf-", dir=scratch_parent()))
+    mark, before = secrets.token_hex(8), {name: os.environ.get(name) for name in (MARKER, "RAY_ADDRESS")}
+    os.environ[MARKER] = mark
+    os.environ.pop("RAY_ADDRESS", None)
+
+    def end() -> None:
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        _end_all(Processes(f"{MARKER}={mark}"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=size,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            object_store_memory=max(_STORE_BYTES, 2 * data_bytes),
+            _temp_dir=str(folder),
+        )
+    except BaseException as error:
+        end()
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise WorkerError(
+            f"Expected Ray to start on this computer, got {type(error).__name__}: {_line(error)}. Leave out --workers "
+            "to compute in one process."
+        ) from error
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+    return ray, end
+
+
+def _end_all(processes: Processes) -> None:
+    """End what is left of a Ray, the hard way."""
+    deadline = time.monotonic() + _END_S
+    while (left := processes.living(set())) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes, and end this process."""
+    if address in ("auto", "local"):
+        if address == "local":
+            raise ConfigurationError("Expected the address of a Ray cluster, got 'local': leave it out for that.")
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
+        raise ConfigurationError(
+            f"Expected a Ray cluster's address as HOST:PORT, ray://HOST:PORT or auto, got {address!r}."
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected a Ray cluster at {address}, but nobody answers there ({error.strerror or error}): start one "
+            "with `ray start --head` and give the address that it prints, or leave it out for workers on this computer."
+        ) from error
+
+
+def _on_cores(ray: Any, size: int, most: int, where: str) -> int:
+    there = int(ray.cluster_resources().get("CPU", 0))
+    if size > there:
+        raise ConfigurationError(f"Expected workers <= {there}, the cores of {where}, got {size}.")
+    return size or max(min(there, most), 1)
+
+
+def _search_path() -> list[str]:
+    """The folders in which this process looks for modules; those of one's own among them."""
+    return [folder or str(Path.cwd()) for folder in sys.path]
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".")[:300]

@@ -1,0 +1,337 @@
+"""The cohort engine over several workers: each has some of the machines, and adds up what they release.
+
+Machine i is worker i mod N's, for good: its ledger and its noise stream lie there. The machines of a round are drawn
+without regard to their numbers, and if sizes follow numbers then neighbours' are alike, so that every worker has as
+much to do as the others. A round's query points go to the workers once; back come the sums of counts, which are
+integers and add up to the same in any grouping, and of single machines as little as a round's report needs.
+
+The strategy, its step and everything that is observed of a run stay where they were: :class:`WorkerMachines` is asked
+as :class:`~murmurfl.app.engines.cohort.CohortMachines` is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import protocol
+from ...privacy.outgoing import Release
+from ...privacy.training import ObservedFigures, TrainingFigures
+from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.replies import SummedReplies
+from ..experiment import Experiment, model_of
+from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .pool import Pool, WorkerState
+
+logger = logging.getLogger(__name__)
+
+_MACHINES = "machines"
+_SENT = "sent"
+_HEARD = "heard"
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What one worker is asked in a round, beside what all of them get.
+
+    Parameters
+    ----------
+    server_round : int
+    session : str
+    machines : ndarray of int64
+        The numbers of its machines that are asked, in order.
+    unanswered_for : list of int or None
+        Those of its machines whose last release was not aggregated; None where nothing is acknowledged at all.
+    sums_suffice : bool
+    """
+
+    server_round: int
+    session: str
+    machines: NDArray[np.int64]
+    unanswered_for: list[str] | None
+    sums_suffice: bool
+
+
+_Shared = tuple[tuple[Any, ...], Mapping[str, Any], tuple[NDArray[np.int64], NDArray[np.int64]]]
+"""What all workers are asked: query points, entries, and the numbers and acknowledgements of all machines asked."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Releases that were added up by a worker.
+
+    Parameters
+    ----------
+    positions : ndarray of int64
+        Which of the machines asked they are of.
+    releases, samples : ndarray of int64
+        Of each.
+    counts, spacing, largest, metrics
+        Those of :class:`~murmurfl.strategies.replies.SummedReplies`.
+    """
+
+    positions: NDArray[np.int64]
+    releases: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    spacing: float
+    largest: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass
+class _Answer:
+    """What one worker's machines answered in a round."""
+
+    parts: list[_Part] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    refusals: Counter[int] = field(default_factory=Counter)
+    figures: list[ObservedFigures] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+class WorkerMachines:
+    """An experiment's machines, spread over the workers of a pool.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    pool : Pool
+        With as many workers as there are machines, or fewer.
+    row_cache_mib : float
+        As :class:`~murmurfl.app.engines.cohort.CohortMachines`'s, of all workers together.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of each machine, in simulation: a worker's machines are those of the cohort engine, and
+    follow the same release rule.
+    """
+
+    def __init__(self, experiment: Experiment, pool: Pool, *, row_cache_mib: float = DEFAULT_ROW_CACHE_MIB) -> None:
+        self._pool = pool
+        self._names = [str(i) for i in range(experiment.config.num_clients)]
+        # The model is made anew by whoever gets it: a network holds what cannot be sent.
+        without_model: Any = {"model": None}
+        shared = pool.share(replace(experiment, **without_model))
+        pool.on_all(begin_training, pool.size, shared, row_cache_mib / pool.size)
+        self._sent: list[dict[str, int]] = [{} for _ in range(pool.size)]
+        self._said: set[str] = set()
+
+    def names(self) -> list[str]:
+        """All machines."""
+        return self._names
+
+    def answer(self, request: RoundRequest) -> Iterator[Outcome]:
+        """What came back of a round's request; lost replies are missing."""
+        asked = self._split(request)
+        everybody = np.array(list(request.acks), np.int64), np.fromiter(request.acks.values(), np.int64)
+        shared = self._pool.share((request.points, dict(request.entries), everybody))
+        # Also a worker none of whose machines are asked: it knows of all machines who may release.
+        calls = {
+            self._pool.call(worker, answer_part, self._question(worker, request, names), shared): worker
+            for worker, names in enumerate(asked)
+        }
+        answers: list[_Answer] = []
+        for call, answer in self._pool.completed(list(calls)):
+            worker = calls[call]
+            self._say(answer.said)
+            for part in answer.parts:
+                yield self._summed(worker, part, asked[worker], request)
+            answers.append(answer)
+        yield from self._others(answers, request)
+
+    def _split(self, request: RoundRequest) -> list[list[str]]:
+        """The machines that each worker is asked for, in the request's order."""
+        names: list[list[str]] = [[] for _ in range(self._pool.size)]
+        for name in request.acks:
+            names[int(name) % len(names)].append(name)
+        return names
+
+    def _question(self, worker: int, request: RoundRequest, names: Sequence[str]) -> _Question:
+        sent, aggregated = self._sent[worker], request.aggregated
+        unanswered_for = None
+        if aggregated:
+            unanswered_for = [name for name, release in sent.items() if aggregated.get(name) != release]
+            self._sent[worker] = {name: sent[name] for name in unanswered_for}
+        return _Question(
+            request.server_round,
+            request.session,
+            np.array(names, np.int64),
+            unanswered_for,
+            request.sums_suffice,
+        )
+
+    def _summed(self, worker: int, part: _Part, names: list[str], request: RoundRequest) -> SummedReplies:
+        """A worker's sum as strategies take it; the counts alone came as they are."""
+        everybody = len(part.positions) == len(names)
+        machines = tuple(names) if everybody else tuple(names[i] for i in part.positions.tolist())
+        releases = tuple(part.releases.tolist())
+        self._sent[worker].update(zip(machines, releases, strict=True))
+        acks = tuple(map(request.acks.__getitem__, machines))
+        sums = part.counts, part.spacing, part.largest, part.metrics
+        return SummedReplies(machines, releases, acks, tuple(part.samples.tolist()), *sums)
+
+    def _others(self, answers: Iterable[_Answer], request: RoundRequest) -> Iterator[Outcome]:
+        """Replies of single machines in the request's order, refusals, and what clipping did in the round."""
+        replies = {reply.machine: reply for answer in answers for reply in answer.replies}
+        for name in request.acks if replies else ():
+            if name in replies:
+                self._sent[int(name) % self._pool.size][name] = replies[name].release
+                yield replies[name]
+        for code, count in sorted(sum((answer.refusals for answer in answers), Counter[int]()).items()):
+            yield from (Refusal(code) for _ in range(count))
+        figures = [one for answer in answers for one in answer.figures]
+        if figures:
+            yield ObservedFigures.united(figures)
+
+    def _say(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            if message not in self._said:  # several workers may have the same to say
+                self._said.add(message)
+                logger.warning("%s", message)
+
+    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+        """What each machine has spent."""
+        found: dict[str, dict[str, Any]] = {}
+        for statements in self._pool.on_all(stated, session):
+            found |= statements
+        return {name: found[name] for name in self._names}
+
+
+# What workers do. Each function gets first what its worker keeps.
+
+
+def begin_training(state: WorkerState, worker: int, workers: int, experiment: Experiment, row_cache_mib: float) -> None:
+    """Make a worker's machines."""
+    model = model_of(experiment.config, experiment.data)
+    mine = range(worker, experiment.config.num_clients, workers)
+    whole = replace(experiment, model=model)
+    state[_MACHINES] = CohortMachines(whole, row_cache_mib=row_cache_mib, machines=mine)
+    state[_SENT] = {}
+    if _HEARD not in state:
+        state[_HEARD] = _Heard()
+
+
+def answer_part(state: WorkerState, question: _Question, shared: _Shared) -> _Answer:
+    """What a worker's machines answer in a round."""
+    points, entries, (everybody, all_acks) = shared
+    sent: dict[str, int] = state[_SENT]
+    aggregated: dict[str, int] = {}
+    if question.unanswered_for is not None:
+        kept = {name: sent[name] for name in question.unanswered_for if name in sent}
+        aggregated = {name: release for name, release in sent.items() if name not in kept}
+        state[_SENT] = sent = kept
+    names = list(map(str, question.machines.tolist()))
+    acks = dict(zip(map(str, everybody.tolist()), all_acks.tolist(), strict=True))
+    request = RoundRequest(
+        question.server_round, question.session, acks, aggregated, points, entries, question.sums_suffice
+    )
+    with state[_HEARD] as heard:
+        answer = _gathered(state[_MACHINES].answer(request), names, sums_suffice=question.sums_suffice)
+    answer.said = heard.messages()
+    for part in answer.parts:
+        sent.update(zip((names[i] for i in part.positions.tolist()), part.releases.tolist(), strict=True))
+    sent.update((reply.machine, reply.release) for reply in answer.replies)
+    return answer
+
+
+def stated(state: WorkerState, _: int, session: str) -> dict[str, dict[str, Any]]:
+    """What each of a worker's machines has spent."""
+    machines: CohortMachines = state[_MACHINES]
+    return dict(machines.statements(session, machines.computed))
+
+
+def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice: bool) -> _Answer:
+    """A worker's outcomes, added up where sums suffice."""
+    answer = _Answer()
+    sums: dict[Any, _Sum] = {}
+    for outcome in outcomes:
+        if isinstance(outcome, SummedReplies):
+            _sum_for(sums, outcome.spacing, outcome.metrics, outcome.counts.size).add_sum(outcome)
+        elif isinstance(outcome, Reply) and sums_suffice and isinstance(outcome.contents, Release):
+            said = {name: value for name, value in outcome.metrics.items() if name != protocol.NUM_EXAMPLES}
+            _sum_for(sums, outcome.contents.spacing, said, outcome.contents.counts.size).add(outcome)
+        elif isinstance(outcome, Reply):
+            answer.replies.append(outcome)
+        elif isinstance(outcome, Refusal):
+            answer.refusals[outcome.code] += 1
+        elif isinstance(outcome, ObservedFigures):
+            answer.figures.append(outcome)
+        elif isinstance(outcome, TrainingFigures):
+            raise TypeError("Expected figures that can be united, got some without medians.")
+    if sums:
+        positions = {name: i for i, name in enumerate(names)}
+        answer.parts = [one.part(positions) for one in sums.values()]
+    return answer
+
+
+def _sum_for(sums: dict[Any, _Sum], spacing: float, metrics: Mapping[str, Any], size: int) -> _Sum:
+    key = spacing, tuple(sorted(metrics.items()))
+    if key not in sums:
+        sums[key] = _Sum(np.zeros(size, np.int64), spacing, dict(metrics))
+    return sums[key]
+
+
+@dataclass
+class _Sum:
+    """Releases of one grid, while they are added up."""
+
+    counts: NDArray[np.int64]
+    spacing: float
+    metrics: Mapping[str, Any]
+    largest: int = 0
+    machines: list[str] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+    def add(self, reply: Reply) -> None:
+        """One more release."""
+        counts = reply.contents.counts.ravel()  # type: ignore[union-attr]
+        self.counts += counts
+        self.largest = max(self.largest, int(counts.max(initial=0)), -int(counts.min(initial=0)))
+        self.machines.append(reply.machine)
+        self.releases.append(reply.release)
+        self.samples.append(reply.samples)
+
+    def add_sum(self, replies: SummedReplies) -> None:
+        """Several, added up already."""
+        self.counts += replies.counts
+        self.largest = max(self.largest, replies.largest)
+        self.machines.extend(replies.machines)
+        self.releases.extend(replies.releases)
+        self.samples.extend(replies.samples)
+
+    def part(self, positions: Mapping[str, int]) -> _Part:
+        """The sum, with machines by where they stand in the question."""
+        where = np.fromiter(map(positions.__getitem__, self.machines), np.int64, len(self.machines))
+        numbers = np.array(self.releases, np.int64), np.array(self.samples, np.int64)
+        return _Part(where, *numbers, self.counts, self.spacing, self.largest, self.metrics)
+
+
+class _Heard(logging.Handler):
+    """What machines warned of since it was last asked: nobody sees a worker's own log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(record.getMessage())
+
+    def messages(self) -> list[str]:
+        """What was said, once."""
+        said, self._messages = self._messages, []
+        return said
+
+    def __enter__(self) -> _Heard:
+        logging.getLogger("murmurfl").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("murmurfl").removeHandler(self)
