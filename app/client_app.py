@@ -10,20 +10,28 @@ there, also where Flower's plain ``flower-supernode`` runs the bundle that the s
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from ..clients import ContextLedger, PrivateClient, numpy_client_app
+from ..clients import ContextLedger, PrivateClient
+from ..clients.numpy_app import serving
 from ..clients.simulated_helper import answer_simulated_helper
-from ..clients.simulation import in_simulation
-from ..privacy import ConfigurationError, protocol
+from ..clients.simulation import in_simulation, kept_by_node, state_travels
+from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
 from .config import RunConfig
 from .experiment import prepare
 from .installed import answered_as_installed, has_real_machines
 from .participants import participant_names
+
+_ROWS_BYTES = 256 << 20
+"""Noise rows that all nodes of a simulation in this process keep for taking them back out, in bytes."""
+_WORKERS_ROWS_BYTES = 32 << 20
+"""Those that a worker of Ray's keeps; what another worker takes back out stays here until there is no room."""
 
 
 def client_fn(context: Context) -> PrivateClient:
@@ -49,10 +57,26 @@ def client_fn(context: Context) -> PrivateClient:
                 "simulation only."
             )
         return nodes.configured_client(path)
-    config = RunConfig.from_mapping(context.run_config)
-    machine = int(context.node_config["partition-id"])
-    # Messages leave the machine, here as on a real one: under secure aggregation with masks.
-    return prepare(config).client(machine, ContextLedger(context.state, str(machine)), masked=True)
+    return _simulated_client(context, int(context.node_config["partition-id"]))
+
+
+def _simulated_client(context: Context, machine: int) -> PrivateClient:
+    """A simulated machine: made for every message, or kept from one to the next where its node keeps things."""
+    kept = kept_by_node(context)
+    nodes = int(context.node_config["num-partitions"])
+    machines: dict[int, tuple[PrivateClient, Ledger]] = {} if kept is None else kept.setdefault("machines", {})
+    if machine not in machines:
+        travels = state_travels()
+        ledger = ContextLedger(context.state, str(machine)) if kept is None or travels else MemoryLedger()
+        limit = (_WORKERS_ROWS_BYTES if travels else _ROWS_BYTES) // nodes
+        rows = None if kept is None else kept.setdefault("rows", RowCache(limit))
+        config = RunConfig.from_mapping(context.run_config)
+        # Messages leave the machine, here as on a real one: under secure aggregation with masks.
+        machines[machine] = prepare(config).client(machine, ledger, rows, masked=True), ledger
+    client, ledger = machines[machine]
+    if isinstance(ledger, ContextLedger):
+        ledger.state = context.state  # whoever had the last message: what counts came with this one
+    return client
 
 
 def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -64,11 +88,7 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
     """
     if not in_simulation():
         return call_next(message, context)
-    node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    config = RunConfig.from_mapping(context.run_config)
-    hosted = participant_names(config)[node::nodes]
-    machines = [name for name in hosted if name.isdecimal()]
-    helpers = [name for name in hosted if not name.isdecimal()]
+    config, machines, helpers = _hosted(context)
     entries = message.content.get(protocol.CONFIG, None)
     entries = entries if isinstance(entries, ConfigRecord) else ConfigRecord()
     if message.metadata.message_type == protocol.QUERY_OPEN:
@@ -89,7 +109,25 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
         state=context.state,
         run_config=context.run_config,
     )
-    return call_next(message, own)
+    reply = call_next(message, own)
+    if message.metadata.message_type == MessageType.TRAIN and reply.has_content() and state_travels():
+        ContextLedger(own.state, machine).keep_as_sent(str(entries.get(protocol.SESSION)), reply.content)
+    return reply
+
+
+def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
+    """The configuration of a simulation, and the machines and helpers on one of its nodes."""
+    kept = kept_by_node(context)
+    if kept is not None and "hosted" in kept:
+        return kept["hosted"]
+    node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    config = RunConfig.from_mapping(context.run_config)
+    hosted = participant_names(config)[node::nodes]
+    machines = [name for name in hosted if name.isdecimal()]
+    found = config, machines, [name for name in hosted if not name.isdecimal()]
+    if kept is not None:
+        kept["hosted"] = found
+    return found
 
 
 def _hello(message: Message, config: RunConfig, machines: list[str], helpers: list[str]) -> Message:
@@ -106,7 +144,22 @@ def _not_here(message: Message, kind: str) -> Message:
     return Message(error, reply_to=message)
 
 
-app = numpy_client_app(client_fn, mods=[answered_as_installed, simulated_machines])
+class _NamedApp(ClientApp):
+    """This module's app, which goes to a worker by its name: the worker has the module, as it has all functions of it.
+
+    Flower hands the app over with every message. By its contents, which are wrapped in closures, that takes longer
+    than the model.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[], ClientApp], tuple[()]]:
+        return _this_app, ()
+
+
+def _this_app() -> ClientApp:
+    return app
+
+
+app = serving(_NamedApp(mods=[answered_as_installed, simulated_machines]), client_fn)
 
 
 @app.query("open")

@@ -20,6 +20,7 @@ from .config import RunConfig
 from .evaluation import is_evaluated, make_evaluation, trained_samples
 from .methods import Problem
 from .methods.largest_mu import plan_or_largest_mu
+from .tasks.parts import shard_sizes
 
 
 def trained_config(config: RunConfig) -> RunConfig:
@@ -55,7 +56,7 @@ class EvaluatedProblem(CentredProblem):
         config = self.config
         if not self.is_evaluated:
             return None
-        samples = max(map(len, self.shards)) if machine is None else len(self.shards[machine])
+        samples = max(shard_sizes(self.shards)) if machine is None else len(self.shards[machine])
         return make_evaluation(
             self.policy(machine),
             self.model,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from .models.base import Model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
+from .tasks.parts import shard_sizes
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ def situation_of(config: RunConfig) -> Situation:
     **Formal guarantees.** None: of the samples it takes how many each machine has and of which shape they are.
     """
     data = load_dataset(config)
-    sizes = tuple(len(shard) for shard in load_shards(config, data))
+    sizes = tuple(shard_sizes(load_shards(config, data)))
     return Situation(config, sizes, data.num_features, data.num_classes)
 
 
@@ -299,7 +300,7 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
     model = model_of(config, data)
     per_round = config.clients_per_round * config.batch_size
     check_classes(config, data.num_classes)
-    sizes = [trained_samples(config, len(shard)) for shard in shards]
+    sizes = shard_sizes(shards, partial(trained_samples, config))
     num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
     if num_rounds < 1:
         raise ConfigurationError(
@@ -311,4 +312,4 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Exp
             f"Expected max-participations <= num-rounds = {num_rounds}, got {config.max_participations}."
         )
     values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
-    return Experiment(config, data, list(shards), model, num_rounds, values)
+    return Experiment(config, data, shards, model, num_rounds, values)

@@ -14,6 +14,7 @@ from typing import Any, overload
 from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
 from .config import RunConfig
 from .experiment import Experiment, prepare
+from .statements import statement_groups
 
 _NOMINAL = 10
 """Batches of a machine where only words are wanted of a policy."""
@@ -128,7 +129,7 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
     ------
     ConfigurationError
     """
-    released = [one for one in statements.values() if one["releases"]]
+    released = [group.statement for group in statement_groups(statements) if group.statement["releases"]]
     claims = [("mu", figures.mu, [float(one["mu-guaranteed"]) for one in released])]
     if figures.mu_local is not None:
         local = [float(one.get("mu-local", one["mu-guaranteed"])) for one in released]

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from ..privacy import PrivacyPolicy
 from ..privacy.training import TrainingFigures
 from ..strategies import FullBatch
 from ..strategies.evaluation_figures import EVALUATION_FIGURES
 from .centring import NONE, PRIVATE
-from .experiment import Experiment
+from .machine_records import finite, finite_or_none, releases_made, stated, write_machines
 from .result import RunResult
 from .summary import noise_note, shown, shown_accuracy
 from .version import __version__
@@ -44,7 +43,6 @@ FORMAT = 1
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""
 
-_MOST_POINTS = 200
 _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
 """What a result may depend on; those that are not installed are left out."""
 
@@ -77,20 +75,20 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "accuracy": result.accuracy,
         "auc": result.auc,
         "loss": result.loss,
-        "mu": _finite_or_none(result.mu),
-        "epsilon": _finite_or_none(result.epsilon),
-        "mu_local": _finite_or_none(result.mu_local),
-        "epsilon_local": _finite_or_none(result.epsilon_local),
+        "mu": finite_or_none(result.mu),
+        "epsilon": finite_or_none(result.epsilon),
+        "mu_local": finite_or_none(result.mu_local),
+        "epsilon_local": finite_or_none(result.epsilon_local),
         "min_honest": result.min_honest,
         "min_cohort": result.min_cohort,
         "helpers": config.helpers if config.secure else None,
         "delta": config.delta,
         "guarantee": guarantee.sentence,
         "privacy": guarantee.document(),
-        "forecast": None if result.forecast is None else _finite(result.forecast.document()),
+        "forecast": None if result.forecast is None else finite(result.forecast.document()),
         "rounds": len(history),
         "num_clients": config.num_clients,
-        "releases": sum(int(statement["releases"]) for statement in result.statements.values()),
+        "releases": releases_made(result),
         "aggregated": sum(report.aggregated for report in history),
         "refusals": sum(report.refusals for report in history),
         "lost_replies": sum(report.lost for report in history),
@@ -117,8 +115,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "online": result.online,
         "gradient_norms": result.gradient_norms,
         "training": training_document(result),
-        # JSON has no infinity: null where nothing is guaranteed.
-        "machines": {name: _finite(entries) for name, entries in result.statements.items()},
+        **stated(result),
         "per_round": per_round,
     }
 
@@ -148,7 +145,7 @@ def centring_document(result: RunResult) -> dict[str, Any] | None:
     if mean is None:
         return None
     return {
-        "mu": _finite_or_none(result.experiment.mean_mu if result.experiment.config.private else math.inf),
+        "mu": finite_or_none(result.experiment.mean_mu if result.experiment.config.private else math.inf),
         "share": result.experiment.config.centring_share,
         "constant": mean.constant,
         "asked": mean.report.asked,
@@ -170,7 +167,7 @@ def evaluation_document(result: RunResult) -> dict[str, Any] | None:
         return None
     figures = dict.fromkeys(EVALUATION_FIGURES) if found is None else found.document
     return {
-        "mu": _finite_or_none(experiment.evaluation_mu if experiment.config.private else math.inf),
+        "mu": finite_or_none(experiment.evaluation_mu if experiment.config.private else math.inf),
         "share": experiment.config.private_evaluation,
         **figures,
         "failure": result.evaluation_failure or None,
@@ -220,60 +217,6 @@ def training_document(result: RunResult) -> dict[str, Any] | None:
     }
 
 
-def _finite(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _finite_or_none(value) for key, value in entries.items()}
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def machines_document(result: RunResult) -> dict[str, Any]:
-    """The contents of ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
-
-    Notes
-    -----
-    **Formal guarantees.** Nothing that a server does not know: whom it asked, which release of whose it aggregated, and
-    arithmetic on the policies the machines state. ``mu`` is bookkeeping, true of a number of releases fixed in advance
-    (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
-    """
-    streams: list[dict[str, Any]] = []
-    known: dict[tuple[Any, ...], list[str]] = {}
-    experiment = result.experiment
-    size = experiment.method.release_size(experiment)
-    for plan, policy in ((policy.plan(size), policy) for policy in _policies(experiment)):
-        if not math.isfinite(plan.mu):
-            continue
-        cap = policy.max_participations
-        releases = sorted({round(cap * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)} | {0, 1, cap})
-        key = (plan.noise_std, plan.sensitivity, cap, policy.mechanism)
-        if key in known:
-            continue
-        names = known.setdefault(key, [])
-        streams.append(
-            {
-                "machines": names,
-                "noise_std": plan.noise_std,
-                "sensitivity": plan.sensitivity,
-                "releases": releases,
-                "mu": [plan.spent_mu(k) for k in releases],
-                "prefix_std": [plan.noise_std * plan.mechanism.row_std(k) if k else 0.0 for k in releases],
-            }
-        )
-    for name, statement in result.statements.items():
-        keys = ("noise-std", "sensitivity", "max-participations", "mechanism")
-        known.get(tuple(statement.get(key) for key in keys), []).append(name)
-    return {
-        "rounds": {str(p.report.server_round): dict(p.machines) for p in result.progress if p.machines},
-        "streams": [stream for stream in streams if stream["machines"]],
-    }
-
-
-def _policies(experiment: Experiment) -> list[PrivacyPolicy]:
-    sizes = {len(shard): i for i, shard in enumerate(experiment.shards)}
-    return [experiment.policy(i) for i in sizes.values()]
-
-
 def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
     """Write what a run leaves into a folder: its documents, the plot and the model; ``result.json`` is returned.
 
@@ -289,7 +232,7 @@ def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
         arrays |= {CENTRE_ARRAY: result.mean.centre, CONSTANT_ARRAY: np.float64(result.mean.constant)}
     np.savez(folder / "model.npz", **arrays)
     plot_accuracy(document, folder / "accuracy.png")
-    (folder / MACHINES_NAME).write_text(json.dumps(machines_document(result), allow_nan=False) + "\n")
+    write_machines(result, folder / MACHINES_NAME)
     write_document(document, folder)  # last: whoever finds a result.json finds a finished run
     (folder / FAILURE_NAME).unlink(missing_ok=True)  # of an earlier try that this run took up
     return document

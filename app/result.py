@@ -81,7 +81,7 @@ class RunResult:
         The published model.
     progress : list of Progress
         One a round.
-    statements : dict
+    statements : mapping
         What each machine says it has spent, by name.
     mu, epsilon : float
         The guarantee, at the configuration's delta.
@@ -121,7 +121,7 @@ class RunResult:
     strategy: ReleaseStrategy[Any]
     parameters: list[NDArray[Any]]
     progress: list[Progress]
-    statements: dict[str, dict[str, Any]]
+    statements: Mapping[str, Mapping[str, Any]]
     mu: float
     epsilon: float
     seconds: float

@@ -7,10 +7,15 @@ The same holds for the rounds in which lost replies leave too few for a sum, und
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..privacy import ConfigurationError
-from ..strategies.machines import rounds_possible, sample_machines
+from ..strategies.sampling import first_asked_too_often, sample_numbers
 from .methods import Method, Problem
 from .network import reply_is_lost
 
@@ -42,20 +47,28 @@ def shortage(method: Method, problem: Problem, num_rounds: int) -> Shortage | No
     """Which machine runs out first in so many rounds, if one does."""
     config, sizes = problem.config, problem.sizes
     rounds = method.asked_rounds(config, num_rounds)
-    limits = {size: method.releases_of(config, size, min(sizes)) for size in set(sizes)}
-    names = [str(machine) for machine in range(len(sizes))]
-    # A machine that can answer every round need not be counted.
-    counted = {name: limits[size][0] for name, size in zip(names, sizes, strict=True) if limits[size][0] < len(rounds)}
-
-    def asked(server_round: int) -> list[str]:
-        sampling = problem.values.sampling
-        return sample_machines(names, config.clients_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
-
-    server_round, name = rounds_possible(asked, rounds, counted)
-    if server_round is None or name is None:
+    fewest = min(sizes)
+    limits = {size: method.releases_of(config, size, fewest) for size in set(sizes)}
+    if all(releases >= len(rounds) for releases, _ in limits.values()):
+        return None  # every machine can answer every round
+    # More releases than rounds are as good as that many; so they need not be finite.
+    most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
+    found = first_asked_too_often(_asked(problem), rounds, np.fromiter((most[size] for size in sizes), np.int64))
+    if found is None:
         return None
-    releases, reason = limits[sizes[int(name)]]
-    return Shortage(int(name), server_round, int(releases), reason)
+    server_round, machine = found
+    releases, reason = limits[sizes[machine]]
+    return Shortage(machine, server_round, int(releases), reason)
+
+
+def _asked(problem: Problem) -> Callable[[int], NDArray[np.int64]]:
+    """The machines that a round asks."""
+    config, sampling = problem.config, problem.values.sampling
+
+    def asked(server_round: int) -> NDArray[np.int64]:
+        return sample_numbers(config.num_clients, config.clients_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
+
+    return asked
 
 
 def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> ConfigurationError:
@@ -80,13 +93,12 @@ def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> Config
 def replies_left(method: Method, problem: Problem) -> list[int]:
     """How many replies the network of a simulation leaves of each round that asks; of the first ones, if it is many."""
     config = problem.config
-    names = [str(machine) for machine in range(config.num_clients)]
     rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.clients_per_round, 1)]
+    asked = _asked(problem)
     left = []
     for server_round in rounds:
-        sampling = problem.values.sampling
-        asked = sample_machines(names, config.clients_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
-        left.append(sum(not reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in asked))
+        names = map(str, asked(server_round).tolist())
+        left.append(sum(not reply_is_lost(config.lost_replies, config.seed, server_round, name) for name in names))
     return left
 
 

@@ -23,6 +23,7 @@ from .methods.presets import feature_bound
 from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
+from .participation import compact
 from .result import FeatureMean, Progress, RunResult
 from .trust import nothing_gained
 
@@ -249,7 +250,7 @@ class _Watch:
                 self.figures.mu,
                 epsilon_of(self.figures.mu, config.delta),
                 self._seconds_left(report),
-                {} if self.strategy is None else self.strategy.participation,
+                {} if self.strategy is None else compact(self.strategy.participation),
                 self.figures.mu_local,
                 epsilon_of(self.figures.mu_local, config.delta),
                 _measured(metrics, "auc"),

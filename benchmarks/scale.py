@@ -1,85 +1,113 @@
-"""Time and peak memory of the cohort engine against the number of machines M and of parameters d.
+"""Time and memory of the cohort engine against the number of machines M and of parameters d.
 
-Run with ``python -m benchmarks.scale``; every row is a process of its own, so that its peak is its own. The data are
-synthetic and their size is shown beside the peak. Every machine takes part at least twice, so that all of them exist.
+Run with ``python -m benchmarks.scale``; every row is a process of its own, so that its memory is its own. The data are
+synthetic and their size is shown beside the rest. In the rows up to 10,000 machines every machine takes part at least
+twice, so that all of them have a stream. Rows of a few rounds beside rows of many say what a machine costs before and
+after it was asked; from these parts :mod:`.estimate` works out what nobody here can run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-PARTICIPATIONS = 2
-LEAST_ROUNDS = 20
+from . import estimate
+
 ROWS = [
-    # machines, per round, features: d = 10 x (features + 1)
-    (100, 100, 784),
-    (1_000, 100, 784),
-    (10_000, 100, 784),
-    (100_000, 1_000, 784),
-    (1_000, 100, 78),
-    (1_000, 100, 7_840),
-    (1_000, 100, 31_360),
+    # machines, per round, features (d = 10 x (features + 1)), rounds, samples of a machine
+    (100, 100, 784, 20, 20),
+    (1_000, 100, 784, 20, 2),
+    (10_000, 100, 784, 200, 2),
+    (1_000, 100, 78, 20, 2),
+    (1_000, 100, 7_840, 20, 2),
+    (1_000, 100, 31_360, 20, 2),
+    (1_000_000, 1_000, 784, 20, 1),
 ]
+ALIKE = [(100_000, 1_000, 78, 20, 2), (100_000, 1_000, 78, 120, 2), (1_000_000, 1_000, 78, 20, 2)]
+"""Rows whose differences say what a machine costs: kept noise has the same limit in all of them, and reaches it."""
+_ALIKE_MIB = 16.0
+
+Document = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """One row of the table; memory is resident memory in MiB.
 
     Parameters
     ----------
-    machines, per_round, parameters, rounds : int
-        M, m, d and T.
+    machines, per_round, parameters, rounds, samples : int
+        M, m, d, T, and samples of a machine.
     row_cache_mib : float
         The limit for kept noise rows.
     updates_per_second, seconds : float
-        Of the rounds.
+        Of the rounds, everything in them.
+    asked, acks_bytes : int
+        Different machines that were asked, and what the server's half remembers of them.
     data_mib : float
         The training data.
+    import_mib, prepared_mib, engine_mib, first_mib, last_mib, end_mib : float
+        After the imports, after data and partition are there, after the engine, after the first and the last round,
+        and after what machines state is written.
     peak_mib : float
-        Largest resident memory of the process, imports and data included.
-    import_mib : float
-        Resident memory after the imports, before anything is made.
+        The most that it ever was.
+    prepare_s, state_s, write_s : float
+        Seconds before the engine, for what machines state in the end, and for the files.
     """
 
     machines: int
     per_round: int
     parameters: int
     rounds: int
+    samples: int
     row_cache_mib: float
     updates_per_second: float
     seconds: float
+    asked: int
+    acks_bytes: int
     data_mib: float
-    peak_mib: float
     import_mib: float
+    prepared_mib: float
+    engine_mib: float
+    first_mib: float
+    last_mib: float
+    end_mib: float
+    peak_mib: float
+    prepare_s: float
+    state_s: float
+    write_s: float
 
 
-def _peak_mib() -> float:
+def _memory_mib(which: str = "VmRSS") -> float:
     # Not ru_maxrss: a process starts with that of the one it was forked from.
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{which}:"))
     return int(line.split()[1]) / 1024
 
 
-def run_row(machines: int, per_round: int, features: int, row_cache_mib: float) -> Row:
+def run_row(machines: int, per_round: int, features: int, rounds: int, samples: int, row_cache_mib: float) -> Row:
     """Measure one row in this process."""
     import logging
 
     from murmurfl.app.config import RunConfig
-    from murmurfl.app.engines.start import run_cohort
+    from murmurfl.app.engines.cohort import CohortMachines
+    from murmurfl.app.experiment import prepare
+    from murmurfl.app.record import write_record
+    from murmurfl.app.run import run_experiment
     from threadpoolctl import threadpool_limits
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     threadpool_limits(1)
-    imports = _peak_mib()
-    rounds = max(PARTICIPATIONS * machines // per_round, LEAST_ROUNDS)
-    samples = rounds * per_round // machines
     config = RunConfig(
         task="synthetic",
         synthetic_samples=samples * machines,
@@ -93,59 +121,100 @@ def run_row(machines: int, per_round: int, features: int, row_cache_mib: float) 
         noise_quality="fast",
         checkpoint=False,
     )
-    result = run_cohort(config, row_cache_mib=row_cache_mib)
+    memory, clock = [_memory_mib()], [time.perf_counter()]
+
+    def passed(*_: Any) -> None:
+        gc.collect()
+        memory.append(_memory_mib())
+        clock.append(time.perf_counter())
+
+    experiment = prepare(config)
+    experiment.check_rounds()
+    passed()
+    engine = CohortMachines(experiment, row_cache_mib=row_cache_mib)
+    passed()
+    of_rounds: dict[int, float] = {}
+
+    def after(progress: Any) -> None:
+        if progress.report.server_round in (1, rounds):
+            of_rounds[progress.report.server_round] = _memory_mib()
+
+    result = run_experiment(engine, config, on_progress=after, engine="cohort", experiment=experiment)
+    passed()
+    with tempfile.TemporaryDirectory() as folder:
+        write_record(result, Path(folder))
+    passed()
+    imports, prepared, made, _, end = memory
+    acks = result.strategy.acks
     updates = sum(report.aggregated for report in result.strategy.history)
-    data = result.experiment.data.train_features.nbytes / 2**20
-    parameters = result.experiment.model.num_parameters
     return Row(
-        machines, per_round, parameters, rounds, row_cache_mib, updates / result.seconds, result.seconds, data,
-        _peak_mib(), imports,
-    )  # fmt: skip
+        *(machines, per_round, experiment.model.num_parameters, rounds, samples, row_cache_mib),
+        updates_per_second=updates / result.seconds,
+        seconds=result.seconds,
+        asked=len(acks),
+        acks_bytes=sys.getsizeof(acks) + sum(map(sys.getsizeof, acks)),
+        data_mib=experiment.data.train_features.nbytes / 2**20,
+        import_mib=imports,
+        prepared_mib=prepared,
+        engine_mib=made,
+        first_mib=of_rounds[1],
+        last_mib=of_rounds[rounds],
+        end_mib=end,
+        peak_mib=_memory_mib("VmHWM"),
+        prepare_s=clock[1] - clock[0],
+        state_s=clock[3] - clock[2] - result.seconds,
+        write_s=clock[4] - clock[3],
+    )
 
 
 def measure(repeats: int, row_cache_mib: float) -> list[dict[str, float]]:
     """Every row, each repeat in a process of its own; medians."""
     rows = []
-    for machines, per_round, features in ROWS:
+    for row, cache, kept in [*((row, row_cache_mib, 0) for row in ROWS), *((row, _ALIKE_MIB, 1) for row in ALIKE)]:
         runs = []
         for _ in range(repeats):
-            command = [sys.executable, "-m", "benchmarks.scale", "--row"]
-            command += [str(machines), str(per_round), str(features), str(row_cache_mib)]
+            command = [sys.executable, "-m", "benchmarks.scale", "--row", *map(str, row), str(cache)]
             output = subprocess.run(
                 command, check=True, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[1],
                 env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=1800,
             ).stdout  # fmt: skip
             runs.append(json.loads(output.splitlines()[-1]))
-        rows.append({name: statistics.median(run[name] for run in runs) for name in runs[0]})
+        rows.append({name: statistics.median(run[name] for run in runs) for name in runs[0]} | {"kept": kept})
     return rows
 
 
-def table(rows: list[dict[str, float]]) -> str:
-    """The rows as a Markdown table."""
+def table(rows: Document) -> str:
+    """The rows as a Markdown table, what a machine costs, and the estimate that is made from it."""
     lines = [
-        "| M | m | d | rounds | updates/s | peak memory MiB | of that imports MiB | data MiB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| M | m | d | rounds | updates/s | peak memory MiB | of that imports MiB | data MiB | all else MiB | "
+        "before the first round, s | afterwards, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['machines']:,.0f} | {row['per_round']:,.0f} | {row['parameters']:,.0f} | "
         f"{row['rounds']:,.0f} | {row['updates_per_second']:,.0f} | {row['peak_mib']:,.0f} | "
-        f"{row['import_mib']:,.0f} | {row['data_mib']:,.0f} |"
+        f"{row['import_mib']:,.0f} | {row['data_mib']:,.0f} | "
+        f"{row['peak_mib'] - row['import_mib'] - row['data_mib']:,.0f} | "
+        f"{row['prepare_s']:,.1f} | {row['state_s'] + row['write_s']:,.1f} |"
         for row in rows
     ]
-    return "\n".join(lines)
+    said = estimate.paragraphs(rows)
+    return "\n".join([*lines, *(["", said] if said else [])])
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--row", nargs=4, default=None, help="machines, per round, features, MiB of kept noise")
+    parser.add_argument(
+        "--row", nargs=6, default=None, help="machines, per round, features, rounds, samples, MiB of kept noise"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--row-cache-mib", type=float, default=256.0)
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     if arguments.row:
-        machines, per_round, features, cache = arguments.row
-        print(json.dumps(asdict(run_row(int(machines), int(per_round), int(features), float(cache)))))
+        *numbers, cache = arguments.row
+        print(json.dumps(asdict(run_row(*map(int, numbers), row_cache_mib=float(cache)))))  # type: ignore[misc]
         return
     rows = measure(arguments.repeats, arguments.row_cache_mib)
     print(table(rows))

@@ -8,18 +8,22 @@ model computes all gradients in one call. Other machines are asked one by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, RefusedError, Release
-from ..privacy.cohort import release_together
+from ..privacy import NoiseKeys, PrivateMachine, RefusedError, Release
 from ..privacy.contributions import StackedContributions
+from ..privacy.ledger.block import BlockLedger
+from ..privacy.machine_block import BlockArithmetic, MachineBlock
+from ..privacy.release_rule import ReleaseRule
 from .base import PrivateClient, Request
+from .cohort_block import BlockAnswer, Computing, Part
 from .gradients import PerSampleGradients, Samples
 from .release_of import read_release_of
 
@@ -29,6 +33,8 @@ logger = logging.getLogger(__name__)
 # computed in blocks.
 _BLOCK_VALUES = 1 << 22
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
+
+Answer = tuple[str, Release | RefusedError]
 
 
 class StackableGradients(PerSampleGradients, Protocol):
@@ -53,35 +59,88 @@ class StackableSamples(Samples, Protocol):
         ...
 
 
+class Kinds(Protocol):
+    """Simulated machines that differ by name, samples, ledger and keys alone; each has a row, from 0."""
+
+    ledgers: BlockLedger
+    """Of all machines."""
+    num_samples: NDArray[np.int64]
+    """How many samples each machine trains on."""
+
+    def row(self, name: str) -> int:
+        """A machine's row."""
+        ...
+
+    def kind(self, name: str) -> Hashable | None:
+        """What is equal for machines that are alike in everything else; None for one that is like no other."""
+        ...
+
+    def samples(self, name: str) -> Samples:
+        """A machine's samples."""
+        ...
+
+    def keys(self, row: int) -> NoiseKeys:
+        """A machine's simulated keys."""
+        ...
+
+
 class Cohort:
-    """Simulated machines by name, made when they are first asked.
+    """Simulated machines by name.
 
     Parameters
     ----------
     names : sequence of str
     make_client : callable
         The machine of a name, with simulated keys.
+    kinds : Kinds, optional
+        Which machines are alike. Of those nothing is kept but rows of arrays, and a client is made when it is asked
+        for. By default each machine is made when it is first asked, and kept.
+    only : set of str, optional
+        The machines that are computed here, where others of a round are computed elsewhere.
 
     Notes
     -----
     **Formal guarantees.** Those of each machine, in simulation.
     """
 
-    def __init__(self, names: Sequence[str], make_client: Callable[[str], PrivateClient]) -> None:
-        self._names = list(names)
+    def __init__(
+        self,
+        names: Sequence[str],
+        make_client: Callable[[str], PrivateClient],
+        *,
+        kinds: Kinds | None = None,
+        only: frozenset[str] | None = None,
+    ) -> None:
+        self._names = names
         self._make_client = make_client
+        self._kinds = kinds
+        self._only = only
         self._clients: dict[str, PrivateClient] = {}
+        self._first: dict[Hashable, PrivateClient] = {}
+        self._blocks: dict[Hashable, MachineBlock] = {}
         self._alone: set[type[PrivateClient]] = set()
+        self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
+        """What computes the values of releases; None for NumPy."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         return self._names
 
     def client(self, name: str) -> PrivateClient:
         """A machine."""
-        client = self._clients.get(name)
-        if client is None:
-            client = self._clients[name] = self._make_client(name)
+        kind, kinds = self._kind(name), self._kinds
+        if kind is None or kinds is None:
+            if name not in self._clients:
+                self._clients[name] = self._make_client(name)
+            return self._clients[name]
+        first = self._like(name)
+        if first.name == name:
+            return first
+        if first.parts.machines:  # which are made for its ledger and keys
+            return self._make_client(name)
+        client, row = copy(first), kinds.row(name)
+        client.name, client.samples = name, kinds.samples(name)
+        client.machine = first.machine.alike(int(kinds.num_samples[row]), kinds.ledgers.ledger(row), kinds.keys(row))
         return client
 
     @property
@@ -96,7 +155,7 @@ class Cohort:
         acks: Mapping[str, int],
         points: Sequence[Sequence[NDArray[Any]]],
         entries: Mapping[str, Any] = _NO_ENTRIES,
-    ) -> Iterator[tuple[str, Release | RefusedError]]:
+    ) -> Iterator[Answer]:
         """What every machine of ``acks`` answers to the request of a round, in order.
 
         Parameters
@@ -115,67 +174,175 @@ class Cohort:
         ------
         tuple of str and (Release or RefusedError)
         """
+        for answer in self.answers(server_round, session, acks, points, entries):
+            yield from answer
+
+    def answers(
+        self,
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+        entries: Mapping[str, Any] = _NO_ENTRIES,
+    ) -> Iterator[BlockAnswer | tuple[Answer]]:
+        """As :meth:`releases`, but those of machines that were asked together in one piece."""
         asked = _Asked(server_round, session, acks, points)
-        together: list[tuple[str, PrivateClient, Request]] = []
-        room = _BLOCK_VALUES
+        block = _Block()
         for name in acks:
-            client = self.client(name)
+            client = self._like(name)
             try:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
-                yield from self._block(together, asked)
-                together, room = [], _BLOCK_VALUES
-                yield name, refusal
+                yield from self._answers(block, asked)
+                block = _Block()
+                if self._is_here(name):
+                    yield ((name, refusal),)
                 continue
-            if client.machine.policy.sums_samples or request.of != "gradients":
+            policy = client.machine.policy
+            if policy.sums_samples or request.of != "gradients" or type(client.machine) is not PrivateMachine:
                 # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
                 # then the same on every engine, to the last bit.
-                yield from self._block(together, asked)
-                together, room = [], _BLOCK_VALUES
-                yield from _one_by_one([(name, client, request)])
+                yield from self._answers(block, asked)
+                block = _Block()
+                yield from self._one_by_one([name], request, asked)
                 continue
-            size = client.machine.policy.batch_size * client.machine.num_parameters
-            if together and (room < size or not _alike(client, together[0][1])):
-                yield from self._block(together, asked)
-                together, room = [], _BLOCK_VALUES
-            together.append((name, client, request))
-            room -= size
-        yield from self._block(together, asked)
+            size = policy.batch_size * client.machine.num_parameters
+            if not block.takes(client, size):
+                yield from self._answers(block, asked)
+                block = _Block()
+            block.take(name, client, request, size)
+        yield from self._answers(block, asked)
 
-    def _block(
-        self, block: list[tuple[str, PrivateClient, Request]], asked: _Asked
-    ) -> Iterator[tuple[str, Release | RefusedError]]:
-        if not block:
+    def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
+        """Tell machines which of their releases was aggregated, so that they can forget it."""
+        together: dict[Hashable, list[str]] = {}
+        for name in acks:
+            kind = self._kind(name)
+            if kind in self._blocks:
+                together.setdefault(kind, []).append(name)
+            elif self._is_here(name):
+                self.client(name).machine.acknowledge(session, acks[name])
+        for kind, names in together.items():
+            self._blocks[kind].acknowledge(session, list(map(self._row, names)), [acks[name] for name in names])
+
+    def _is_here(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def _kind(self, name: str) -> Hashable | None:
+        return None if self._kinds is None else self._kinds.kind(name)
+
+    def _row(self, name: str) -> int:
+        return self._names.index(name) if self._kinds is None else self._kinds.row(name)
+
+    def _like(self, name: str) -> PrivateClient:
+        """A machine, or the one of its kind that was made first."""
+        kind = self._kind(name)
+        if kind is None:
+            return self.client(name)
+        if kind not in self._first:
+            self._first[kind] = self._make_client(name)
+        return self._first[kind]
+
+    def _samples(self, name: str) -> Samples:
+        kinds = self._kinds
+        return self.client(name).samples if kinds is None or self._kind(name) is None else kinds.samples(name)
+
+    def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
+        """What machines answer that can be asked together."""
+        if block.client is None or block.request is None:
             return
-        clients = [client for _, client, _ in block]
-        together = type(clients[0]).together(clients, asked.server_round, asked.session, asked.points)
+        names, client = block.names, block.client
+        everybody = _Named(names, self.client)
+        together = type(client).together(everybody, asked.server_round, asked.session, asked.points)
         if together is None:
-            self._say_alone(clients[0])
-            yield from _one_by_one(block)
+            self._say_alone(client)
+            yield from self._one_by_one(names, block.request, asked)
             return
-        centring, centre = clients[0].centring, block[0][2].centre
+        yield Computing(names, client, block.request, together, self._samples).answer(self._parts(names, asked))
 
-        def contributions(positions: list[int], slices: list[slice]) -> StackedContributions:
-            samples = stacked_samples(
-                [(clients[i].samples, chosen) for i, chosen in zip(positions, slices, strict=True)]
-            )
-            if centring is not None and centre is not None:
-                samples = centring.batch(samples, centre)
-            return together.contributions(positions, samples)
+    def _parts(self, names: list[str], asked: _Asked) -> list[Part]:
+        """The machines by their policies."""
+        parts: dict[Hashable, Part] = {}
+        for place, name in enumerate(names):
+            kind = self._kind(name)
+            machine = self.client(name).machine if kind is None else None
+            key = kind if machine is None else (machine.plan.fingerprint, machine.policy)
+            if key not in parts:
+                parts[key] = Part(self._block(kind, names, key), [], [], [], [], [])
+            part = parts[key]
+            part.names.append(name)
+            part.places.append(place)
+            part.rows.append(len(part.rows) if kind is None else self._row(name))
+            part.acks.append(asked.acks[name])
+            part.here.append(self._is_here(name))
+        return list(parts.values())
 
-        outcomes = release_together(
-            [client.machine for client in clients],
-            asked.session,
-            [request.ack for _, _, request in block],
-            contributions,
-            note=together.note,
-        )
-        yield from zip((name for name, _, _ in block), outcomes, strict=True)
+    def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> MachineBlock:
+        """The block of machines that are alike."""
+        if kind is None or self._kinds is None:
+            machines = [self.client(name).machine for name in names if self._kind(name) is None]
+            return MachineBlock.of([one for one in machines if (one.plan.fingerprint, one.policy) == key])
+        if kind not in self._blocks:
+            kinds, made = self._kinds, self.arithmetic
+            known = (kinds.ledgers, kinds.num_samples, kinds.keys)
+            self._blocks[kind] = MachineBlock(self._first[kind].machine, *known, arithmetic=made)
+        return self._blocks[kind]
+
+    def _one_by_one(self, names: Sequence[str], request: Request, asked: _Asked) -> Iterator[tuple[Answer]]:
+        for name in filter(self._is_here, names):
+            try:
+                yield ((name, self.client(name).released(replace(request, ack=asked.acks[name]))),)
+            except RefusedError as refusal:
+                yield ((name, refusal),)
 
     def _say_alone(self, client: PrivateClient) -> None:
         if type(client) not in self._alone:
             self._alone.add(type(client))
             logger.warning("%s cannot be asked together: its machines are asked one by one.", type(client).__name__)
+
+
+class _Block:
+    """Machines whose gradients are computed in one piece, as they are asked one after the other."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.client: PrivateClient | None = None
+        """One of them."""
+        self.request: Request | None = None
+        self._last: PrivateClient | None = None
+        self._room = _BLOCK_VALUES
+
+    def takes(self, client: PrivateClient, size: int) -> bool:
+        """Whether there is room for another machine, and it is like the others."""
+        if self.client is None or self._last is client:
+            return self.client is None or self._room >= size
+        return self._room >= size and _alike(client, self.client)
+
+    def take(self, name: str, client: PrivateClient, request: Request, size: int) -> None:
+        """Take another machine."""
+        if self.client is None:
+            self.client, self.request = client, request
+        self._last = client
+        self.names.append(name)
+        self._room -= size
+
+
+class _Named(Sequence[PrivateClient]):
+    """Clients by their names, made when they are looked at."""
+
+    def __init__(self, names: Sequence[str], client: Callable[[str], PrivateClient]) -> None:
+        self._names, self._client = names, client
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, place: int) -> PrivateClient: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PrivateClient]: ...
+    def __getitem__(self, place: int | slice) -> PrivateClient | list[PrivateClient]:
+        chosen = self._names[place]
+        return self._client(chosen) if isinstance(chosen, str) else list(map(self._client, chosen))
 
 
 @dataclass(frozen=True)
@@ -193,16 +360,6 @@ class _Asked:
         return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
 
 
-def _one_by_one(
-    block: Sequence[tuple[str, PrivateClient, Request]],
-) -> Iterator[tuple[str, Release | RefusedError]]:
-    for name, client, request in block:
-        try:
-            yield name, client.released(request)
-        except RefusedError as refusal:
-            yield name, refusal
-
-
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.machine.policy, other.machine.policy
     same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
@@ -213,30 +370,3 @@ def _alike(one: PrivateClient, other: PrivateClient) -> bool:
 def _centred_alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.centring, other.centring
     return ours is theirs if ours is None or theirs is None else ours.terms == theirs.terms
-
-
-def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
-    """One batch of several machines' samples.
-
-    Parameters
-    ----------
-    parts : sequence of (samples, slice)
-        Batches that are arrays, or tuples of arrays, with the samples along the first axis.
-
-    Raises
-    ------
-    ConfigurationError
-        If the batches are of another kind.
-    """
-    kinds = {type(samples) for samples, _ in parts}
-    stack = getattr(parts[0][0], "stack", None)
-    if len(kinds) == 1 and stack is not None:
-        return stack(parts)
-    batches = [samples[chosen] for samples, chosen in parts]
-    if all(isinstance(batch, np.ndarray) for batch in batches):
-        return np.concatenate(batches)
-    if all(isinstance(batch, tuple) for batch in batches):
-        return tuple(np.concatenate([np.asarray(part) for part in column]) for column in zip(*batches, strict=True))
-    raise ConfigurationError(
-        f"Expected batches that are arrays or tuples of arrays, got {type(batches[0]).__name__}; use another engine."
-    )

@@ -7,21 +7,22 @@ for a simulated machine. A real machine needs more, so a real node must not use 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord
+from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
 from ..privacy.arrays import read_array
+from .reply_records import array_record, record_like
 
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
 
-_FORMAT = 5
+_FORMAT = 6
 # Flower handles the messages of a machine one at a time; the lock is for an engine that does not.
 _LOCK = threading.RLock()
 
@@ -43,13 +44,35 @@ class ContextLedger(Ledger):
     """
 
     def __init__(self, state: RecordDict, machine: str) -> None:
-        self._state = state
+        self.state = state
         self._prefix = f"{LEDGER_RECORDS}{machine}"
 
     @contextmanager
     def exclusive(self) -> Iterator[LedgerPage]:
         with _LOCK:
-            yield _ContextPage(self._state, self._prefix)
+            yield _ContextPage(self.state, self._prefix)
+
+    def keep_as_sent(self, session: str, reply: RecordDict) -> None:
+        """Remember a session's newest release in the very bytes of its reply, which is about to leave.
+
+        A worker process gives both back together, and what stands twice in them is written once. What the ledger says
+        is the same before and after; a reply that does not say the release to the last bit (under masks, say) is left
+        alone.
+
+        Parameters
+        ----------
+        session : str
+        reply : RecordDict
+            The reply's content.
+
+        Notes
+        -----
+        **Formal guarantees.** Releases and spends nothing: the ledger holds what it held.
+        """
+        arrays = reply.get(protocol.ARRAYS, None)
+        with _LOCK:
+            if isinstance(arrays, ArrayRecord):
+                _ContextPage(self.state, self._prefix).keep_as_sent(session, list(arrays.values()))
 
 
 class _ContextPage(LedgerPage):
@@ -80,7 +103,7 @@ class _ContextPage(LedgerPage):
         try:
             entries: dict[str, Any] = dict(record)
             arrays = {name: _read(array) for name, array in self._state[f"{self._prefix}/arrays/{session}"].items()}
-            pending = {int(j): arrays[f"pending-{j}"] for j in entries["pending"]}
+            pending = {int(j): _pending(j, arrays, entries) for j in entries["pending"]}
             if any(counts.dtype != np.int64 for counts in pending.values()):
                 raise ValueError("pending sums are not int64")
             return StreamRecord(
@@ -100,38 +123,62 @@ class _ContextPage(LedgerPage):
             ) from error
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        stream_record = ConfigRecord(
-            {
-                "fingerprint": stream.fingerprint,
-                "release": stream.release,
-                "ack": stream.ack,
-                "nonces": stream.nonces,
-                "pending": list(stream.pending),
-                "num-state": len(stream.noise_state),
-                "num-noted": len(stream.noted),
-                "named": list(stream.ids),
-                "ids": list(stream.ids.values()),
-                "order": stream.order,
-            }
-        )
-        arrays = {f"pending-{j}": Array(counts) for j, counts in stream.pending.items()}
-        arrays |= {f"state-{i}": Array(values) for i, values in enumerate(stream.noise_state)}
-        arrays |= {f"noted-{i}": Array(values) for i, values in enumerate(stream.noted)}
-        account_record = ConfigRecord(
-            {
-                "format": _FORMAT,
-                "samples-used": account.samples_used,
-                "sessions": list(account.reserved),
-                "reserved": [float(mu) for mu in account.reserved.values()],
-                "sessions-local": list(account.reserved_local),
-                "reserved-local": [float(mu) for mu in account.reserved_local.values()],
-            }
-        )
-        array_record = ArrayRecord(arrays)
+        entries: dict[str, Any] = {
+            "fingerprint": stream.fingerprint,
+            "release": stream.release,
+            "ack": stream.ack,
+            "nonces": stream.nonces,
+            "pending": list(stream.pending),
+            "num-state": len(stream.noise_state),
+            "num-noted": len(stream.noted),
+            "named": list(stream.ids),
+            "ids": list(stream.ids.values()),
+            "order": stream.order,
+            "num-sent": 0,
+            "spacing": 1.0,
+        }
+        arrays = {f"pending-{j}": counts for j, counts in stream.pending.items()}
+        arrays |= {f"state-{i}": values for i, values in enumerate(stream.noise_state)}
+        arrays |= {f"noted-{i}": values for i, values in enumerate(stream.noted)}
+        spent: dict[str, Any] = {
+            "format": _FORMAT,
+            "samples-used": account.samples_used,
+            "sessions": list(account.reserved),
+            "reserved": [float(mu) for mu in account.reserved.values()],
+            "sessions-local": list(account.reserved_local),
+            "reserved-local": [float(mu) for mu in account.reserved_local.values()],
+        }
+        account_record = self._changed(f"{self._prefix}/account", spent)
+        stream_record = self._changed(f"{self._prefix}/stream/{session}", entries)
+        written = array_record(list(arrays), list(arrays.values()))
         # The account first: if this is interrupted, samples may be lost but are never used again.
         self._state[f"{self._prefix}/account"] = account_record
-        self._state[f"{self._prefix}/arrays/{session}"] = array_record
+        self._state[f"{self._prefix}/arrays/{session}"] = written
         self._state[f"{self._prefix}/stream/{session}"] = stream_record
+
+    def keep_as_sent(self, session: str, sent: list[Array]) -> None:
+        record = self._config(f"{self._prefix}/stream/{session}")
+        if record is None or record["release"] not in cast(list[int], record["pending"]):
+            return
+        key, name = f"{self._prefix}/arrays/{session}", f"pending-{record['release']}"
+        held = cast(ArrayRecord, self._state[key]).copy()
+        counts = _read(held.pop(name))
+        values = [_read(array).ravel() for array in sent]
+        spacing = _spacing(counts, values)
+        if spacing is None:
+            return
+        # With bytes of one object and an Array of one's own: nobody else's changes show here.
+        for i, array in enumerate(sent):
+            held[f"{name}-sent-{i}"] = Array(array.dtype, array.shape, array.stype, array.data)
+        # One record after the other: between the two the ledger says the same.
+        record["spacing"], record["num-sent"] = spacing, len(sent)
+        self._state[key] = held
+
+    def _changed(self, key: str, entries: dict[str, Any]) -> ConfigRecord:
+        """A record of the ledger with other entries, of which most are the old ones."""
+        before = self._state.get(key, None)
+        same = isinstance(before, ConfigRecord) and before.keys() == entries.keys()
+        return record_like(before, entries) if same else ConfigRecord(entries)
 
     def _config(self, key: str) -> ConfigRecord | None:
         record = self._state.get(key, None)
@@ -145,3 +192,24 @@ class _ContextPage(LedgerPage):
 
 def _read(array: Any) -> NDArray[Any]:
     return read_array(array.dtype, array.shape, array.data)
+
+
+def _pending(release: int, arrays: Mapping[str, NDArray[Any]], entries: Mapping[str, Any]) -> NDArray[np.int64]:
+    """The counts of a pending release, kept as they are or as they were sent."""
+    name = f"pending-{release}"
+    if name in arrays:
+        return arrays[name]
+    parts = [arrays[f"{name}-sent-{i}"].ravel() for i in range(int(entries["num-sent"]))]
+    return (np.concatenate(parts) / entries["spacing"]).astype(np.int64)
+
+
+def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float | None:
+    """What sent values must be divided by to give the counts back, every one; None if nothing does."""
+    if any(values.dtype != np.float64 for values in sent) or sum(values.size for values in sent) != counts.size:
+        return None
+    values = np.concatenate(sent)
+    first = int(np.argmax(counts != 0))
+    if not counts[first] or not values[first]:
+        return None
+    spacing = float(values[first]) / float(counts[first])
+    return spacing if np.array_equal((values / spacing).astype(np.int64), counts) else None

@@ -7,10 +7,10 @@ or one fixed sentence for anything unexpected, because Flower forwards the texts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
@@ -19,6 +19,7 @@ from ..privacy import ConfigurationError, RefusedError, protocol
 from ..privacy.arrays import read_array
 from .answers import answer
 from .base import PrivateClient
+from .reply_records import array_record, entry_records
 
 ClientFunction = Callable[[Context], NumPyClient | Client]
 
@@ -47,7 +48,11 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     clients that is private. An exception never leaves the machine: a refusal sends its fixed text, anything else one
     fixed sentence, with the details in the machine's own log.
     """
-    app = ClientApp(mods=mods or [])
+    return serving(ClientApp(mods=mods or []), client_fn)
+
+
+def serving(app: ClientApp, client_fn: ClientFunction) -> ClientApp:
+    """The app, with the functions of :func:`numpy_client_app` for its messages."""
     for kind, register in (("train", app.train), ("evaluate", app.evaluate), ("query", app.query)):
         register()(_handler(client_fn, kind))
     return app
@@ -106,7 +111,7 @@ def _request(content: RecordDict) -> tuple[list[Any], dict[str, Any]]:
                     protocol.MALFORMED_REQUEST, "malformed request: the arrays cannot be read"
                 ) from error
     config = content.get(protocol.CONFIG, None)
-    return arrays, dict(config) if isinstance(config, ConfigRecord) else {}
+    return arrays, dict(config.items()) if isinstance(config, ConfigRecord) else {}
 
 
 def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
@@ -114,30 +119,18 @@ def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
     if config.get(protocol.ASK) == protocol.ASK_HELLO and not isinstance(client, PrivateClient):
         return RecordDict()  # no mod is around this client: who greets it finds that out from an answer without a name
     results, num_examples, metrics = client.fit(arrays, config)
-    reply = _entries({**metrics, protocol.NUM_EXAMPLES: num_examples})
+    records = entry_records({**metrics, protocol.NUM_EXAMPLES: num_examples})
     names = list(content[protocol.ARRAYS]) if isinstance(content.get(protocol.ARRAYS, None), ArrayRecord) else []
     names = names if len(names) == len(results) else [str(i) for i in range(len(results))]
-    reply[protocol.ARRAYS] = ArrayRecord({name: Array(values) for name, values in zip(names, results, strict=True)})
-    return reply
+    return RecordDict({**records, protocol.ARRAYS: array_record(names, results)})
 
 
 def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:
     arrays, config = _request(content)
     loss, num_examples, metrics = client.evaluate(arrays, config)
-    return _entries({**metrics, "loss": float(loss), protocol.NUM_EXAMPLES: num_examples})
+    return RecordDict(entry_records({**metrics, "loss": float(loss), protocol.NUM_EXAMPLES: num_examples}))
 
 
 def _query(client: NumPyClient, content: RecordDict) -> RecordDict:
     _, config = _request(content)
     return RecordDict({protocol.CONFIG: ConfigRecord(dict(client.get_properties(config)))})
-
-
-def _entries(values: Mapping[str, Any]) -> RecordDict:
-    numbers: dict[str, Any] = {
-        k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
-    }
-    others = {k: v for k, v in values.items() if k not in numbers}
-    records = RecordDict({protocol.METRICS: MetricRecord(numbers)})
-    if others:
-        records[protocol.CONFIG] = ConfigRecord(others)
-    return records

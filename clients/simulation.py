@@ -3,31 +3,93 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
+
+from flwr.app import Context
 
 from ..privacy.training import TrainingFigures, observer_around
 
 _in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
+_kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", default=None)
 
 
 @contextmanager
-def simulated_in_process() -> Iterator[None]:
-    """Mark what runs inside as a message of a simulation in this process; for engines."""
-    token = _in_process.set(True)
+def simulated_in_process(kept: dict[str, Any] | None = None) -> Iterator[None]:
+    """Mark what runs inside as a message of a simulation in this process; for engines.
+
+    Parameters
+    ----------
+    kept : dict, optional
+        What the node keeps from one message to the next (:func:`kept_by_node`), as the process of a real node does;
+        by default nothing.
+    """
+    token, token_kept = _in_process.set(True), _kept.set(kept)
     try:
         yield
     finally:
+        _kept.reset(token_kept)
         _in_process.reset(token)
+
+
+class _Worker(threading.local):
+    """What a worker process of a simulation keeps of the nodes whose messages it was given; each thread its own."""
+
+    def __init__(self) -> None:
+        self.run_id: int | None = None
+        self.nodes: dict[int, dict[str, Any]] = {}
+
+
+_MOST_NODES = 1024
+"""Of so many nodes a worker keeps something; the first ones go first."""
+_worker = _Worker()
+
+
+def kept_by_node(context: Context) -> dict[str, Any] | None:
+    """What a simulation's node keeps in this process between messages; None if it keeps nothing, or is none.
+
+    A node's own: no other node sees it, and it ends with the run. A worker may be given a node's message after another
+    worker had the one before. There, only what does not change in a run may be kept, and what changes is in the
+    context's state, which travels (:func:`state_travels`).
+    """
+    if _in_process.get():
+        return _kept.get()
+    if not in_simulation():
+        return None
+    if _worker.run_id != context.run_id:
+        _worker.run_id, _worker.nodes = context.run_id, {}
+    kept = _worker.nodes.get(context.node_id)
+    if kept is None:
+        if len(_worker.nodes) >= _MOST_NODES:
+            del _worker.nodes[next(iter(_worker.nodes))]
+        kept = _worker.nodes[context.node_id] = {}
+    return kept
 
 
 def in_simulation() -> bool:
     """Whether this process is a simulation's worker: no message can make it look like one."""
-    if _in_process.get():
+    return _in_process.get() or _is_worker()
+
+
+def _is_worker() -> bool:
+    if _known_workers:
         return True
     ray = sys.modules.get("ray")  # a worker of Ray's has imported it
-    return ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return False
+    _known_workers.append(True)  # for good: Ray gives an actor a process of its own
+    return True
+
+
+_known_workers: list[bool] = []
+
+
+def state_travels() -> bool:
+    """Whether a simulated machine's state goes back to where messages come from: not to an engine in this process."""
+    return not _in_process.get()
 
 
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:

@@ -1,7 +1,7 @@
 """The rule of admission: whether a request may be answered, and what from.
 
-The rule is a pure function of what the ledger says and of what was asked for. It spends nothing: what an admission
-takes is spent when :class:`~murmurfl.privacy.machine.LedgeredMachine` records it.
+The rule is a pure function of what ledgers say and of what was asked for, for one machine as for a whole block of them.
+It spends nothing: what an admission takes is spent when it is recorded.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import protocol
+from .admitted import Admissions, Machines
 from .errors import LedgerError, RefusedError
-from .keys import NoiseKeys
 from .ledger import Account, LedgerPage, StreamRecord
+from .ledger.block import NOTHING, AccountBlock, Pending, StreamBlock
 from .noise_plan import NoisePlan
 from .normals import NOISE_VERSION
 from .policy import NO_NOISE, PrivacyPolicy
@@ -25,176 +31,167 @@ ROUNDING = 1e-9
 """Budgets are compared with this much room, relative, for the rounding of sums of squares."""
 
 
-@dataclass(frozen=True, eq=False)
-class Admission:
-    """A request that may be answered, and what it will be answered from; nothing is spent yet.
-
-    Parameters
-    ----------
-    page : LedgerPage
-        The transaction it was made in. It is worth nothing after that.
-    session : str
-    stream : StreamRecord
-        With the acknowledgement applied.
-    account : Account
-        With the session's mu reserved.
-    samples : slice
-        The samples the release will be made from.
-
-    Notes
-    -----
-    Two admissions are never equal: each may be recorded once.
-    """
-
-    page: LedgerPage
-    session: str
-    stream: StreamRecord
-    account: Account
-    samples: slice
-
-    @property
-    def release(self) -> int:
-        """The number of the release it is for."""
-        return self.stream.release + 1
-
-    @property
-    def samples_used(self) -> int:
-        """Samples that are used up once it is recorded."""
-        return max(self.account.samples_used, self.samples.stop)
-
-
 @dataclass(frozen=True)
 class AdmissionRule:
-    """What a machine's policy lets it answer.
+    """What the machines of one policy may answer: decided for whole blocks of them, each row by itself.
 
     Parameters
     ----------
     policy : PrivacyPolicy
     plan : NoisePlan
-        The policy, worked out for the machine's model.
-    num_parameters, num_samples : int
-        Of the model, and of the machine's data.
-    fingerprint : str
-        Names the policy and the machine's key: a session in the ledger belongs to one of these.
+        The policy, worked out for the machines' model.
+    num_parameters : int
+        Of the model.
     local_budget : float
         What of mu may ever be reserved by what holds whatever other machines and helpers do.
-    keys : NoiseKeys, optional
-        The machine's, from which a session's secret order is drawn; required with ``order="secret"``.
 
     Notes
     -----
     **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
     says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
     that would take the sum of all reserved mus (in squares) beyond budget_mu, nor that of what holds whatever happens
-    beyond local_budget. Samples in a secret order are in no other session, before or after it. Those of
-    :class:`~murmurfl.privacy.PrivateMachine` rest on this, provided that what is admitted is recorded before anything
-    leaves.
+    beyond local_budget. Samples in a secret order are in no other session, before or after it. Of a block every row is
+    decided by its own ledger and request alone. Those of :class:`~murmurfl.privacy.PrivateMachine` rest on this,
+    provided that what is admitted is recorded before anything leaves.
     Proof: docs/proofs/release-rule.md.
     """
 
     policy: PrivacyPolicy
     plan: NoisePlan
     num_parameters: int
-    num_samples: int
-    fingerprint: str
     local_budget: float = math.inf
-    keys: NoiseKeys | None = None
-    _drawn: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
-    def check(self, session: str, stream: StreamRecord | None, account: Account) -> None:
-        """Refuse a ledger whose parts contradict each other.
+    def admit(
+        self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Machines
+    ) -> Admissions:
+        """What the requests of a session's machines will be answered from.
+
+        Parameters
+        ----------
+        streams, accounts : StreamBlock, AccountBlock
+            As the ledgers have them, a row for each machine; taken over and changed.
+        acks : ndarray of int
+            The acknowledgement in each request.
+        machines : Machines
 
         Raises
         ------
         LedgerError
+            If the parts of a ledger contradict each other.
         """
-        if (stream is None) != (session not in account.reserved):
+        refused: dict[int, RefusedError] = {}
+        self._check(streams, accounts, machines.fingerprints)
+        self._open(streams, accounts, machines, refused)
+        if self.policy.order == "secret":
+            self._order(streams, accounts, machines, refused)
+        self._check_streams(streams, machines.fingerprints, refused)
+        start, stop = self._samples(streams, accounts, machines.num_samples)
+        _refuse(stop > machines.num_samples, refused, *_NO_SAMPLES)
+        for row in np.flatnonzero(acks != streams.ack).tolist():
+            if row not in refused:
+                try:
+                    self.acknowledge(streams, row, int(acks[row]))
+                except RefusedError as refusal:
+                    refused[row] = refusal
+        rows = np.arange(len(streams), dtype=np.intp)
+        if refused:
+            rows = np.array([row for row in rows.tolist() if row not in refused], dtype=np.intp)
+            streams, accounts, start, stop = streams.chosen(rows), accounts.chosen(rows), start[rows], stop[rows]
+        return Admissions(rows, streams, accounts, start, stop, refused)
+
+    def _check(self, streams: StreamBlock, accounts: AccountBlock, fingerprints: Sequence[str]) -> None:
+        """Refuse ledgers whose parts contradict each other."""
+        session = streams.session
+        if any(bool(f) != (session in r) for f, r in zip(streams.fingerprint, accounts.reserved, strict=True)):
             raise LedgerError(
                 "Expected a session's stream and its reserved budget in the ledger together, got one of them: the "
                 "ledger is damaged. Restore it from a backup or retire this machine's data; nothing was released."
             )
-        if stream is not None and account.samples_used < self._samples_of(stream.release):
+        least = self._samples_of(streams.release)
+        if (accounts.samples_used < least).any():
+            row = int(np.argmax(accounts.samples_used < least))
             raise LedgerError(
-                f"Expected at least {self._samples_of(stream.release)} used samples in the ledger, got "
-                f"{account.samples_used}: the ledger is damaged. Restore it from a backup or retire this machine's "
-                "data; nothing was released."
+                f"Expected at least {least[row]} used samples in the ledger, got "
+                f"{accounts.samples_used[row]}: the ledger is damaged. Restore it from a backup or retire this "
+                "machine's data; nothing was released."
             )
+        summed = self.policy.trust == "secure-aggregation" and self.policy.builds_on != "nothing"
+        if not summed and self.policy.order != "secret":
+            return
+        for row, fingerprint in enumerate(streams.fingerprint):
+            if fingerprint != fingerprints[row]:
+                continue
+            if self.policy.order == "secret" and streams.release[row] > 0 and not streams.order[row]:
+                raise LedgerError(
+                    "Expected a session's secret order in the ledger, got none: it is damaged. Restore it from a "
+                    "backup or retire this machine's data; nothing was released."
+                )
+            # What a helper would be told instead, that nothing was released before, may open what must stay closed.
+            if summed and (nameless := _nameless(streams, row)):
+                raise LedgerError(
+                    f"Expected the names of releases {nameless} in the ledger, got none: it is damaged. "
+                    "Restore it from a backup or retire this machine's data; nothing was released."
+                )
 
-        if stream is not None and stream.fingerprint == self.fingerprint and self._lacks_order(stream):
-            raise LedgerError(
-                "Expected a session's secret order in the ledger, got none: it is damaged. Restore it from a backup or "
-                "retire this machine's data; nothing was released."
-            )
-        if stream is not None and stream.fingerprint == self.fingerprint and self._nameless(stream):
-            raise LedgerError(
-                f"Expected the names of releases {self._nameless(stream)} in the ledger, got none: it is damaged. "
-                "Restore it from a backup or retire this machine's data; nothing was released."
-            )
+    def _open(
+        self, streams: StreamBlock, accounts: AccountBlock, machines: Machines, refused: dict[int, RefusedError]
+    ) -> None:
+        """Begin the streams of machines that have none, with the session's mu reserved."""
+        reserved: dict[tuple[int, int], Account] = {}  # machines that have spent the same share what they reserve
+        for row in [row for row, fingerprint in enumerate(streams.fingerprint) if not fingerprint]:
+            account = accounts.record(row)
+            alike = id(account.reserved), id(account.reserved_local)
+            try:
+                self._check_alone(machines, row, account)
+                if alike not in reserved:
+                    reserved[alike] = self._reserved(account, streams.session)
+            except RefusedError as refusal:
+                refused[row] = refusal
+                continue
+            accounts.reserved[row] = reserved[alike].reserved
+            accounts.reserved_local[row] = reserved[alike].reserved_local
+            streams.fingerprint[row] = machines.fingerprints[row]
+            streams.terms[row] = self._terms
 
-    def _nameless(self, stream: StreamRecord) -> list[int]:
-        """The releases that helpers must be told by name, and whose names are lost."""
-        # What a helper would be told instead, that nothing was released before, may open what must stay closed.
-        if self.policy.trust != "secure-aggregation" or self.policy.builds_on == "nothing":
-            return []
-        return sorted({*stream.pending, *([stream.ack] if stream.ack else [])} - set(stream.ids))
+    @cached_property
+    def _terms(self) -> str:
+        return self.policy.terms(self.num_parameters)
 
-    def admit(
-        self, page: LedgerPage, session: str, ack: int, stream: StreamRecord | None, account: Account
-    ) -> Admission:
-        """What a request will be answered from, by a ledger that was checked.
-
-        Raises
-        ------
-        RefusedError
-            If the acknowledgement, the cap, the samples or the budget forbid it.
-        """
-        if stream is None:
-            self._check_alone(page, account)
-            account = self._reserved(account, session)
-            stream = StreamRecord(self.fingerprint, terms=self.policy.terms(self.num_parameters))
-        if self.policy.order == "secret":
-            if account.reserved.keys() != {session}:  # of rows that were added since: these may not hide here as well
-                raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
-            stream = self._in_secret_order(stream, session)
-        self._check_stream(stream)
-        samples = self._samples(stream, account)
-        return Admission(page, session, self.acknowledged(stream, ack), account, samples)
-
-    def _check_alone(self, page: LedgerPage, account: Account) -> None:
+    def _check_alone(self, machines: Machines, row: int, account: Account) -> None:
         """Refuse a new session that would use samples of a secret order, or hide samples that others have used."""
         # What a secret order is worth is counted for samples that show nowhere else.
         secret = self.policy.order == "secret"
         returning = self.policy.order != "in-turn" or self.policy.sample_participations > 1
-        if (secret and account.samples_used) or (returning and _has_secret_order(page, account)):
-            raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
+        if (secret and account.samples_used) or (returning and machines.has_secret_order(row, account)):
+            raise RefusedError(*_NO_SAMPLES)
 
-    def _in_secret_order(self, stream: StreamRecord, session: str) -> StreamRecord:
-        """A stream with the nonce of its secret order, drawn once before its first release and recorded with it."""
-        if stream.order or self.keys is None:
-            return stream
-        # A request is admitted twice, before the gradients are computed and when they are recorded, for one order.
-        if session not in self._drawn:
-            self._drawn[session] = self.keys.nonce(session, 0)
-        return replace(stream, order=self._drawn[session])
+    def _order(
+        self, streams: StreamBlock, accounts: AccountBlock, machines: Machines, refused: dict[int, RefusedError]
+    ) -> None:
+        """Give streams the nonce of their secret order, drawn once before the first release and recorded with it."""
+        for row, reserved in enumerate(accounts.reserved):
+            if row in refused:
+                continue
+            if reserved.keys() != {streams.session}:  # of rows that were added since: these may not hide here as well
+                refused[row] = RefusedError(*_NO_SAMPLES)
+            elif not streams.order[row]:
+                streams.order[row] = machines.order_nonce(row, streams.session)
 
-    def _lacks_order(self, stream: StreamRecord) -> bool:
-        return self.policy.order == "secret" and stream.release > 0 and not stream.order
-
-    def _samples(self, stream: StreamRecord, account: Account) -> slice:
-        """The samples a stream's next release is made from."""
+    def _samples(
+        self, streams: StreamBlock, accounts: AccountBlock, num_samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The first of the samples each stream's next release is made from, and the first behind them."""
         if self.policy.sums_samples:
-            return slice(0, self.num_samples)
-        start, batch = account.samples_used, self.policy.batch_size
+            return np.zeros_like(num_samples), num_samples
+        start, batch = accounts.samples_used.copy(), self.policy.batch_size
         if self.policy.order == "again":
-            start = stream.release * batch
+            start = streams.release * batch
         elif self.policy.sample_participations > 1:
-            start = stream.release % self.policy.min_separation * batch
-        if start + batch > self.num_samples:
-            raise RefusedError(protocol.SAMPLES_USED_UP, "no fresh samples are left")
-        return slice(start, start + batch)
+            start = streams.release % self.policy.min_separation * batch
+        return start, start + batch
 
-    def acknowledged(self, stream: StreamRecord, ack: int) -> StreamRecord:
-        """A stream after an acknowledgement.
+    def acknowledge(self, streams: StreamBlock, row: int, ack: int) -> None:
+        """Apply an acknowledgement to a stream.
 
         Raises
         ------
@@ -202,14 +199,15 @@ class AdmissionRule:
             If the acknowledgement moves backwards, or names a release that was not made or that can no longer be
             acknowledged.
         """
-        if ack == stream.ack:
-            return stream
-        if ack > stream.release:
+        before, release, pending = int(streams.ack[row]), int(streams.release[row]), streams.pending[row]
+        if ack == before:
+            return
+        if ack > release:
             logger.error(
                 "The server acknowledges release %d of a session in which the ledger knows of %d. Either the server is "
                 "wrong or this machine's ledger was copied back from a backup: see docs/ledger.md before going on.",
                 ack,
-                stream.release,
+                release,
             )
             raise RefusedError(
                 protocol.BAD_ACKNOWLEDGEMENT,
@@ -217,51 +215,46 @@ class AdmissionRule:
                 "it, its ledger was rolled back",
             )
         if self.policy.release_rule == "paper":
-            valid = stream.ack < ack <= stream.release
-            pending = {}
+            valid = before < ack <= release
+            left: Pending = NOTHING
         else:
-            valid = ack > stream.ack and ack in stream.pending
-            base = stream.pending.get(ack)
+            valid = ack > before and ack in pending
             # (P_j - P_old) - (P_new - P_old): the same prefixes, told from the new acknowledgement.
-            pending = {j: counts - base for j, counts in stream.pending.items() if j > ack and base is not None}
+            left = {j: counts - pending[ack] for j, counts in pending.items() if j > ack} if valid else NOTHING
         if not valid:
             raise RefusedError(
                 protocol.BAD_ACKNOWLEDGEMENT,
                 "the acknowledgement must not move backwards and must name a release that can still be acknowledged",
             )
-        return stream.acknowledged(ack, pending)
+        streams.ack[row], streams.pending[row] = ack, left or NOTHING
+        ids = streams.ids[row]
+        streams.ids[row] = {j: name for j, name in ids.items() if j >= ack} if ids else NOTHING
 
-    def releases_left(self, stream: StreamRecord | None, account: Account) -> int:
-        """How many more releases of a session its cap and the fresh samples allow."""
-        if stream is not None and stream.fingerprint != self.fingerprint:
+    def releases_left(self, stream: StreamRecord | None, account: Account, fingerprint: str, num_samples: int) -> int:
+        """How many more releases of a machine's session its cap and the fresh samples allow."""
+        if stream is not None and stream.fingerprint != fingerprint:
             return 0
         left = self.policy.max_participations - (0 if stream is None else stream.release)
         if self.policy.order != "in-turn" or self.policy.sample_participations > 1:
             return left  # the session goes through samples that others may have used
-        return min(left, (self.num_samples - account.samples_used) // self.policy.batch_size)
+        return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
 
-    def _check_stream(self, stream: StreamRecord) -> None:
-        """Refuse a session that was opened under other terms, or has reached its cap."""
-        if stream.fingerprint != self.fingerprint:
-            if _noise_version(stream) != NOISE_VERSION:
-                raise RefusedError(
-                    protocol.POLICY_CHANGED,
-                    "this session was begun with the noise of another version of murmurfl, which this version cannot "
-                    "take out again; start a new session",
-                )
-            raise RefusedError(
-                protocol.POLICY_CHANGED,
-                "this session was opened under another privacy policy or key, or was closed; start a new session",
-            )
-        if stream.release >= self.policy.max_participations:
-            raise RefusedError(protocol.CAP_REACHED, "the cap of releases for this session is reached")
+    def _check_streams(
+        self, streams: StreamBlock, fingerprints: Sequence[str], refused: dict[int, RefusedError]
+    ) -> None:
+        """Refuse sessions that were opened under other terms, or have reached their cap."""
+        for row, (theirs, ours) in enumerate(zip(streams.fingerprint, fingerprints, strict=True)):
+            if theirs != ours and row not in refused:
+                refused[row] = _changed(streams.terms[row])
+        capped = streams.release >= self.policy.max_participations
+        _refuse(capped, refused, protocol.CAP_REACHED, "the cap of releases for this session is reached")
 
-    def _samples_of(self, releases: int) -> int:
-        """The least number of samples that many releases of a session have used."""
+    def _samples_of(self, releases: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The least number of samples that so many releases of a session have used."""
         if self.policy.sums_samples:
-            return min(releases, 1)  # all there were: rows may have been added since
+            return np.minimum(releases, 1)  # all there were: rows may have been added since
         if self.policy.sample_participations > 1:
-            releases = min(releases, self.policy.min_separation)
+            releases = np.minimum(releases, self.policy.min_separation)
         return releases * self.policy.batch_size
 
     def _reserved(self, account: Account, session: str) -> Account:
@@ -289,12 +282,41 @@ class AdmissionRule:
         return reserved
 
 
-def _has_secret_order(page: LedgerPage, account: Account) -> bool:
+_NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
+
+
+def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int, reason: str) -> None:
+    """Refuse some rows, but for those that are refused already."""
+    for row in np.flatnonzero(rows).tolist():
+        refused.setdefault(row, RefusedError(code, reason))
+
+
+def _changed(terms: str) -> RefusedError:
+    """The refusal of a session that is another policy's or key's."""
+    if _noise_version(terms) != NOISE_VERSION:
+        return RefusedError(
+            protocol.POLICY_CHANGED,
+            "this session was begun with the noise of another version of murmurfl, which this version cannot "
+            "take out again; start a new session",
+        )
+    return RefusedError(
+        protocol.POLICY_CHANGED,
+        "this session was opened under another privacy policy or key, or was closed; start a new session",
+    )
+
+
+def _nameless(streams: StreamBlock, row: int) -> list[int]:
+    """The releases that helpers must be told by name, and whose names are lost."""
+    ack = int(streams.ack[row])
+    return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
+
+
+def has_secret_order(page: LedgerPage, account: Account) -> bool:
     """Whether any of a ledger's sessions had a secret order."""
     streams = (page.stream(session) for session in account.reserved)
     return any(stream is not None and stream.order for stream in streams)
 
 
-def _noise_version(stream: StreamRecord) -> int:
+def _noise_version(terms: str) -> int:
     """The version of the normals a session was begun with; a ledger that nobody reads does not say."""
-    return json.loads(stream.terms).get("noise_version", 1) if stream.terms else NOISE_VERSION
+    return json.loads(terms).get("noise_version", 1) if terms else NOISE_VERSION

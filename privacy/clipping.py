@@ -67,25 +67,25 @@ def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> N
         raise ConfigurationError(f"Expected contributions of shape (samples, parameters), got shape {rows.shape}.")
     if rows.size == 0:
         return rows
-    finite = np.isfinite(rows).all(axis=1)
+    largest = np.maximum.reduce(np.abs(rows), axis=1)
+    finite = np.isfinite(largest)  # a NaN or an infinity among the entries is the largest of them
     if not finite.all():
         rows[~finite] = 0.0
+        largest[~finite] = 0.0
     # Dividing by the largest entry first keeps the square of a huge but finite entry from overflowing.
-    largest = np.abs(rows).max(axis=1)
-    scale_free = np.where(largest > 0, largest, 1.0)
+    scale_free = np.float64(1.0)
     if largest.max() > 1e150 or largest.min() < 1e-150:
+        scale_free = np.where(largest > 0, largest, 1.0)
         rows /= scale_free[:, None]
-    else:
-        scale_free = np.ones_like(scale_free)
     unit_norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    if observed:
-        with np.errstate(over="ignore"):
-            observe(np.where(finite, unit_norms * scale_free, np.nan), clip_norm)
-    safe_norms = np.where(unit_norms > 0, unit_norms, 1.0)
     bound = clip_norm * _MARGIN
     with np.errstate(over="ignore"):  # with an infinite bound nothing is clipped
-        within = safe_norms <= bound / scale_free
-    rows *= np.where(within, scale_free, bound / safe_norms)[:, None]
+        if observed:
+            observe(np.where(finite, unit_norms * scale_free, np.nan), clip_norm)
+        within = unit_norms <= bound / scale_free
+        scales = np.where(within, scale_free, bound / np.where(within, 1.0, unit_norms))
+    if not (scales == 1.0).all():
+        rows *= scales[:, None]
     return rows
 
 

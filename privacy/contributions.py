@@ -37,3 +37,22 @@ class DenseContributions:
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         np.multiply(self._rows[row], scale, out=out)
+
+
+class ChosenContributions:
+    """Some of the rows of others.
+
+    Parameters
+    ----------
+    contributions : StackedContributions
+    rows : ndarray of int
+    """
+
+    def __init__(self, contributions: StackedContributions, rows: NDArray[np.intp]) -> None:
+        self._contributions, self._rows = contributions, rows
+
+    def norms(self) -> NDArray[np.float64]:
+        return self._contributions.norms()[self._rows]
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        self._contributions.write(int(self._rows[row]), scale, out)

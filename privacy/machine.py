@@ -7,34 +7,32 @@ how it becomes a release is the business of the two kinds of machine: of prefix 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TypeVar
+from copy import copy
+from dataclasses import dataclass
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import protocol
-from .admission import ROUNDING, Admission, AdmissionRule
+from .admission import AdmissionRule, has_secret_order
+from .admitted import Admission
 from .data_digest import DataDigest, RowBytes, any_data
 from .errors import ConfigurationError, RefusedError
 from .keys import NoiseKeys
-from .ledger import Account, Ledger, LedgerPage, StreamRecord
+from .ledger import Account, Ledger, LedgerPage
+from .ledger.block import AccountBlock, StreamBlock
+from .machine_checks import check_ledger, check_local_budget, check_real, check_samples, with_ledgers_budget
 from .mechanisms import State
 from .noise_plan import NoisePlan
 from .outgoing import PrivacyStatement, Release
-from .policy import NO_NOISE, PrivacyPolicy
-from .row_bound import MOST_ROWS
+from .policy import PrivacyPolicy
+from .recording import recorded, release_of, stream_fingerprint
 
 ComputedT = TypeVar("ComputedT")
-
-_ID_BYTES = 16
-_NO_ID = bytes(_ID_BYTES)
 
 
 class LedgeredMachine:
@@ -88,16 +86,16 @@ class LedgeredMachine:
         roster: str = "",
     ) -> None:
         if not keys.simulated:
-            _check_real(policy, ledger, data, roster)
-        policy = _with_ledgers_budget(policy, ledger)
-        _check_ledger(policy, ledger)
-        _check_samples(policy, num_samples)
+            check_real(policy, ledger, data, roster)
+        policy = with_ledgers_budget(policy, ledger)
+        check_ledger(policy, ledger)
+        check_samples(policy, num_samples)
         self.policy = policy
         self.plan: NoisePlan = policy.plan(num_parameters)
         if (problem := self.plan.problem or self.plan.local_problem) and not keys.simulated:
             raise ConfigurationError(problem)
         if not keys.simulated:
-            _check_local_budget(policy, self.plan, ledger)
+            check_local_budget(policy, self.plan, ledger)
         self.num_parameters = num_parameters
         self.num_samples = num_samples
         self.num_rows = num_samples  # more, where rows behind the samples are known that other sessions use
@@ -107,19 +105,67 @@ class LedgeredMachine:
         self._data = None if known is None else DataDigest(keys.secret_key, known)
         if self._data is not None:
             self._data.warn_of_kind(num_samples)
-        # A stream belongs to a policy and a key: under another key its last noise row could not be taken back out.
-        terms = self.plan.fingerprint.encode() + (b"\x00" + roster.encode() if roster else b"")
-        mark = hmac.digest(keys.secret_key, b"murmurfl stream\x00" + terms, hashlib.sha256)
-        self._fingerprint = mark.hex()
+        self._fingerprint = stream_fingerprint(self.plan, keys.secret_key, roster)
         local = policy.local_budget if policy.trust == "secure-aggregation" else ledger.budget_local_mu
         budget = math.inf if local is None else local
-        self._rule = AdmissionRule(policy, self.plan, num_parameters, num_samples, self._fingerprint, budget, keys)
+        self.admission = AdmissionRule(policy, self.plan, num_parameters, budget)
+        self._orders: dict[str, bytes] = {}
         self._open: set[Admission] = set()
 
     @property
     def simulated(self) -> bool:
         """Whether the keys are a simulation's."""
         return self._keys.simulated
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where it records."""
+        return self._ledger
+
+    @property
+    def keys(self) -> NoiseKeys:
+        """A simulated machine's keys.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are real.
+
+        Notes
+        -----
+        **Formal guarantees.** None for anybody's data: whoever has the keys can take the noise out. Keys of a
+        simulation follow from its seed; a real machine hands out none.
+        """
+        if not self.simulated:
+            raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
+        return self._keys
+
+    def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
+        """Another simulated machine of the same policy and model.
+
+        Parameters
+        ----------
+        num_samples, ledger, keys
+            Its own.
+
+        Raises
+        ------
+        ConfigurationError
+            If either has real keys, or the cap needs more fresh samples than there are.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class, in simulation.
+        """
+        if not (self.simulated and keys.simulated):
+            raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
+        check_samples(self.policy, num_samples)
+        other = copy(self)
+        other.num_samples = other.num_rows = num_samples
+        other._ledger, other._keys = ledger, keys
+        other._fingerprint = stream_fingerprint(self.plan, keys.secret_key)
+        other._orders, other._open = {}, set()
+        return other
 
     @contextmanager
     def admitted(self, session: str, ack: int) -> Iterator[Admission]:
@@ -217,7 +263,9 @@ class LedgeredMachine:
             stream = page.stream(session)
             if stream is None:
                 raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
-            page.commit(session, self._rule.acknowledged(stream, ack), page.account())
+            streams = StreamBlock.of(session, stream)
+            self.admission.acknowledge(streams, 0, ack)
+            page.commit(session, streams.record(0), page.account())
 
     def statement(self, session: str) -> PrivacyStatement:
         """What this machine has spent in a session and what it guarantees; independent of its data."""
@@ -234,7 +282,7 @@ class LedgeredMachine:
         budget = float(self.policy.budget_mu or 0.0)
         if account.reserved_local and not summed:
             # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
-            budget = self._rule.local_budget
+            budget = self.admission.local_budget
         unbounded = not self.policy.adds_noise or account.unbounded
         return PrivacyStatement(
             releases=releases,
@@ -243,7 +291,7 @@ class LedgeredMachine:
             mu_budget=math.inf if unbounded else budget,
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
-            releases_left=self._rule.releases_left(stream, account),
+            releases_left=self.admission.releases_left(stream, account, self._fingerprint, self.num_samples),
             mu_local=local if summed else None,
             min_honest=self.policy.min_honest if summed else None,
             min_cohort=self.policy.min_cohort if summed else None,
@@ -283,22 +331,15 @@ class LedgeredMachine:
             computed, computed_for = [compute(admission)], wanted
             self._digest_of(admission.samples_used)  # read and hashed now, and not while the ledger is held
 
-    def _record(self, admission: Admission, stream: StreamRecord, counts: NDArray[np.int64]) -> Release:
-        """Record a release as the admission's, then hand it out; ``stream`` and ``counts`` have its noise."""
+    def _record(self, admission: Admission, counts: NDArray[np.int64]) -> Release:
+        """Record a release as the admission's, then hand it out; its stream and ``counts`` have its noise."""
         self._check_open(admission)
         self._open.discard(admission)
-        before, used = admission.account, admission.samples_used
-        account = Account(used, before.reserved, self._digest_of(used, before.data), before.reserved_local)
-        if self.policy.trust == "secure-aggregation":
-            kept = {stream.ack, *stream.pending}
-            known = {j: name for j, name in stream.ids.items() if j in kept}
-            stream = replace(stream, ids={**known, stream.release: secrets.token_bytes(_ID_BYTES)})
-        admission.page.commit(admission.session, stream, account)
+        streams, accounts = recorded(admission.admitted, self.policy)
+        accounts.data[0] = self._digest_of(admission.samples_used, accounts.data[0])
+        admission.page.commit(admission.session, streams.record(0), accounts.record(0))
         counts.setflags(write=False)  # the ledger in memory may hold the very array
-        ids = [stream.ids.get(j, _NO_ID) for j in (stream.release, stream.ack)] if stream.ids else (b"", b"")
-        # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them.
-        samples = self.num_samples if self.policy.order == "all" else self.policy.batch_size
-        return Release(counts, self.plan.grid.spacing, stream.release, stream.ack, *ids, samples=samples)
+        return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
     def _check_open(self, admission: Admission) -> None:
         if admission not in self._open:
@@ -308,10 +349,19 @@ class LedgeredMachine:
 
     def _admit(self, page: LedgerPage, session: str, ack: int) -> Admission:
         """What a request would be answered from, or a refusal."""
-        stream, account = page.stream(session), page.account()
-        self._rule.check(session, stream, account)
+        account = page.account()
         self._check_data(account)
-        return self._rule.admit(page, session, ack, stream, account)
+        streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)
+        admitted = self.admission.admit(streams, accounts, np.array([ack]), _One(self, page))
+        if admitted.refused:
+            raise admitted.refused[0]
+        return Admission(page, session, admitted)
+
+    def _order_nonce(self, session: str) -> bytes:
+        # A request is admitted twice, before the gradients are computed and when they are recorded, for one order.
+        if session not in self._orders:
+            self._orders[session] = self._keys.nonce(session, 0)
+        return self._orders[session]
 
     def _check_data(self, account: Account) -> None:
         if self._data is not None and account.samples_used:
@@ -321,80 +371,23 @@ class LedgeredMachine:
         return otherwise if self._data is None else self._data.of(rows)
 
 
-def _check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None, roster: str) -> None:
-    """Refuse on a real machine what only a simulation may do."""
-    if not ledger.durable:
-        raise ConfigurationError(
-            f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
-            "process ends would be spent again."
-        )
-    if policy.noise_quality != "exact":
-        raise ConfigurationError(
-            f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
-            "simulation only."
-        )
-    if policy.mechanism == NO_NOISE:
-        raise ConfigurationError(
-            f"Expected a noise mechanism on a real machine, got {policy.mechanism!r}: runs without noise are for "
-            "simulation only."
-        )
-    if data is None:
-        raise ConfigurationError(
-            "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
-            "data=row_bytes(samples)."
-        )
-    if policy.trust == "secure-aggregation" and not roster:
-        raise ConfigurationError(
-            "Expected `roster` on a real machine under secure aggregation, got none: a session must not go on under "
-            "another roster. Pass roster=masking.roster.digest."
-        )
+@dataclass(frozen=True)
+class _One:
+    """A machine by itself, to the rule of admission."""
 
+    machine: LedgeredMachine
+    page: LedgerPage
 
-def _with_ledgers_budget(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
-    """The policy, with the budget for what holds whatever happens that its ledger has, if it says nothing of it."""
-    if policy.trust != "secure-aggregation" or policy.budget_local_mu is not None or ledger.budget_local_mu is None:
-        return policy
-    return replace(policy, budget_local_mu=ledger.budget_local_mu)
+    @property
+    def num_samples(self) -> NDArray[np.int64]:
+        return np.array([self.machine.num_samples])
 
+    @property
+    def fingerprints(self) -> list[str]:
+        return [self.machine._fingerprint]
 
-def _check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
-    """Refuse a policy not one session of which the budget for what holds whatever happens would allow."""
-    if policy.trust == "secure-aggregation" and plan.mu_local > policy.local_budget * (1 + ROUNDING):
-        raise ConfigurationError(
-            f"Expected a budget_local_mu of at least {plan.mu_local * (1 + ROUNDING):.5g}, which one session with mu = "
-            f"{policy.mu:g} and {policy.min_honest} honest machines takes of it, got {policy.local_budget:g}: not one "
-            f"would be opened. Lower mu or min_honest.{ledger.local_hint}"
-        )
+    def order_nonce(self, row: int, session: str) -> bytes:
+        return self.machine._order_nonce(session)
 
-
-def _check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
-    """Refuse a policy with another budget or delta than its ledger's, and one that its ledger cannot keep."""
-    summed = policy.trust == "secure-aggregation"
-    if summed and ledger.local_problem:
-        raise ConfigurationError(ledger.local_problem)
-    for name in ("budget_mu", "delta", *(("budget_local_mu",) if summed else ())):
-        fixed, ours = getattr(ledger, name), getattr(policy, name)
-        if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):
-            raise ConfigurationError(
-                f"Expected {name} = {fixed!r}, with which the ledger was made, got {ours!r} in the policy: "
-                "everything on this machine's data shares one budget. Put the ledger's into the configuration."
-            )
-
-
-def _check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
-    """Refuse a policy that needs more samples than the machine has."""
-    if policy.sums_samples:
-        if not 1 <= num_samples <= MOST_ROWS:
-            raise ConfigurationError(
-                f"Expected 1 to {MOST_ROWS} samples with order {policy.order!r}, got {num_samples}: counts of their "
-                "sum would not be exact."
-            )
-        return
-    releases, name, why = policy.max_participations, "max_participations", "each is used once"
-    if policy.sample_participations > 1:
-        releases, name, why = policy.min_separation, "min_separation", "so many are gone through"
-    if policy.batch_size * releases > num_samples:
-        raise ConfigurationError(
-            f"Expected batch_size x {name} <= the machine's {num_samples} samples ({why}), got "
-            f"{policy.batch_size} x {releases} = {policy.batch_size * releases}."
-        )
+    def has_secret_order(self, row: int, account: Account) -> bool:
+        return has_secret_order(self.page, account)

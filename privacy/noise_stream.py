@@ -17,13 +17,12 @@ Proof: docs/proofs/grid-and-noise.md.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .grid import MARK
-from .keys import NoiseKeys
 from .ledger import StreamRecord
 from .mechanisms import Draw, Increment, State
 from .noise import NONCE_BYTES, NoiseQuality, row_key, standard_normal_rows, standard_normals
@@ -68,19 +67,25 @@ def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
     return arrays[0].nbytes if len(arrays) == 1 else sum(values.nbytes for values in arrays)
 
 
+class Past(NamedTuple):
+    """What of a stream the noise of its next release depends on, as :class:`StreamRecord` has it."""
+
+    release: int
+    nonces: bytes
+    noise_state: State
+
+
 class NoiseStream:
-    """The noise of one machine's sessions.
+    """The noise of sessions of the machines of one policy.
 
     Parameters
     ----------
     plan : NoisePlan
-        The machine's mechanism, grid and noise level.
+        The machines' mechanism, grid and noise level.
     num_parameters : int
         d.
     quality : {"exact", "fast"}
         Of the normals.
-    keys : NoiseKeys
-        The machine's.
     rows : RowCache, optional
         Keeps what the next release will need, for simulations; by default each row is made again when it is taken back
         out, and 256 MiB are set aside where that would take the noise of several releases.
@@ -91,20 +96,20 @@ class NoiseStream:
     """
 
     def __init__(
-        self, plan: NoisePlan, num_parameters: int, quality: NoiseQuality, keys: NoiseKeys, rows: RowCache | None = None
+        self, plan: NoisePlan, num_parameters: int, quality: NoiseQuality, rows: RowCache | None = None
     ) -> None:
         if rows is None and plan.mechanism.memory in ("recent", "all"):
             rows = RowCache(_OWN_CACHE_BYTES)
         self.plan = plan
         self.num_parameters = num_parameters
         self.quality: NoiseQuality = quality
-        self._keys = keys
         self._rows = rows
 
     def add_to(
         self,
         counts: NDArray[np.int64],
-        stream: StreamRecord,
+        stream: Past | StreamRecord,
+        key: bytes,
         nonce: bytes,
         normals: NDArray[np.floating] | None = None,
     ) -> tuple[bytes, State]:
@@ -114,12 +119,14 @@ class NoiseStream:
         ----------
         counts : ndarray of shape (d,)
             The contribution in units of the grid's spacing; changed in place.
-        stream : StreamRecord
+        stream : Past or StreamRecord
             After the release before.
+        key : bytes
+            The machine's secret key.
         nonce : bytes
-            Of the release: never used before under this machine's key.
+            Of the release: never used before under this key.
         normals : ndarray of shape (draws x d,), optional
-            Those of :meth:`normals_key` and this nonce, if they were made already.
+            Those of this key and nonce, if they were made already.
 
         Returns
         -------
@@ -131,15 +138,16 @@ class NoiseStream:
         if self.plan.noise_std == 0.0:
             return nonce, stream.noise_state
         release = stream.release + 1
-        state, kept = self._before(stream, release)
+        state, kept = self._before(stream, release, key)
         if normals is None:
-            normals = self._normals(nonce, self.plan.mechanism.draws(release))
+            draws = self.plan.mechanism.draws(release)
+            normals = standard_normals(row_key(key, nonce), draws * self.num_parameters, self.quality)
         increment = self.plan.mechanism.increment(state, release, normals, self._scale)
         added, removed = self._rounded(increment, release, kept)
         counts += added
         # Marked counts carry the grid's mark, which goes with what is removed; without that it goes by itself.
         counts -= MARK if removed is None else removed
-        self._keep(nonce, added, increment)
+        self._keep(key, nonce, added, increment)
         memory = self.plan.mechanism.memory
         nonces = nonce
         if memory in ("recent", "all"):
@@ -148,13 +156,11 @@ class NoiseStream:
             nonces = nonces[-NONCE_BYTES * self.plan.mechanism.remembered :]
         return nonces, (increment.state or ()) if memory == "state" else ()
 
-    def normals_key(self, session: str, release: int) -> bytes | None:
-        """The key of the normals a simulated machine's release will be made with; None where it must make its own."""
-        if self.plan.noise_std == 0.0 or self.plan.mechanism.draws(release) != 1:
-            return None
-        return row_key(self._keys.secret_key, self._keys.nonce(session, release))
+    def draws_a_row(self, release: int) -> bool:
+        """Whether a release is made with one row of normals, which can be made before with others'."""
+        return self.plan.noise_std > 0.0 and self.plan.mechanism.draws(release) == 1
 
-    def _before(self, stream: StreamRecord, release: int) -> tuple[State, NDArray[np.int64] | None]:
+    def _before(self, stream: Past | StreamRecord, release: int, key: bytes) -> tuple[State, NDArray[np.int64] | None]:
         """The mechanism's state before a release, or the counts of its last row, if these are what is removed."""
         mechanism = self.plan.mechanism
         if release == 1:
@@ -162,9 +168,9 @@ class NoiseStream:
         if mechanism.memory not in _FROM_NONCES:
             return stream.noise_state, None
         last = stream.nonces[-NONCE_BYTES:]
-        made = None if self._rows is None else self._rows.take(self._keys.secret_key, last)
+        made = None if self._rows is None else self._rows.take(key, last)
         if made is None:
-            return mechanism.state_after(stream.release, self._draw(stream), self._scale), None
+            return mechanism.state_after(stream.release, self._draw(stream, key), self._scale), None
         return ((), made[0]) if mechanism.removes_last else (made, None)
 
     def _rounded(
@@ -184,14 +190,14 @@ class NoiseStream:
             kept = self._marked(increment.removed, bound)
         return added, kept
 
-    def _keep(self, nonce: bytes, added: NDArray[np.int64], increment: Increment) -> None:
+    def _keep(self, key: bytes, nonce: bytes, added: NDArray[np.int64], increment: Increment) -> None:
         """Keep what the next release takes back out, or starts from."""
         if self._rows is None or self.plan.mechanism.memory not in _FROM_NONCES:
             return
         if self.plan.mechanism.removes_last:
-            self._rows.keep(self._keys.secret_key, nonce, (added,))
+            self._rows.keep(key, nonce, (added,))
         elif increment.state is not None:
-            self._rows.keep(self._keys.secret_key, nonce, increment.state)
+            self._rows.keep(key, nonce, increment.state)
 
     @cached_property
     def _scale(self) -> float:
@@ -207,17 +213,12 @@ class NoiseStream:
     def _in_place(self) -> bool:
         return bool(vars(type(self.plan.mechanism)).get("hands_over", False))
 
-    def _normals(self, nonce: bytes, draws: int = 1) -> NDArray[np.floating]:
-        key = row_key(self._keys.secret_key, nonce)
-        return standard_normals(key, draws * self.num_parameters, self.quality)
-
-    def _draw(self, stream: StreamRecord) -> Draw:
+    def _draw(self, stream: Past | StreamRecord, key: bytes) -> Draw:
         """The normals of earlier releases whose nonces are kept."""
         first = stream.release - len(stream.nonces) // NONCE_BYTES + 1
 
         def draw(releases: range) -> NDArray[np.floating]:
             nonces = [stream.nonces[NONCE_BYTES * (j - first) : NONCE_BYTES * (j - first + 1)] for j in releases]
-            keys = [row_key(self._keys.secret_key, nonce) for nonce in nonces]
-            return standard_normal_rows(keys, self.num_parameters, self.quality)
+            return standard_normal_rows([row_key(key, nonce) for nonce in nonces], self.num_parameters, self.quality)
 
         return draw

@@ -1,45 +1,36 @@
-r"""The release rule: a machine of prefix sums sends P_k - P_ack.
+"""The machine of prefix sums: contributions of its samples, bounded and on the grid, made into releases.
 
-A machine's private stream is the noisy prefix sum P_k = s_1 + ... + s_k + (row k of B Z), with s_j its contributions
-and B Z the mechanism's noise. It sends P_k - P_ack, where ack is the last of its releases that the server says it has
-aggregated. With nothing lost this is the papers' message s_k + y_k - y_{k-1} (reshef-levy-2025, algorithm 1). When a
-reply is lost the next one carries what was missing, contribution and noise, so a loss costs delay and leaves no noise
-behind (ALGORITHMS 2.4).
-
-All arithmetic is on int64 counts of a fixed grid. What is remembered between releases is P_j - P_ack, which was sent
-before, so the ledger of a machine whose server is not trusted holds nothing without noise.
+What a release is stands in :mod:`.release_rule`. Here stands what goes into one on a machine by itself: a real one, or
+one of a simulation that is asked alone. The machines of a simulation that are asked together are :mod:`.machine_block`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .admission import Admission
+from .admitted import Admission
 from .contributions import StackedContributions
 from .data_digest import RowBytes
 from .errors import ConfigurationError, is_interrupt
 from .keys import NoiseKeys
-from .ledger import Ledger, StreamRecord
+from .ledger import Ledger
 from .machine import LedgeredMachine
 from .mechanisms import State
-from .noise_stream import NoiseStream, RowCache
+from .noise_stream import RowCache
 from .outgoing import Release
 from .policy import PrivacyPolicy
+from .release_rule import ReleaseRule
 from .row_bound import blocks
 from .secret_order import weights_of
 
 logger = logging.getLogger(__name__)
 
-# P_j - P_ack is kept for this many of the latest unacknowledged releases. A server that asks again without
-# acknowledging will not use the earlier ones, so an honest server only ever names the last.
-MOST_PENDING = 4
 _VALUES_AT_A_TIME = 1 << 22
 """Values of rows that a simulation has in memory at a time where a release is a sum over all samples."""
 
@@ -98,9 +89,9 @@ class PrivateMachine(LedgeredMachine):
         self._rows = rows
 
     @cached_property
-    def _noise(self) -> NoiseStream:
-        """What each release adds and removes."""
-        return NoiseStream(self.plan, self.num_parameters, self.policy.noise_quality, self._keys, self._rows)
+    def releases(self) -> ReleaseRule:
+        """What makes contributions into releases."""
+        return ReleaseRule(self.policy, self.plan, self.num_parameters, self._rows)
 
     def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
         """Make the next release of a session, recorded before it is returned.
@@ -162,118 +153,24 @@ class PrivateMachine(LedgeredMachine):
         """
         return self._release(session, ack, contribution, note)
 
-    def finish(
-        self,
-        admission: Admission,
-        counts: NDArray[np.int64],
-        *,
-        normals: NDArray[np.floating] | None = None,
-        note: State | None = None,
-    ) -> Release:
-        """Make an admitted release of a simulated machine from a contribution that was computed with others'.
-
-        Parameters
-        ----------
-        admission : Admission
-            Of this machine, and open (:meth:`~murmurfl.privacy.machine.LedgeredMachine.admitted`); it is used up.
-        counts : ndarray of shape (d,), int64
-            The mean of the clipped contributions of the admission's samples, each rounded to the machine's grid; taken
-            over and changed.
-        normals : ndarray, optional
-            Those of :meth:`normals_key`, if they were made already.
-        note : tuple of floating-point arrays, optional
-            As for :meth:`release_noting`.
-
-        Raises
-        ------
-        ConfigurationError
-            If the machine has real keys, or the admission is not an open one of this machine.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`release`, provided the counts are as described; a simulation's caller
-        vouches for that. A real machine does not let its caller vouch for anything: it is refused here, and computes,
-        clips and draws noise by itself.
-        """
-        if not self.simulated:
-            raise ConfigurationError("Expected a simulated machine, got one with real keys: it must release by itself.")
-        self._check_open(admission)
-        return self._finish(admission, counts, normals, note)
-
-    def normals_key(self, admission: Admission) -> bytes | None:
-        """The key of the normals that an admitted release of a simulated machine will be made with.
-
-        Parameters
-        ----------
-        admission : Admission
-            Of this machine, and open.
-
-        Returns
-        -------
-        bytes or None
-            None where the machine must draw its own: without noise, or with a mechanism that draws more or less than
-            one row a release.
-
-        Raises
-        ------
-        ConfigurationError
-            As :meth:`finish` does.
-
-        Notes
-        -----
-        **Formal guarantees.** None for anybody's data: whoever has the key can take the noise out. Keys of a simulation
-        follow from its seed; a real machine hands out none.
-        """
-        if not self.simulated:
-            raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
-        self._check_open(admission)
-        return self._noise.normals_key(admission.session, admission.release)
-
     def _release(self, session: str, ack: int, contribution: NotedContribution, note: State | None) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
-            rows = contribution(admission.stream.release, admission.stream.noted)
+            rows = contribution(admission.release - 1, admission.streams.noted[0])
             return self._contribution_counts(rows, admission.samples, self._weights(admission))
 
-        return self._answer(session, ack, compute, lambda admitted, counts: self._finish(admitted, counts, note=note))
+        def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
+            nonce = self._keys.nonce(session, admission.release)
+            (counts,) = self.releases.advance(admission.streams, [counts], [self._keys.secret_key], [nonce], note=note)
+            return self._record(admission, counts)
+
+        return self._answer(session, ack, compute, record)
 
     def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
         """Which samples are in a release, where that is the machine's secret; None where all of them are."""
         if self.policy.order != "secret":
             return None
-        drawn = self._keys.secret_key, admission.stream.order
+        drawn = self._keys.secret_key, admission.streams.order[0]
         return weights_of(*drawn, self.num_samples, self.policy.max_participations, admission.release)
-
-    def _finish(
-        self,
-        admission: Admission,
-        counts: NDArray[np.int64],
-        normals: NDArray[np.floating] | None = None,
-        note: State | None = None,
-    ) -> Release:
-        """Noise on the contribution, both recorded, then the release; ``counts`` come from clipped rows, and go."""
-        stream, counts = self._advance(admission.stream, admission.session, counts, normals)
-        if note is not None:
-            stream = replace(stream, noted=note)
-        return self._record(admission, stream, counts)
-
-    def _advance(
-        self,
-        stream: StreamRecord,
-        session: str,
-        counts: NDArray[np.int64],
-        normals: NDArray[np.floating] | None,
-    ) -> tuple[StreamRecord, NDArray[np.int64]]:
-        """The release rule: the stream after its next release, and P_k - P_ack."""
-        release = stream.release + 1
-        nonces, noise_state = self._noise.add_to(counts, stream, self._keys.nonce(session, release), normals)
-        if self.policy.release_rule == "paper":
-            pending = {}
-        else:
-            if stream.release > stream.ack:
-                counts += stream.pending[stream.release]  # P_{k-1} - P_ack: what was lost, contribution and noise
-            pending = {j: sent for j, sent in stream.pending.items() if j > release - MOST_PENDING}
-            pending[release] = counts
-        return stream.released(nonces, pending, noise_state), counts
 
     def _contribution_counts(
         self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None

@@ -30,7 +30,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .admission import Admission
+from .admitted import Admission
 from .clipping import clip_contributions
 from .data_digest import RowBytes
 from .errors import ConfigurationError
@@ -342,7 +342,8 @@ class ShuffledMachine(LedgeredMachine):
             return self._epoch(session, admission.release, epoch)
 
         def record(admission: Admission, made: _Epoch) -> Release:
-            return self._record(admission, admission.stream.released(made.nonce, {}, ()), made.counts)
+            admission.streams.set(0, admission.streams.record(0).released(made.nonce, {}, ()))
+            return self._record(admission, made.counts)
 
         return self._answer(session, ack, compute, record)
 

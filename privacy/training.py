@@ -153,11 +153,17 @@ class TrainingObserver:
         """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
         self._ratios.append(norms / clip_norm)
 
+    def add_each(self, norms: NDArray[np.float64], clip_norm: float) -> None:
+        """As :meth:`add` for each of several releases, shape (releases, rows)."""
+        self._ratios.extend(norms / clip_norm)
+
     def figures(self) -> ObservedFigures | None:
         """The figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
             return None
+        if len(ratios) == 1 and len(ratios[0]) == 1:  # a machine's message with one row in it
+            return _of_one_row(float(ratios[0][0]))
         rows = np.concatenate(ratios)
         finite = rows[~np.isnan(rows)]
         if len(finite) == len(rows) and len({len(one) for one in ratios}) == 1:
@@ -173,6 +179,14 @@ class TrainingObserver:
             min(float(finite.max(initial=0.0)), _LARGEST_RATIO),
             medians,
         )
+
+
+def _of_one_row(ratio: float) -> ObservedFigures:
+    """What the arrays of :meth:`TrainingObserver.figures` give, in a hundredth of their time."""
+    if math.isnan(ratio):
+        return ObservedFigures(1, 1)
+    shown = min(ratio, _LARGEST_RATIO)
+    return ObservedFigures(1, 0, int(ratio > 1.0), shown, max(shown, 0.0), np.array([ratio]))
 
 
 _observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_observer", default=None)
@@ -204,3 +218,10 @@ def observe(norms: NDArray[np.float64], clip_norm: float) -> None:
     observer = _observer.get()
     if observer is not None:
         observer.add(norms, clip_norm)
+
+
+def observe_releases(norms: NDArray[np.float64], clip_norm: float) -> None:
+    """:func:`observe` for each of several releases, shape (releases, rows)."""
+    observer = _observer.get()
+    if observer is not None and len(norms):
+        observer.add_each(norms, clip_norm)

@@ -18,7 +18,7 @@ from .full_batch import (
 )
 from .isrl_dp import IsrlDp, IsrlDpState, isrl_dp_step
 from .look_ahead import NothingAggregatedError
-from .machines import SAMPLINGS, MachineDirectory, NodesUnavailableError, sample_machines
+from .machines import MachineDirectory, NodesUnavailableError
 from .mean_of_features import MeanOfFeatures, MeanState
 from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
@@ -32,6 +32,7 @@ from .reduced_tree_momentum import (
     reduced_tree_momentum_step,
 )
 from .replies import DirectMachines, Outcome, Refusal, Reply, RoundReport, RoundRequest
+from .sampling import SAMPLINGS, sample_machines
 from .secure_aggregation import (
     HelpersDisagreeError,
     HelperUnavailableError,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import INFO
 from typing import Any, ClassVar, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -23,9 +23,10 @@ from ..privacy.training import observing
 from .forecast import log_forecast
 from .layout import vector_size
 from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
-from .machines import NodesUnavailableError, by_length_and_name
+from .machine_names import by_length_and_name, in_order
+from .machines import NodesUnavailableError
 from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
-from .requests import request_entries, say_refusals, say_unlike
+from .requests import request_messages, say_refusals, say_unlike
 from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements
@@ -58,7 +59,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
-        How the machines of a round are drawn (:func:`~murmurfl.strategies.machines.sample_machines`).
+        How the machines of a round are drawn (:func:`~murmurfl.strategies.sampling.sample_machines`).
     session : str, optional
         Names this training to the machines, letters and digits; default a fresh random name. A machine opens a new
         private stream, and reserves its whole budget share, for every new session.
@@ -120,15 +121,8 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         self._meet(grid)
         self._nodes = self.machines.node_map()
         request = self._plan_round(server_round, self._nodes)
-        records = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
-        return [
-            Message(
-                RecordDict({**records, protocol.CONFIG: request_entries(config, request, name)}),
-                dst_node_id=self._nodes[name],
-                message_type=MessageType.TRAIN,
-            )
-            for name in request.acks
-        ]
+        points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
+        return request_messages(config, request, points, self._nodes)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -248,7 +242,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             check_something_came(self.history, self._reasons)
         return result
 
-    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> dict[str, dict[str, Any]]:
+    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float = 60.0) -> Mapping[str, Mapping[str, Any]]:
         """What each connected machine says it has spent in this session, by name; independent of their data.
 
         Parameters
@@ -260,7 +254,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
 
         Returns
         -------
-        dict
+        mapping
             The machine's :class:`~murmurfl.privacy.PrivacyStatement` as plain values; machines that do not answer are
             missing.
 
@@ -274,10 +268,13 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
 
     def _statements(
         self, grid: Grid | DirectMachines, timeout: float, most: int | None = None
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Mapping[str, Mapping[str, Any]]:
         """What machines say of themselves: all that are connected, or some ``most`` of them."""
         if isinstance(grid, DirectMachines):
-            statements = grid.statements(self.session)
+            few = self._few(most)
+            statements = grid.statements(self.session) if few is None else grid.statements(self.session, few)
+            if few or len(statements) == len(self.machines.names):
+                return statements
         else:
             nodes = self.machines.node_map()
             every = max(-(-len(nodes) // most), 1) if most else 1
@@ -291,13 +288,18 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             )
         return {name: statements[name] for name in self.machines.names if name in statements}
 
+    def _few(self, most: int | None) -> list[str] | None:
+        """Some ``most`` of the machines, or None if there are no more of them anyway."""
+        names = self.machines.names
+        return None if most is None or len(names) <= most else list(names[:: -(-len(names) // most)])
+
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
         needed = self.clients_per_round if self.machines.names else self._attendance.fewest
         if not isinstance(grid, DirectMachines):
             self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
         elif not self.machines.names:
-            names = sorted(grid.names(), key=by_length_and_name)
+            names = in_order(grid.names())
             if len(names) < needed:
                 raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
             self.machines.restore(names[: self._attendance.num_clients])

@@ -11,12 +11,14 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.arrays import dtype_name, write_array
 
 Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
 """Name, shape and dtype of each of the model's arrays, in order."""
 
 _MOST_NAMED = 3
+_STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
 
 _WHOLE_STATE = (
     ": it cannot be trained. Of a PyTorch module send what is trained, trainable_arrays(module), in place of its "
@@ -52,12 +54,13 @@ def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
 
 def array_record(vector: Vector, layout: Layout) -> ArrayRecord:
     """The arrays of a model from its vector, each cast to its own dtype."""
-    arrays, start = {}, 0
+    record, start = ArrayRecord(), 0
     for name, shape, dtype in layout:
         size = math.prod(shape)
-        arrays[name] = Array(np.asarray(vector[start : start + size].reshape(shape), dtype=dtype))
+        values = np.asarray(vector[start : start + size].reshape(shape), dtype=dtype)
+        record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
         start += size
-    return ArrayRecord(arrays)
+    return record
 
 
 def vector_size(layout: Layout) -> int:

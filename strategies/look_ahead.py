@@ -12,8 +12,8 @@ from typing import Any
 from flwr.common.logger import log
 
 from ..privacy import ConfigurationError, MurmurflError, protocol
-from .machines import rounds_possible
 from .replies import RoundReport
+from .sampling import rounds_possible
 from .statements import releases_left
 
 PATIENCE = 3

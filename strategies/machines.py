@@ -1,8 +1,7 @@
-"""Which machines there are: their names, waiting for them with a deadline, and sampling them.
+"""Which machines there are: their names, and waiting for them with a deadline.
 
 Flower's node ids are random in every run and change when a node restarts. A machine is therefore known by a name that
-it reports once (its partition id, say). Machines are ordered by name, and the sample of a round is a function of the
-seed and the round alone, so every engine asks the same machines.
+it reports once (its partition id, say). Machines are ordered by name.
 """
 
 from __future__ import annotations
@@ -10,22 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from logging import INFO, WARNING
-from typing import Literal, get_args
 
-import numpy as np
 from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..privacy import ConfigurationError, MurmurflError, derived_seed
+from ..privacy import MurmurflError
 from .hello import Introduction, failure, hello, introduction, stranger
+from .machine_names import NumberedNames, by_length_and_name
 from .waiting import Attending, Needed, is_simulation, no_helpers, pointless, shortage
-
-Sampling = Literal["uniform", "balanced"]
-SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -38,119 +32,6 @@ _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 class NodesUnavailableError(MurmurflError):
     """Too few machines were connected when the deadline passed."""
-
-
-def by_length_and_name(name: str) -> tuple[int, str]:
-    """The order of machines: 2 before 10."""
-    return len(name), name
-
-
-def sample_machines(
-    names: list[str], count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
-) -> list[str]:
-    """``count`` of ``names`` without replacement, in the order of ``names``.
-
-    Parameters
-    ----------
-    names : list of str
-        All machines, in their fixed order.
-    count : int
-        m, machines a round.
-    seed : int
-        The sampler's seed.
-    server_round : int
-        t; the sample is a function of the arguments, so resuming needs no state of a generator.
-    sampling : {"uniform", "balanced"}
-        ``uniform``: every round by itself, as reshef-levy-2025 has it. ``balanced``: as from a shuffled pack of cards,
-        so that all machines take part equally often and a single pass uses every sample.
-
-    Notes
-    -----
-    **Formal guarantees.** None is drawn from sampling: a machine's guarantee holds whenever it is asked.
-    """
-    if sampling == "balanced":
-        return [names[i] for i in _dealer(len(names), count, seed).hand(server_round)]
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
-    return [names[i] for i in sorted(generator.choice(len(names), size=count, replace=False))]
-
-
-def rounds_possible(
-    asked: Callable[[int], Iterable[str]], rounds: Iterable[int], releases: Mapping[str, float]
-) -> tuple[int | None, str | None]:
-    """How far rounds get before a machine is asked for more releases than it can make.
-
-    Parameters
-    ----------
-    asked : callable
-        The machines that are asked in a round. A lost reply spends samples as well.
-    rounds : iterable of int
-        The rounds in question, in order.
-    releases : mapping of str to float
-        How many releases each machine can make; a machine that is missing can make any number.
-
-    Returns
-    -------
-    tuple
-        The first round that asks a machine once too often, and that machine; None and None if there is none.
-    """
-    if not releases:
-        return None, None
-    left = dict(releases)
-    for server_round in rounds:
-        for name in asked(server_round):
-            left[name] = left.get(name, math.inf) - 1
-            if left[name] < 0:
-                return server_round, name
-    return None, None
-
-
-class _Dealer:
-    """Deals machines as from a shuffled pack, ``count`` distinct ones a round; an empty pack is shuffled anew."""
-
-    def __init__(self, num_machines: int, count: int, seed: int) -> None:
-        self._num_machines, self._count, self._seed = num_machines, count, seed
-        self._pack: list[int] = []
-        self._packs = 0
-        self._hands: list[list[int]] = []
-
-    def hand(self, server_round: int) -> list[int]:
-        while len(self._hands) < server_round:
-            self._hands.append(self._deal())
-        return self._hands[server_round - 1]
-
-    def _deal(self) -> list[int]:
-        if len(self._pack) >= self._count:
-            hand, self._pack = self._pack[-self._count :], self._pack[: -self._count]
-            return sorted(hand)
-        if not self._pack and self._count <= self._num_machines:
-            self._shuffle()
-            return self._deal()
-        hand = []
-        held: set[int] = set()
-        while len(hand) < self._count:
-            if not self._pack:
-                self._shuffle()
-            # A hand may hold the last of one pack and the first of the next. A machine that is in it already is passed
-            # over, and stays on top of the new pack for the next hand.
-            top = len(self._pack)
-            position = next((i for i in range(top - 1, -1, -1) if self._pack[i] not in held), None)
-            if position is None:
-                raise ConfigurationError("Expected no more machines a round than there are.")
-            machine = self._pack.pop(position)
-            hand.append(machine)
-            held.add(machine)
-        return sorted(hand)
-
-    def _shuffle(self) -> None:
-        self._packs += 1
-        key = derived_seed("deal machines", self._seed, self._packs)
-        self._pack = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_machines).tolist()
-        self._pack.reverse()  # dealt from the end, where taking one is cheap
-
-
-@lru_cache(maxsize=8)
-def _dealer(num_machines: int, count: int, seed: int) -> _Dealer:
-    return _Dealer(num_machines, count, seed)
 
 
 class MachineDirectory:
@@ -200,7 +81,7 @@ class MachineDirectory:
         """How many machines must be known before their names are settled."""
         self.client = client
         self.deadline_s = deadline_s
-        self.names: list[str] = []
+        self.names: Sequence[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
         self.several_on_a_node = False
         """Whether a node may report several names: in a simulation only."""
@@ -239,9 +120,9 @@ class MachineDirectory:
                 found.setdefault(name, (node_id, met.roster))
         return found
 
-    def restore(self, names: list[str]) -> None:
+    def restore(self, names: Sequence[str]) -> None:
         """Take the machines of an earlier session, from a checkpoint."""
-        self.names = list(names)
+        self.names = names if isinstance(names, NumberedNames) else list(names)
 
     def meet(self, grid: Grid, needed: int, helpers: int = 0, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait until ``needed`` machines of the training are connected, and learn the names of new nodes.

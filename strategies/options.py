@@ -15,8 +15,8 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, protocol
-from .machines import SAMPLINGS, Sampling
 from .replies import RoundReport
+from .sampling import SAMPLINGS, Sampling
 from .secure_aggregation import SecureAggregation
 
 OnRound = Callable[[RoundReport, MetricRecord | None], None]

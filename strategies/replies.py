@@ -6,7 +6,7 @@ delay: it is read as a whole, or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -228,7 +228,7 @@ asked directly may answer several at once, and add what clipping did in the roun
 class DirectMachines(Protocol):
     """Machines that are asked without messages: a simulation in this process."""
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         ...
 
@@ -236,8 +236,8 @@ class DirectMachines(Protocol):
         """What came back; a lost reply is not among it."""
         ...
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
-        """What each machine says it has spent, by name."""
+    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """What each machine says it has spent, by name; ``names`` are given where only these are asked."""
         ...
 
 
@@ -294,7 +294,7 @@ def read_reply(
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
         contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
-    return None if contents is None else Reply(name, release, ack, contents, dict(metrics))
+    return None if contents is None else Reply(name, release, ack, contents, dict(metrics.items()))
 
 
 def is_masked(message: Message) -> bool | None:
@@ -325,8 +325,9 @@ def _read_values(parts: list[NDArray[Any]], largest_value: float) -> Vector | No
     if any(values.dtype.kind != "f" for values in parts):
         return None
     vector = np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in parts])
-    # Also false for NaN.
-    return vector if np.abs(vector).max(initial=0.0) <= min(largest_value, LARGEST_VALUE) else None
+    largest = min(largest_value, LARGEST_VALUE)
+    # Also false for NaN. Twice through the values, but without writing their magnitudes anywhere.
+    return vector if -largest <= vector.min(initial=0.0) and vector.max(initial=0.0) <= largest else None
 
 
 def _read_masked(parts: list[NDArray[Any]], config: Mapping[str, Any]) -> MaskedRelease | None:

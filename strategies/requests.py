@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 
 from ..privacy import protocol
 from .replies import RoundRequest
 
 
-def request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> ConfigRecord:
-    """The config of a machine's request: the caller's own entries, and those of the protocol."""
+def request_messages(
+    config: ConfigRecord,
+    request: RoundRequest,
+    points: Mapping[str, ArrayRecord],
+    nodes: Mapping[str, int],
+    message_type: str = MessageType.TRAIN,
+) -> list[Message]:
+    """The messages of a round, one a machine.
+
+    Parameters
+    ----------
+    config : ConfigRecord
+        The caller's own entries.
+    request : RoundRequest
+    points : mapping of str to ArrayRecord
+        The query points, the same objects for all machines: nobody may change them.
+    nodes : mapping of str to int
+        Where each machine is.
+    message_type : str
+    """
+    # What is equal for all machines is made and checked once: a copy of a record shares its values.
+    entries, content = _common_entries(config, request), RecordDict(dict(points))
+    messages = []
+    for name, ack in request.acks.items():
+        own, records = entries.copy(), content.copy()
+        own[protocol.MACHINE], own[protocol.ACK] = name, ack
+        records[protocol.CONFIG] = own
+        messages.append(Message(records, dst_node_id=nodes[name], message_type=message_type))
+    return messages
+
+
+def _common_entries(config: ConfigRecord, request: RoundRequest) -> ConfigRecord:
+    """The config of every request of a round but whose it is: the caller's own entries, and those of the protocol."""
     return ConfigRecord(
         {
             **config,
@@ -21,8 +52,6 @@ def request_entries(config: ConfigRecord, request: RoundRequest, name: str) -> C
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.SERVER_ROUND: request.server_round,
             protocol.SESSION: request.session,
-            protocol.MACHINE: name,
-            protocol.ACK: request.acks[name],
         }
     )
 

@@ -11,6 +11,7 @@ from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
 from .checkpoint import load_checkpoint, save_checkpoint
+from .machine_names import plain_names, restored_names
 from .replies import RoundReport
 from .reports import plain
 from .rounds import Rounds
@@ -39,7 +40,7 @@ class ResumableRounds(Rounds[StateT]):
         return {
             "server_round": self.history[-1].server_round if self.history else 0,
             "acks": self.acks,
-            "machines": self.machines.names,
+            "machines": plain_names(self.machines.names),
             "seed": self.seed,
             "session": self.session,
             "history": [plain(report) for report in self.history],
@@ -73,7 +74,7 @@ class ResumableRounds(Rounds[StateT]):
     def _restore(self, saved: Mapping[str, Any]) -> None:
         """Take back what :meth:`_kept` gave."""
         self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
-        self.machines.restore(list(saved["machines"]))
+        self.machines.restore(restored_names(saved["machines"]))
         if self.machines.names:  # else it was saved before any machine was met
             self._settle(len(self.machines.names))
         self.seed, self.session = int(saved["seed"]), str(saved["session"])

@@ -32,7 +32,7 @@ from .clipping_watch import ALL_MACHINES, ClippingWatch
 from .flower_arguments import refuse_arguments
 from .forecast import read_noise
 from .layout import Layout, Vector, array_record, model_vector, vector_size
-from .machines import MachineDirectory, Sampling, sample_machines
+from .machines import MachineDirectory
 from .opening import Helpers
 from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
 from .release_sum import ReleaseSum, Summation
@@ -46,6 +46,7 @@ from .replies import (
     SummedReplies,
 )
 from .reports import log_losses
+from .sampling import Sampling, sample_machines
 from .secure_aggregation import SecureAggregation
 from .secure_rounds import SecureRounds
 from .summation import CohortSum

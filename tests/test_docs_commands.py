@@ -2,8 +2,8 @@
 
 Here: what one machine does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
 tests/deployment/test_walkthrough.py; ``make`` targets by CI and by themselves. What :func:`is_left` names is parsed by
-test_docs.py and no more: no network and no systemd in a test, and whole reproductions take from minutes to hours (what
-they gave is in docs/results).
+test_docs.py and no more: no network, no GPU and no systemd in a test, and whole reproductions take from minutes to
+hours (what they gave is in docs/results).
 """
 
 import importlib.util
@@ -78,7 +78,8 @@ def is_left(words):
     taught = words[:3] == ["python", "-m", "murmurfl.app.strokes"]
     # Features of 70,000 images take a minute and more; `reproduce best-accuracy` has them.
     taught = taught or "features=scattering+strokes" in words
-    return whole or taught or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
+    no_gpu = any(word.startswith("cuda") for word in words)
+    return whole or taught or no_gpu or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
 
 
 def run(words, folder):

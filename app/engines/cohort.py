@@ -1,26 +1,70 @@
 """The cohort engine: a strategy and its simulated machines in one process, without messages between them.
 
 The strategy is the same object as on every engine, and the machines are the same clients. This engine only leaves out
-that requests and releases become messages and back, and computes the gradients of many machines together.
+that requests and releases become messages and back, computes the gradients of many machines together, and keeps what
+their ledgers hold as arrays with a row for each machine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...clients import Cohort
-from ...privacy import Ledger, MemoryLedger, RefusedError, RowCache, protocol
+from ...clients.cohort_block import BlockAnswer, PartAnswer
+from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
+from ...privacy.ledger.block import BlockLedger
 from ...privacy.training import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.machine_names import NumberedNames
+from ...strategies.replies import LARGEST_COUNT, SummedReplies
 from ..experiment import Experiment
 from ..network import reply_is_lost
+from ..statements import GroupedStatements, said_alike
+from ..tasks.base import Shard
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""
+
+
+class ExperimentKinds:
+    """Which machines of an experiment are alike: those with equal policies, where a method makes their clients alike.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self.alike = experiment.method.clients_alike()
+        """Whether any are."""
+        self.num_samples: NDArray[np.int64] = np.asarray(experiment.sizes, dtype=np.int64)
+        self.ledgers = BlockLedger(len(self.num_samples))
+
+    def row(self, name: str) -> int:
+        """A machine's row: its number."""
+        return int(name)
+
+    def kind(self, name: str) -> Hashable | None:
+        """The number of samples, from which policies follow."""
+        return int(self.num_samples[int(name)]) if self.alike else None
+
+    def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+        """Columns in which machines agree that state the same of themselves."""
+        return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
+
+    def samples(self, name: str) -> Shard:
+        """A machine's samples."""
+        return self._experiment.shards[int(name)]
+
+    def keys(self, row: int) -> SimulatedKeys:
+        """A machine's keys."""
+        return SimulatedKeys(self._experiment.config.seed, str(row))
 
 
 class CohortMachines:
@@ -35,7 +79,8 @@ class CohortMachines:
     ledgers : mapping, optional
         The machines' ledgers by name, where other sessions use them too; new ones by default.
     machines : sequence of int, optional
-        Only these of the experiment's machines; all by default.
+        The machines that are computed here, where others are computed elsewhere; all by default. Every request must
+        still name all machines that are asked: the products of a round's matrices, and who may release, follow from it.
 
     Notes
     -----
@@ -55,15 +100,21 @@ class CohortMachines:
     ) -> None:
         self._experiment = experiment
         rows = RowCache(int(row_cache_mib * 2**20))
+        kinds = ExperimentKinds(experiment)
+        own = kinds.ledgers.ledger if ledgers is None else lambda row: ledgers[str(row)]
+        self._kinds = kinds if ledgers is None and kinds.alike else None
+        self._here = None if machines is None else frozenset(map(str, machines))
         self.cohort = Cohort(
-            [str(i) for i in (range(experiment.config.num_clients) if machines is None else machines)],
-            lambda name: experiment.client(int(name), MemoryLedger() if ledgers is None else ledgers[name], rows),
+            NumberedNames(experiment.config.num_clients),
+            lambda name: experiment.client(int(name), own(int(name)), rows),
+            kinds=kinds if ledgers is None else None,
+            only=self._here,
         )
         initial = experiment.model.initial_parameters(experiment.config.seed)
         self._sent: dict[str, int] = {}
         self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         return self.cohort.names()
 
@@ -72,7 +123,8 @@ class CohortMachines:
         self._acknowledge(request, self._sent)
         points = [self._arrays(point) for point in request.points]
         if not all(np.isfinite(values).all() for point in points for values in point):
-            yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in request.acks)  # as a client that reads messages
+            here = [name for name in request.acks if self._here is None or name in self._here]
+            yield from (Refusal(protocol.MALFORMED_REQUEST) for _ in here)  # as a client that reads messages
             return
         with observing() as observer:
             yield from self._outcomes(request, points)
@@ -81,36 +133,69 @@ class CohortMachines:
             yield figures
 
     def _outcomes(self, request: RoundRequest, points: list[Any]) -> Iterator[Outcome]:
-        config = self._experiment.config
+        asked = (request.server_round, request.session, request.acks, points, request.entries)
+        for answer in self.cohort.answers(*asked):
+            if isinstance(answer, BlockAnswer):
+                for part in answer.parts:
+                    yield from self._part(request, answer, part)
+            else:
+                yield from self._single(request, *answer[0])
+
+    def _single(self, request: RoundRequest, name: str, outcome: Release | RefusedError) -> Iterator[Outcome]:
+        """What came back of a machine that was asked by itself."""
         # A mean of features, or an evaluation, is another release of another session: the only one, never acknowledged.
         of = request.entries.get(protocol.RELEASE_OF, "gradients")
-        acknowledged = of == "gradients"
-        asked = (request.server_round, request.session, request.acks, points, request.entries)
-        for name, outcome in self.cohort.releases(*asked):
-            lost = reply_is_lost(config.lost_replies, config.seed, request.server_round, name)
-            if isinstance(outcome, RefusedError):
-                if not lost:
-                    yield Refusal(outcome.code)
-            elif not lost:
-                metrics = {**self.cohort.client(name).public_entries(of), protocol.NUM_EXAMPLES: outcome.samples}
-                if acknowledged:
-                    self._sent[name] = outcome.release
-                yield Reply(name, outcome.release, outcome.ack, outcome, metrics)
-                if acknowledged:
-                    self._acknowledge(request, [name])
+        if self._is_lost(request, name):
+            return
+        if isinstance(outcome, RefusedError):
+            yield Refusal(outcome.code)
+            return
+        metrics = {**self.cohort.client(name).public_entries(of), protocol.NUM_EXAMPLES: outcome.samples}
+        if of == "gradients":
+            self._sent[name] = outcome.release
+        yield Reply(name, outcome.release, outcome.ack, outcome, metrics)
+        if of == "gradients":
+            self._acknowledge(request, [name])
+
+    def _part(self, request: RoundRequest, answer: BlockAnswer, part: PartAnswer) -> Iterator[Outcome]:
+        """What came back of machines that were asked together."""
+        for name, refusal in part.refused():
+            if not self._is_lost(request, name):
+                yield Refusal(refusal.code)
+        came = [(i, name) for i, name in part.released() if not self._is_lost(request, name)]
+        if not came:
+            return
+        streams, metrics = part.releases.streams, answer.client.public_entries("gradients")
+        self._sent |= {name: int(streams.release[i]) for i, name in came}
+        if request.sums_suffice:
+            yield _summed(part, came, metrics)
+        else:
+            for i, name in came:
+                release = part.release(i)
+                said = {**metrics, protocol.NUM_EXAMPLES: release.samples}
+                yield Reply(name, release.release, release.ack, release, said)
+        self._acknowledge(request, [name for _, name in came])
+
+    def _is_lost(self, request: RoundRequest, name: str) -> bool:
+        config = self._experiment.config
+        return reply_is_lost(config.lost_replies, config.seed, request.server_round, name)
 
     def _acknowledge(self, request: RoundRequest, names: Iterable[str]) -> None:
         """Tell machines which of their releases were aggregated, so that they can forget them.
 
         Their next requests would. A server that sees only sums knows after the round.
         """
-        for name in list(names):
-            if request.aggregated.get(name) == self._sent[name]:
-                self.cohort.client(name).machine.acknowledge(request.session, self._sent.pop(name))
+        told = {name: self._sent[name] for name in names if request.aggregated.get(name) == self._sent[name]}
+        for name in told:
+            del self._sent[name]
+        if told:
+            self.cohort.acknowledge(request.session, told)
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+    def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""
-        return {name: self.cohort.client(name).statement(session) for name in self.names()}
+        numbers = np.arange(len(self.names())) if names is None else np.array([int(name) for name in names])
+        columns = [numbers] if self._kinds is None else self._kinds.told_apart(numbers)
+        return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
 
     def _arrays(self, point: Any) -> list[Any]:
         arrays, start = [], 0
@@ -119,3 +204,22 @@ class CohortMachines:
             start += size
         # A point may say more than a model: one more array.
         return [*arrays, *([point[start:]] if start < len(point) else [])]
+
+
+def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str, Any]) -> SummedReplies:
+    """Releases as their sum."""
+    counts, streams, block = part.releases.counts, part.releases.streams, part.part.block
+    places, spacing = [i for i, _ in came], block.plan.grid.spacing
+    total = counts[places[0]].copy()
+    for i in places[1:]:
+        total += counts[i]
+    return SummedReplies(
+        machines=tuple(name for _, name in came),
+        releases=tuple(streams.release[places].tolist()),
+        acks=tuple(streams.ack[places].tolist()),
+        samples=tuple(block.samples_counted(part.part.rows[part.releases.rows[i]]) for i in places),
+        counts=total,
+        spacing=spacing,
+        largest=min(math.ceil(block.plan.largest_value / spacing), LARGEST_COUNT),
+        metrics=metrics,
+    )

@@ -1,16 +1,18 @@
 """A Flower ``Grid`` that runs the ClientApp in this process: the same app as under Ray, without Ray.
 
-Every node has its own ``Context``, as a SuperNode would, and messages are handled one after the other. This is the one
+Every node has its own ``Context``, as a SuperNode would, and keeps its machines from one message to the next, as
+``murmurfl node`` does. Messages are handled one after the other. This is the one
 place that touches private names of flwr.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -50,7 +52,9 @@ class InProcessGrid(Grid):
             )
             for i in range(num_nodes)
         }
+        self._kept: dict[int, dict[str, Any]] = {node_id: {} for node_id in self._contexts}
         self._replies: dict[str, Message] = {}
+        self._name, self._messages = uuid.uuid4().hex, itertools.count()
         self._claim_identity()
 
     def _claim_identity(self) -> None:
@@ -78,7 +82,7 @@ class InProcessGrid(Grid):
         self._claim_identity()
         identifiers = []
         for message in messages:
-            identifier = uuid.uuid4().hex
+            identifier = self._next_identifier()
             self._replies[identifier] = self._handle(message, identifier)
             identifiers.append(identifier)
         return identifiers
@@ -89,19 +93,42 @@ class InProcessGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
+    def _next_identifier(self) -> str:
+        return f"{self._name}{next(self._messages):x}"
+
     def _handle(self, message: Message, identifier: str) -> Message:
-        # Every node gets a copy: a strategy may hand the same records to all of them, and a node may change its own.
-        delivered = Message(
-            RecordDict(dict(message.content)), message.metadata.dst_node_id, message.metadata.message_type
-        )
-        delivered.metadata.__dict__["_message_id"] = identifier
+        delivered = _delivered(message, identifier)
         context = self._contexts.get(message.metadata.dst_node_id)
         if context is None:
             return Message(Error(_UNKNOWN_ERROR, "no such node"), reply_to=delivered)
-        with simulated_in_process():
+        with simulated_in_process(self._kept[context.node_id]):
             try:
                 reply = self._client_app(delivered, context)
             except Exception as error:  # as a SuperNode does: the node lives on, and the server gets an error reply
                 reply = Message(Error(_UNKNOWN_ERROR, str(error)), reply_to=delivered)
-        reply.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+        reply.metadata.__dict__["_message_id"] = self._next_identifier()
         return reply
+
+
+def _delivered(message: Message, identifier: str) -> Message:
+    """A message as its node gets it: records of its own, since a strategy may hand the same ones to all of them."""
+    metadata = Metadata.__new__(Metadata)
+    metadata.__dict__.update(message.metadata.__dict__, _message_id=identifier)
+    content = message.content.copy()
+    records = content.__dict__["_data"]
+    for key, record in records.items():
+        records[key] = _own_record(record)
+    return Message(content, metadata=metadata)  # type: ignore[call-overload] - how Flower receives one
+
+
+def _own_record(record: Any) -> Any:
+    """A record whose node may change it and everything in it. Its values were checked when they were put in."""
+    own = record.copy()
+    values = own.__dict__["_data"]
+    for key, value in values.items():
+        if isinstance(value, Array):
+            values[key] = Array.__new__(Array)
+            values[key].__dict__.update(value.__dict__)  # what it holds cannot change: strings, integers, bytes
+        elif isinstance(value, list):
+            values[key] = list(value)
+    return own

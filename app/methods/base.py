@@ -273,6 +273,10 @@ class Method(ABC):
         """What a simulated machine's client gets beside its parts."""
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
+    def clients_alike(self) -> bool:
+        """Whether clients of machines with as many samples differ by name, samples, ledger and keys alone."""
+        return type(self).client_options is Method.client_options
+
     def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
         """The server's half.
 

@@ -167,6 +167,9 @@ class FullBatchMethod(Method):
     def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
         return {"quantile_share": problem.config.quantile_share} if problem.config.quantile else {}
 
+    def clients_alike(self) -> bool:
+        return type(self).client_options is FullBatchMethod.client_options
+
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
         config, values = problem.config, problem.values
         names = ("quantile", "quantile_share")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ...privacy import derived_seed
 from ..config import RunConfig
 from ..evaluation import trained_samples
 from ..models.base import Model
 from ..tasks.base import Dataset, Shard
+from ..tasks.parts import shard_sizes
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Problem:
     ----------
     config : RunConfig
     data : Dataset
-    shards : list of Shard
+    shards : sequence of Shard
         One a machine, in the order of their names.
     model : Model
     num_rounds : int
@@ -62,7 +64,7 @@ class Problem:
 
     config: RunConfig
     data: Dataset
-    shards: list[Shard]
+    shards: Sequence[Shard]
     model: Model
     num_rounds: int
     values: Hyperparameters
@@ -70,7 +72,7 @@ class Problem:
     @cached_property
     def sizes(self) -> list[int]:
         """Samples that each machine trains on: all but those that are set aside."""
-        return [trained_samples(self.config, len(shard)) for shard in self.shards]
+        return shard_sizes(self.shards, partial(trained_samples, self.config))
 
     @cached_property
     def session(self) -> str:

@@ -52,7 +52,7 @@ class Model(ABC):
     @property
     def num_parameters(self) -> int:
         """D."""
-        return sum(int(np.prod(shape)) for shape in self.shapes)
+        return sum(math.prod(shape) for shape in self.shapes)
 
     @abstractmethod
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:

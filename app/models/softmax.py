@@ -35,8 +35,8 @@ class SoftmaxRegression(Model):
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         features = np.asarray(samples[0], dtype=np.float64)
         residuals = self._residuals(parameters, features, samples[1])
-        gradients = np.empty((len(residuals), self.num_parameters))
         split = self.num_classes * self.num_features
+        gradients = np.empty((len(residuals), split + self.num_classes * self.bias))
         np.multiply(
             residuals[:, :, None],
             features[:, None, :],
@@ -66,9 +66,9 @@ class SoftmaxRegression(Model):
         residuals = row_products(features, np.asarray(parameters[0], dtype=np.float64).T)
         if self.bias:
             residuals += parameters[1]
-        residuals -= residuals.max(axis=1, keepdims=True)
+        residuals -= np.maximum.reduce(residuals, axis=1, keepdims=True)
         np.exp(residuals, out=residuals)
-        residuals /= residuals.sum(axis=1, keepdims=True)
+        residuals /= np.add.reduce(residuals, axis=1, keepdims=True)
         residuals[np.arange(len(labels)), labels] -= 1.0
         return residuals
 

@@ -80,9 +80,9 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
         "forecast": run.document.get("forecast"),
         "training": run.document.get("training"),
         "machines": _machines(run),
-        "left_out": max(len(run.names) - _MOST_MACHINES, 0),
+        "left_out": max(len(run.groups or run.names) - _MOST_MACHINES, 0),
         "settings": run.settings,
-        "recorded": run.participation is not None,
+        "recorded": bool(run.machines and run.machines["rounds"]),
     }
 
 
@@ -249,9 +249,13 @@ _MACHINES = (
 
 
 def _machines(run: RecordedRun) -> Table:
-    """A line for each machine, with what it says of itself."""
-    statements = run.document.get("machines", {})
-    rows = [_machine(name, statements.get(name), run.document["delta"]) for name in run.names[:_MOST_MACHINES]]
+    """A line for each machine with what it says of itself, or for all that say the same."""
+    delta, statements = run.document["delta"], run.statements
+    if run.groups:
+        lines = [(f"{one['machines']:,} as {one['first']}", one["statement"]) for one in run.groups]
+    else:
+        lines = [(name, statements.get(name)) for name in run.names]
+    rows = [_machine(name, statement, delta) for name, statement in lines[:_MOST_MACHINES]]
     return Table("Machines", _MACHINES, rows)
 
 

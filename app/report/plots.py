@@ -55,8 +55,10 @@ def _epsilon(run: RecordedRun) -> Plot | None:
     epsilons, guaranteed = run.epsilons, run.document["epsilon"]
     if epsilons is None or guaranteed is None:
         return None
-    figure, axes = new_figure()
     known = epsilons[~np.isnan(epsilons).any(axis=1)]
+    if not len(known):
+        return None
+    figure, axes = new_figure()
     with figure_style():
         if len(known) <= _MOST_LINES:
             for i, line in enumerate(known):
@@ -163,7 +165,7 @@ def _noise(run: RecordedRun) -> Plot | None:
     levels: dict[float, dict[str, Any]] = {}
     for stream in (run.machines or {}).get("streams", []):
         level = levels.setdefault(stream["noise_std"], {"machines": 0, "releases": []})
-        level["machines"] += len(stream["machines"])
+        level["machines"] += stream.get("count", len(stream["machines"]))
         if len(stream["releases"]) > len(level["releases"]):
             level |= {"releases": stream["releases"], "prefix_std": stream["prefix_std"]}
             level["sensitivity"] = stream["sensitivity"]
@@ -186,7 +188,8 @@ def _noise(run: RecordedRun) -> Plot | None:
         axes.set_xlabel("release of a machine")
         axes.set_ylabel("noise of a prefix sum, std")
         figure.legend(loc="outside lower center", ncols=2)
-    mechanism = next((statement["mechanism"] for statement in run.document.get("machines", {}).values()), "")
+    said = [*run.statements.values(), *(group["statement"] for group in run.groups)]
+    mechanism = next((statement["mechanism"] for statement in said), "")
     caption = (
         f"Standard deviation, in one value, of the noise in all that a machine has released so far ({mechanism}); "
         "dotted: the most that one sample can move a release, in all values together."

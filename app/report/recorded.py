@@ -17,6 +17,8 @@ from ..config import RunConfig
 from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, WORKED_OUT
 
 _NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
+_MOST_ENTRIES = 50_000_000
+"""Of a table of machines and rounds."""
 _OF_THE_FOLDER = ("run-name", "out-dir")
 """Keys that say where a run lies, so that they tell nothing of what was set."""
 
@@ -75,17 +77,32 @@ class RecordedRun:
         entries = [entry for entry in self.document["per_round"] if entry[measure] is not None]
         return [entry["round"] for entry in entries], [float(entry[measure]) for entry in entries]
 
+    @property
+    def statements(self) -> Mapping[str, Mapping[str, Any]]:
+        """What machines say of themselves, by name; empty where they are too many for that."""
+        return self.document.get("machines") or {}
+
+    @property
+    def groups(self) -> list[Mapping[str, Any]]:
+        """Of very many machines those that say the same, together."""
+        return self.document.get("machine_groups") or []
+
     @cached_property
     def names(self) -> list[str]:
         """All machines that are known, in the order of their names."""
         asked = (name for round_ in (self.machines or {"rounds": {}})["rounds"].values() for name in round_)
-        known = {*self.document.get("machines", {}), *asked}
+        known = {*self.statements, *asked}
         return sorted(known, key=lambda name: (len(name), name))
 
     @cached_property
     def participation(self) -> NDArray[np.int32] | None:
-        """Shape (machines, rounds): the release aggregated, 0 asked in vain, -1 not asked; None if not recorded."""
+        """Shape (machines, rounds): the release aggregated, 0 asked in vain, -1 not asked; None if not recorded.
+
+        None too where machines and rounds are so many that no picture shows them.
+        """
         if not self.machines or not self.machines["rounds"]:
+            return None
+        if len(self.names) * len(self.rounds) > _MOST_ENTRIES:
             return None
         table = np.full((len(self.names), len(self.rounds)), -1, dtype=np.int32)
         rows = {name: row for row, name in enumerate(self.names)}
@@ -111,7 +128,7 @@ class RecordedRun:
             asked = table[:, column]
             made = np.where(asked > 0, asked, made + (asked == 0))
             counts[:, column] = made
-        statements = self.document.get("machines", {})
+        statements = self.statements
         limit = np.array([int(statements.get(name, {}).get("releases", np.iinfo(np.int32).max)) for name in self.names])
         for column in reversed(range(table.shape[1])):
             counts[:, column] = np.minimum(counts[:, column], limit)
@@ -134,7 +151,9 @@ class RecordedRun:
         rows = {name: row for row, name in enumerate(self.names)}
         epsilons = np.full(counts.shape, np.nan)
         for stream in self.machines["streams"]:
-            chosen = [rows[name] for name in stream["machines"] if name in rows]
+            # Of very many machines no names are recorded: if all have one noise, it is theirs.
+            named = rows if len(self.machines["streams"]) == 1 and not stream["machines"] else stream["machines"]
+            chosen = [rows[name] for name in named if name in rows]
             known = np.array(stream["releases"])
             curve = np.array([gdp_epsilon(mu, self.document["delta"]) for mu in stream["mu"]])
             places = np.minimum(np.searchsorted(known, counts[chosen]), len(known) - 1)

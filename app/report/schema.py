@@ -12,6 +12,7 @@ from ...privacy import RELATIONS, TRUST_MODELS, UNITS
 from ...privacy.forecast import VERDICTS
 from ..config import run_keys
 from ..key_reference import key_schema
+from ..machine_records import MOST_NAMED
 from ..record import FORMAT
 
 Schema = dict[str, Any]
@@ -324,10 +325,23 @@ def _parts() -> dict[str, Schema]:
         "online": _online(),
         "gradient_norms": _norms(),
         "training": _training(),
-        "machines": _value(
+        "machines": _or_null(
             "object",
-            "What each machine says of itself, by name: releases, mu, samples used, policy.",
+            f"What each machine says of itself, by name: releases, mu, samples used, policy; null of more than "
+            f"{MOST_NAMED:,} machines, which are in `machine_groups`.",
             additionalProperties=machine,
+        ),
+        "machine_groups": _or_null(
+            "array",
+            f"Of more than {MOST_NAMED:,} machines: those that say the same of themselves, together; else null.",
+            items=_object(
+                "Machines that say the same.",
+                {
+                    "machines": _count("How many."),
+                    "first": _value("string", "The name of the first of them."),
+                    "statement": {"description": "What each of them says.", **machine},
+                },
+            ),
         ),
         "per_round": _per_round(),
     }

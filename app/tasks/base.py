@@ -61,6 +61,10 @@ class Shard:
         chosen = self._indices[samples]
         return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
 
+    def places(self, samples: slice) -> NDArray[np.int64]:
+        """Where among the data set's training samples some of this machine's are."""
+        return self._indices[samples]
+
     @classmethod
     def stack(cls, parts: Sequence[tuple[Shard, slice]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """One batch of several machines' samples."""

@@ -15,6 +15,7 @@ from ..config import RunConfig
 from ..registry import registry
 from .base import Dataset, Shard, Task, settings
 from .own import checked
+from .parts import Parts, Shards
 
 
 def load_dataset(config: RunConfig) -> Dataset:
@@ -70,7 +71,7 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
     return Shard(public, (first + np.arange(len(dataset.public_labels))) % len(dataset.public_labels))
 
 
-def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
+def load_shards(config: RunConfig, dataset: Dataset) -> Shards:
     """Every machine's samples under the configuration's partition, in an order of its seed.
 
     Raises
@@ -89,14 +90,14 @@ def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
             f"Expected partition {config.partition!r} to give num-clients = {config.num_clients} parts, got "
             f"{len(parts)}."
         )
-    used = np.concatenate(parts)
-    if len(np.unique(used)) != len(used):
+    parts = Parts.together(parts)
+    if not np.diff(np.sort(parts.numbers)).all():
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
-    least = min(len(part) for part in parts)
+    least, shards = int(parts.sizes.min()), Shards(dataset, parts)
     if "batch-size" not in registry("strategy")[config.strategy].keys:
         if least < 1:  # each of its releases is made from all samples of a machine
             raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
-        return [Shard(dataset, part) for part in parts]
+        return shards
     if config.batch_size > least:
         raise ConfigurationError(
             f"Expected batch-size <= {least}, the samples of the smallest machine, got {config.batch_size}; "
@@ -107,7 +108,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> list[Shard]:
             f"Expected batch-size x max-participations <= {least}, the samples of the smallest machine (each is used "
             f"once), got {config.batch_size} x {config.max_participations}."
         )
-    return [Shard(dataset, part) for part in parts]
+    return shards
 
 
 @dataclass(frozen=True)

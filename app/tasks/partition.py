@@ -16,6 +16,7 @@ from ...privacy.extras import check_installed
 from ..config import RunConfig
 from ..registry import Registry
 from .base import Dataset, settings
+from .parts import Parts
 
 
 class Partition(ABC):
@@ -91,13 +92,13 @@ class _Wanted:
 
 
 @lru_cache(maxsize=4)
-def _parts(wanted: _Wanted) -> list[NDArray[np.int64]]:
+def _parts(wanted: _Wanted) -> Parts:
     labels, config = np.frombuffer(wanted.labels, dtype=wanted.kind), wanted.config
     generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
     order = generator.permutation(len(labels))
-    parts = wanted.partition.split(labels, order, config, generator)
+    parts = Parts.together(wanted.partition.split(labels, order, config, generator))
     # A partitioner may group a machine's samples by label; it uses them in order, so the order must not tell labels.
-    return [generator.permutation(part) for part in parts]
+    return parts.shuffled(generator)
 
 
 class Iid(ByLabel):
@@ -110,7 +111,7 @@ class Iid(ByLabel):
     def split(
         self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
     ) -> Sequence[NDArray[np.int64]]:
-        return [np.asarray(part, dtype=np.int64) for part in np.array_split(order, config.num_clients)]
+        return Parts.even(order, config.num_clients)
 
 
 class Dirichlet(ByLabel):
@@ -189,7 +190,7 @@ class Unequal(ByLabel):
         shares = generator.lognormal(sigma=self.spread, size=machines)
         ends = np.cumsum(shares) / shares.sum() * (len(order) - given * machines)
         starts = np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, machines)
-        return list(np.split(order, starts))
+        return Parts(order, np.diff(starts, prepend=0, append=len(order)))
 
 
 class OwnPartition(Partition):
@@ -203,7 +204,7 @@ class OwnPartition(Partition):
         if machine_of is None:
             raise ConfigurationError(f"Expected partition 'iid' or 'dirichlet' for task {config.task!r}, got 'own'.")
         generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
-        return [generator.permutation(np.flatnonzero(machine_of == i)) for i in range(config.num_clients)]
+        return Parts.of_owners(machine_of, config.num_clients).shuffled(generator)
 
 
 PARTITIONS = Registry("partition", Partition, (Iid(), Dirichlet(), Unequal(), HalfByLabel(), OwnPartition()))

@@ -148,16 +148,18 @@ def pfl_python() -> Path:
 
 def measure_pfl(rounds: int = 0, repeats: int = REPEATS, *, noise: bool = True) -> Measurement:
     """Measure pfl; zero rounds for one pass over the data."""
-    python, work = pfl_python(), make_work(rounds, noise=noise)
+    work = make_work(rounds, noise=noise)
+    pfl_python()  # made before anything is measured
+    return _repeat(lambda data, seed: train_with_pfl(work, data, seed), work, repeats)
 
-    def once(data: Path, seed: int) -> Measurement:
-        names = ("rounds", "clients", "per_round", "clip_norm", "noise_std", "learning_rate")
-        options = [f"--{name.replace('_', '-')}={getattr(work, name)!r}" for name in names] + [f"--seed={seed}"]
-        environment = {**os.environ, **_SINGLE_THREAD, "PFL_PYTORCH_DEVICE": "cpu"}
-        output = _checked([str(python), str(_HERE / "pfl_work.py"), *options, str(data)], env=environment)
-        return json.loads(output.splitlines()[-1])
 
-    return _repeat(once, work, repeats)
+def train_with_pfl(work: Work, data: Path, seed: int) -> Measurement:
+    """One training by pfl, in a process of its own: what ``pfl_work.py`` prints."""
+    names = ("rounds", "clients", "per_round", "clip_norm", "noise_std", "learning_rate")
+    options = [f"--{name.replace('_', '-')}={getattr(work, name)!r}" for name in names] + [f"--seed={seed}"]
+    environment = {**os.environ, **_SINGLE_THREAD, "PFL_PYTORCH_DEVICE": "cpu"}
+    output = _checked([str(pfl_python()), str(_HERE / "pfl_work.py"), *options, str(data)], env=environment)
+    return json.loads(output.splitlines()[-1])
 
 
 def measure_flower(rounds: int = 0, repeats: int = REPEATS, *, noise: bool = True) -> Measurement:

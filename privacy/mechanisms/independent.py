@@ -81,7 +81,11 @@ class IndependentNoise(Mechanism):
 
     def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
         std = scale * self.increment_bound(release)
-        return Increment(np.multiply(normals, std, dtype=np.float64), None, ())
+        if normals.dtype == np.float64:
+            return Increment(normals * std, None, ())
+        added = normals.astype(np.float64)  # first: converting and multiplying in one goes in small pieces
+        added *= std
+        return Increment(added, None, ())
 
     def state_after(self, release: int, draw: Draw, scale: float = 1.0) -> State:
         return ()

@@ -12,7 +12,7 @@ KEYS = SimulatedKeys(1, "m")
 
 
 def noise_of(subject, rows=None):
-    return NoiseStream(subject.plan, D, subject.policy.noise_quality, KEYS, rows)
+    return NoiseStream(subject.plan, D, subject.policy.noise_quality, rows)
 
 
 def increments(noise, releases=K):
@@ -20,7 +20,7 @@ def increments(noise, releases=K):
     stream, carried = StreamRecord("f"), []
     for k in range(1, releases + 1):
         counts = np.zeros(D, dtype=np.int64)
-        nonces, state = noise.add_to(counts, stream, KEYS.nonce("s", k))
+        nonces, state = noise.add_to(counts, stream, KEYS.secret_key, KEYS.nonce("s", k))
         stream = stream.released(nonces, {}, state)
         carried.append(counts)
     return np.array(carried), stream
@@ -70,17 +70,18 @@ def test_what_cancels_cancels_to_the_last_bit(schedule):
 def test_a_machine_without_noise_adds_none_and_remembers_its_nonce(changes):
     noise = noise_of(machine(**changes))
     counts, stream = np.arange(D), StreamRecord("f")
-    assert noise.add_to(counts, stream, b"n" * 16) == (b"n" * 16, ())
+    assert noise.add_to(counts, stream, KEYS.secret_key, b"n" * 16) == (b"n" * 16, ())
     assert (counts == np.arange(D)).all()
-    assert noise.normals_key("s", 1) is None
+    assert not noise.draws_a_row(1)
 
 
 def test_normals_made_beforehand_are_those_it_would_draw():
     noise, nonce = noise_of(machine(mechanism="blt")), KEYS.nonce("s", 1)
-    key = noise.normals_key("s", 1)
+    assert noise.draws_a_row(1)
     one, other = np.zeros(D, dtype=np.int64), np.zeros(D, dtype=np.int64)
-    noise.add_to(one, StreamRecord("f"), nonce)
-    noise.add_to(other, StreamRecord("f"), nonce, standard_normals(key, D, "exact"))
+    noise.add_to(one, StreamRecord("f"), KEYS.secret_key, nonce)
+    made = standard_normals(row_key(KEYS.secret_key, nonce), D, "exact")
+    noise.add_to(other, StreamRecord("f"), KEYS.secret_key, nonce, made)
     assert (one == other).all()
     assert one.any()
 
@@ -88,7 +89,6 @@ def test_normals_made_beforehand_are_those_it_would_draw():
 def test_sessions_and_machines_share_no_noise():
     subject = machine(mechanism="independent")
     ours, _ = increments(noise_of(subject))
-    theirs = NoiseStream(subject.plan, D, "exact", SimulatedKeys(1, "other"))
     counts = np.zeros(D, dtype=np.int64)
-    theirs.add_to(counts, StreamRecord("f"), KEYS.nonce("s", 1))
+    noise_of(subject).add_to(counts, StreamRecord("f"), SimulatedKeys(1, "other").secret_key, KEYS.nonce("s", 1))
     assert not (counts == ours).any()

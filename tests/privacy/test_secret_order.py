@@ -113,7 +113,7 @@ class Watched(PrivateMachine):
     """Notes the order that each contribution is computed for."""
 
     def _weights(self, admission):
-        self.computed = [*getattr(self, "computed", []), admission.stream.order]
+        self.computed = [*getattr(self, "computed", []), admission.streams.order[0]]
         return super()._weights(admission)
 
 

@@ -74,3 +74,13 @@ def test_several_are_taken_together():
     one, other = TrainingFigures(7, 1, 3, 2.5, 9.0), TrainingFigures(3, 0, 1, 0.5, 1.5)
     assert TrainingFigures.together([one, other]) == TrainingFigures(10, 1, 4, 1.5, 9.0)
     assert TrainingFigures.together([]) == TrainingFigures()
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.5, 1.0, 3.0, 1e307, np.inf, np.nan])
+def test_a_single_row_is_counted_as_one_among_arrays(norm):
+    with observing() as observer:
+        observe(np.array([norm]), 0.5)
+        alone = observer.figures()
+        observe(np.array([norm]), 0.5)
+        observe(np.array([]), 0.5)  # which leaves it to the arrays
+        assert repr(alone) == repr(observer.figures())

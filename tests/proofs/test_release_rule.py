@@ -13,7 +13,7 @@ from murmurfl.privacy import (
     gdp_delta,
     gdp_epsilon,
 )
-from murmurfl.privacy.release import MOST_PENDING
+from murmurfl.privacy.release_rule import MOST_PENDING
 from scipy.stats import norm
 
 from tests.harness.two_messages import delta_of_two
@@ -116,9 +116,10 @@ class SendsAgainWithFreshNoise(PrivateMachine):
 
     def _admit(self, page, session, ack):
         admission = super()._admit(page, session, ack)
-        if admission.stream.release > admission.stream.ack:
-            lost, used = slice(admission.samples.start - 1, admission.samples.start), admission.samples.stop
-            return replace(admission, samples=lost, account=replace(admission.account, samples_used=used))
+        admitted = admission.admitted
+        if admission.streams.release[0] > admission.streams.ack[0]:
+            admitted.accounts.samples_used[:] = admitted.stop
+            return replace(admission, admitted=replace(admitted, start=admitted.start - 1, stop=admitted.start))
         return admission
 
 

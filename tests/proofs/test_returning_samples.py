@@ -42,9 +42,9 @@ class ComesBackEarly(PrivateMachine):
 
     def _admit(self, page, session, ack):
         admission = super()._admit(page, session, ack)
-        part = admission.stream.release % (self.policy.min_separation - 1)
-        used = replace(admission.account, samples_used=self.num_samples)  # or the ledger is not believed
-        return replace(admission, account=used, samples=slice(part, part + 1))
+        part = admission.streams.release % (self.policy.min_separation - 1)
+        admission.admitted.accounts.samples_used[:] = self.num_samples  # or the ledger is not believed
+        return replace(admission, admitted=replace(admission.admitted, start=part, stop=part + 1))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

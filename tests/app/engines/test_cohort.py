@@ -10,7 +10,7 @@ from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient, cohort
-from murmurfl.clients.cohort import stacked_samples
+from murmurfl.clients.cohort_block import stacked_samples
 from murmurfl.clients.gradients import combined_gradients
 from murmurfl.privacy import (
     ConfigurationError,
@@ -24,8 +24,8 @@ from murmurfl.privacy import (
     clip_per_sample,
     row_bytes,
 )
-from murmurfl.privacy.cohort import release_together
 from murmurfl.privacy.contributions import DenseContributions
+from murmurfl.privacy.machine_block import MachineBlock
 
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
 # about 2^-20 of the noise's standard deviation. PyTorch models are float32.
@@ -263,21 +263,24 @@ def test_rows_that_are_not_finite_count_as_zero_as_they_do_alone():
     policy = PrivacyPolicy(1.0, 2, 3, 1.0)
     rows = np.array([[np.nan, 1.0], [3.0, 4.0], [np.inf, 0.0], [1e200, 1e200]])
     together = [PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "ab"]
-    outcomes = list(release_together(together, "s", [0, 0], lambda _, __: DenseContributions(rows)))
+    block = MachineBlock.of(together)
+    made = block.release("s", [0, 1], [0, 0], lambda _, __: DenseContributions(rows))
     for i, name in enumerate("ab"):
         alone = PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name))
         expected = alone.release("s", 0, lambda _, i=i: rows[2 * i : 2 * i + 2])
-        assert (outcomes[i].values == expected.values).all()
+        assert (block.made(made, i, i).values == expected.values).all()
 
 
 def test_a_machine_that_refuses_does_not_hold_up_the_others():
     policy = PrivacyPolicy(1.0, 1, 3, 1.0)
     machines = [PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "abc"]
     ones = lambda positions, _: DenseContributions(np.ones((len(positions), 2)))  # noqa: E731
-    outcomes = list(release_together(machines, "s", [0, 7, 0], ones))
-    assert [isinstance(outcome, RefusedError) for outcome in outcomes] == [False, True, False]
-    again = list(release_together(machines, "s", [1, 0, 1], ones))
-    assert [outcome.release for outcome in again] == [2, 1, 2], "every transaction was closed"
+    block = MachineBlock.of(machines)
+    made = block.release("s", [0, 1, 2], [0, 7, 0], ones)
+    assert (made.rows, list(made.refused)) == ([0, 2], [1])
+    assert isinstance(made.refused[1], RefusedError)
+    again = block.release("s", [0, 1, 2], [1, 0, 1], ones)
+    assert again.streams.release.tolist() == [2, 1, 2], "every transaction was closed"
 
 
 def test_machines_with_real_keys_release_by_themselves():
@@ -287,7 +290,7 @@ def test_machines_with_real_keys_release_by_themselves():
     policy, data = PrivacyPolicy(1.0, 1, 3, 1.0), row_bytes(range(6))
     real = PrivateMachine(policy, 2, 6, DurableLedger(), SystemKeys.generate(), data=data)
     with pytest.raises(ConfigurationError, match="real keys"):
-        list(release_together([real], "s", [0], lambda _, __: DenseContributions(np.ones((1, 2)))))
+        MachineBlock.of([real])
 
 
 def test_the_closed_form_of_softmax_gradients_is_the_sum_written_out():

@@ -32,8 +32,8 @@ from murmurfl.privacy.audit import (
     one_run_p_value,
     prefix_sums,
 )
-from murmurfl.privacy.cohort import release_together
 from murmurfl.privacy.contributions import DenseContributions
+from murmurfl.privacy.machine_block import MachineBlock
 from murmurfl.privacy.mechanisms import DECODERS, WORKLOADS, CancellingNoise, Increment, OptimalNoise, TreeNoise
 from scipy.linalg import cholesky
 from scipy.stats import binom
@@ -73,7 +73,9 @@ def streams(policy, plant=lambda machine: None, keys=SimulatedKeys):
 
         def answers(k, acks):
             row = DIRECTION if str(k) in (canary or "").split() else -DIRECTION
-            return release_together(machines, "s", acks, lambda p, s: DenseContributions(np.tile(row, (len(p), 1))))
+            block, rows = MachineBlock.of(machines), range(len(machines))
+            made = block.release("s", rows, acks, lambda p, s: DenseContributions(np.tile(row, (len(p), 1))))
+            return (block.made(made, i, i) for i in rows)
 
         return answers
 

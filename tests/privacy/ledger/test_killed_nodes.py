@@ -23,6 +23,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.ledger import format as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
+from murmurfl.privacy.release_rule import ReleaseRule
 
 D = 6
 RELEASES = 200
@@ -107,7 +108,7 @@ def lethal(point, at):
         setattr(owner, name, wrapped)
 
     around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
-    around(PrivateMachine, "_advance", "noise", "noise made")
+    around(ReleaseRule, "advance", "noise", "noise made")
     around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
     around(Path, "replace", "mark written", "mark renamed")
     return armed, here

@@ -15,9 +15,11 @@ from murmurfl.privacy import (
     SimulatedKeys,
     make_mechanism,
     register_mechanism,
+    row_key,
+    standard_normals,
 )
-from murmurfl.privacy.cohort import release_together
 from murmurfl.privacy.contributions import DenseContributions
+from murmurfl.privacy.machine_block import MachineBlock
 from murmurfl.privacy.mechanisms import CancellingNoise, Increment, check_mechanism
 
 D, RELEASES, MACHINES = 5, 7, 3
@@ -122,7 +124,12 @@ def expected(name, number):
 def test_a_stream_without_a_cache_is_the_matrices_times_the_noise(name):
     """The definition, in floating point: prefix k is k contributions and row k of B Z."""
     subject, heard = machine(name), np.zeros(D)
-    normals = np.stack([subject._noise._normals(subject._keys.nonce("s", k)) for k in range(1, RELEASES + 1)])
+    normals = np.stack(
+        [
+            standard_normals(row_key(subject.keys.secret_key, subject.keys.nonce("s", k)), D, "exact")
+            for k in range(1, RELEASES + 1)
+        ]
+    )
     noise = subject.plan.noise_std * make_mechanism(name, RELEASES).decoder() @ normals
     for k in range(1, RELEASES + 1):
         heard += subject.release("s", k - 1, rows).values
@@ -145,8 +152,9 @@ def test_machines_released_together_make_the_releases_they_make_alone(name, size
     def contributions(positions, slices):
         return DenseContributions(np.concatenate([rows(chosen) for chosen in slices]))
 
+    block, everybody = MachineBlock.of(machines), range(MACHINES)
     made = [
-        [release.counts.tolist() for release in release_together(machines, "s", [k - 1] * MACHINES, contributions)]
+        [counts.tolist() for counts in block.release("s", everybody, [k - 1] * MACHINES, contributions).counts]
         for k in range(1, RELEASES + 1)
     ]
     assert [list(stream) for stream in zip(*made, strict=True)] == [expected(name, i) for i in range(MACHINES)]

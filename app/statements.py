@@ -1,0 +1,143 @@
+"""What the machines of a simulation say of themselves, said once for all that say the same.
+
+Of a million machines most say what thousands of others say: their samples and their policy settle it, and how many
+releases they made. So a statement is kept once, with the numbers of the machines whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Statement = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StatementGroup:
+    """Machines that say the same.
+
+    Parameters
+    ----------
+    statement : mapping
+        What each of them says.
+    count : int
+        How many they are.
+    first : str
+        The name of the first of them.
+    """
+
+    statement: Statement
+    count: int
+    first: str
+
+
+class GroupedStatements(Mapping[str, dict[str, Any]]):
+    """The statements of simulated machines, by name, in the order of their names.
+
+    Parameters
+    ----------
+    parts : iterable of pairs of a statement and an ndarray of int
+        A statement, and the numbers of machines whose it is; a machine is in one of them at most, and a statement may
+        come several times.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: the machines' own words.
+    """
+
+    def __init__(self, parts: Iterable[tuple[Statement, NDArray[np.integer]]]) -> None:
+        numbers: dict[tuple[Any, ...], list[NDArray[np.integer]]] = {}
+        statements: dict[tuple[Any, ...], Statement] = {}
+        for statement, machines in parts:
+            if len(machines):
+                key = tuple(statement.items())
+                statements.setdefault(key, statement)
+                numbers.setdefault(key, []).append(np.asarray(machines))
+        joined = [(statements[key], np.sort(np.concatenate(found))) for key, found in numbers.items()]
+        self._parts = sorted(joined, key=lambda part: part[1][0])
+
+    @property
+    def parts(self) -> list[tuple[Statement, NDArray[np.integer]]]:
+        """The distinct statements, and the numbers of the machines of each, ascending."""
+        return self._parts
+
+    @property
+    def groups(self) -> list[StatementGroup]:
+        """The distinct statements, in the order of the first machine of each."""
+        return [StatementGroup(said, len(machines), str(machines[0])) for said, machines in self._parts]
+
+    @cached_property
+    def _whose(self) -> tuple[NDArray[np.integer], NDArray[np.int32]]:
+        """The numbers of all machines, ascending, and the place of each one's statement."""
+        if not self._parts:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        numbers = np.concatenate([machines for _, machines in self._parts])
+        places = np.repeat(np.arange(len(self._parts), dtype=np.int32), [len(machines) for _, machines in self._parts])
+        order = np.argsort(numbers, kind="stable")
+        return numbers[order], places[order]
+
+    def __len__(self) -> int:
+        return sum(len(machines) for _, machines in self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self._whose[0].tolist())
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        numbers, places = self._whose
+        if isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < _DIGITS:
+            place = int(np.searchsorted(numbers, int(name)))
+            if place < len(numbers) and str(numbers[place]) == name:
+                return dict(self._parts[places[place]][0])
+        raise KeyError(name)
+
+
+_DIGITS = 19
+"""Of a number that is surely below 2^63."""
+
+
+def said_alike(
+    numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], said: Callable[[int], Statement]
+) -> GroupedStatements:
+    """The statements of machines, of which only the first of those that say the same is asked.
+
+    Parameters
+    ----------
+    numbers : ndarray of int
+        Of the machines.
+    columns : iterable of arrays as long
+        What a machine's statement depends on: machines that agree in all of it say the same.
+    said : callable
+        What the machine of a number says.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: the machines' own words.
+    """
+    group = np.zeros(len(numbers), np.int64)
+    for column in columns:
+        distinct, place = np.unique(column, return_inverse=True)
+        group = np.unique(group * len(distinct) + place, return_inverse=True)[1]
+    order = np.argsort(group, kind="stable")
+    parts = np.split(numbers[order], np.flatnonzero(np.diff(group[order])) + 1)
+    return GroupedStatements((said(int(part[0])), part) for part in parts if len(part))
+
+
+def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup]:
+    """The distinct statements of machines, in the order of the first machine of each.
+
+    Parameters
+    ----------
+    statements : mapping
+        By name; those of simulated machines are known to be equal, any others are compared.
+    """
+    if isinstance(statements, GroupedStatements):
+        return statements.groups
+    names: dict[tuple[Any, ...], list[str]] = {}
+    for name, said in statements.items():
+        names.setdefault(tuple(said.items()), []).append(name)
+    return [StatementGroup(statements[found[0]], len(found), found[0]) for found in names.values()]

@@ -1,0 +1,100 @@
+"""The in-process grid beside pfl, in one run and taking turns: updates a second at equal work.
+
+Run with ``python -m benchmarks.peers.in_process``. The work is that of :mod:`.run`: softmax regression on the synthetic
+task, d = 7,850, 100 machines, 50 a round, one clipped gradient of one sample each, with noise of its own. pfl and noisy
+SGD on the in-process grid do it in processes of their own, one after the other, and each turn gives a ratio: whatever
+else the computer does meanwhile slows both down. DP-μ²-FL, with two gradients a machine and round and last noise taken
+back out, takes part in every turn as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..engines import measure_apart
+from .run import CLIENTS, PER_ROUND, make_work, pfl_python, train_with_pfl, write_data
+
+REPEATS = 5
+ROUNDS = 120
+"""Of every training: one pass over the samples."""
+
+PFL, EQUAL, TWICE = "pfl", "noisy-sgd", "mu2"
+
+
+def measure(repeats: int = REPEATS, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Updates a second of pfl and of both methods on the in-process grid, and the ratios of each turn."""
+    work = make_work(rounds)
+    pfl_python()  # made before anything is measured
+    rates: dict[str, list[float]] = {PFL: [], EQUAL: [], TWICE: []}
+    version = ""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder).resolve() / "data.npz"
+        write_data(data, work)
+        for turn in range(1, repeats + 1):
+            result = train_with_pfl(work, data, turn)
+            version = str(result["version"])
+            rates[PFL].append(result["client_updates"] / result["seconds"])
+            for strategy in (EQUAL, TWICE):
+                rates[strategy].append(measure_apart("inprocess", rounds, strategy)["rate"])
+    return {
+        "clients": CLIENTS,
+        "per_round": PER_ROUND,
+        "rounds": rounds,
+        "repeats": repeats,
+        "pfl version": version,
+        "updates_per_second": {name: statistics.median(kept) for name, kept in rates.items()},
+        "range": {name: [min(kept), max(kept)] for name, kept in rates.items()},
+        "inprocess / pfl": _ratio(rates, EQUAL),
+        "inprocess / pfl, two gradients": _ratio(rates, TWICE),
+    }
+
+
+def _ratio(rates: dict[str, list[float]], strategy: str) -> dict[str, Any]:
+    """The ratios to pfl, turn by turn: their median and range."""
+    ratios = [ours / theirs for ours, theirs in zip(rates[strategy], rates[PFL], strict=True)]
+    return {"median": statistics.median(ratios), "range": [min(ratios), max(ratios)]}
+
+
+def table(document: dict[str, Any]) -> str:
+    """The measurement as Markdown."""
+    names = {
+        PFL: f"pfl {document['pfl version']}",
+        EQUAL: "murmurfl, in-process grid, noisy SGD: equal work",
+        TWICE: "murmurfl, in-process grid, DP-μ²-FL: two gradients, and last noise taken out",
+    }
+    ratios = {EQUAL: document["inprocess / pfl"], TWICE: document["inprocess / pfl, two gradients"]}
+    lines = ["| | updates/s | times pfl's |", "|---|---|---|"]
+    for name, label in names.items():
+        low, high = document["range"][name]
+        ratio = ratios.get(name, {"median": 1.0, "range": [1.0, 1.0]})
+        least, most = ratio["range"]
+        times = f"{ratio['median']:.2f} ({least:.2f} to {most:.2f})" if name != PFL else "1"
+        lines.append(f"| {label} | {document['updates_per_second'][name]:,.0f} ({low:,.0f} to {high:,.0f}) | {times} |")
+    lines += [
+        "",
+        f"{document['clients']} machines, {document['per_round']} a round, {document['rounds']} rounds, one core each, "
+        f"medians of {document['repeats']} turns; ratios are those of each turn.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    document = measure(arguments.repeats, arguments.rounds)
+    print(table(document))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What ledgers remember of many machines at once: an array or a list for each entry, a row for each machine.
+
+The release rule works on these (:mod:`murmurfl.privacy.admission`, :mod:`murmurfl.privacy.release_rule`). A real
+machine is a block of one, read from its ledger and written back to it; the machines of a simulation stand in one
+:class:`BlockLedger`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..mechanisms import State
+from .records import Account, Ledger, LedgerPage, StreamRecord
+
+Counts = NDArray[np.int64]
+Pending = Mapping[int, Counts]
+
+NOTHING: Mapping[Any, Any] = {}
+"""An empty mapping that rows share; nobody changes one."""
+
+
+@dataclass
+class _Block:
+    """Columns of as many rows."""
+
+    def chosen(self, rows: Sequence[int] | NDArray[np.intp]) -> Any:
+        """Some of the rows, copied."""
+        index = np.asarray(rows, dtype=np.intp)
+        places = index.tolist()
+        made = object.__new__(type(self))
+        for name, column in vars(self).items():
+            if isinstance(column, list):
+                made.__dict__[name] = [column[i] for i in places]
+            else:
+                made.__dict__[name] = column[index] if isinstance(column, np.ndarray) else column
+        return made
+
+    def put(self, rows: Sequence[int] | NDArray[np.intp], block: Any) -> None:
+        """Some of the rows, replaced by those of a block that has no others."""
+        index = np.asarray(rows, dtype=np.intp)
+        places = index.tolist()
+        for name, column in vars(self).items():
+            ours = getattr(block, name)
+            if isinstance(column, list):
+                for i, value in zip(places, ours, strict=True):
+                    column[i] = value
+            elif isinstance(column, np.ndarray):
+                column[index] = ours
+
+
+@dataclass
+class StreamBlock(_Block):
+    """The streams of one session of several machines, as they stand between two releases.
+
+    Parameters
+    ----------
+    session : str
+        Its name.
+    release, ack : ndarray of shape (machines,), int64
+        As :class:`StreamRecord` has them; zero where there is no stream yet.
+    fingerprint : list of str
+        As there; empty where there is no stream yet.
+    nonces, pending, noise_state, terms, noted, ids, order : list
+        As there.
+    """
+
+    session: str
+    release: NDArray[np.int64]
+    ack: NDArray[np.int64]
+    fingerprint: list[str]
+    nonces: list[bytes]
+    pending: list[Pending]
+    noise_state: list[State]
+    terms: list[str]
+    noted: list[State]
+    ids: list[Mapping[int, bytes]]
+    order: list[bytes]
+
+    @classmethod
+    def empty(cls, session: str, machines: int) -> StreamBlock:
+        """No streams, of so many machines."""
+        numbers = np.zeros((2, machines), np.int64)
+        defaults = ("", b"", NOTHING, (), "", (), NOTHING, b"")
+        return cls(session, numbers[0], numbers[1], *([value] * machines for value in defaults))  # type: ignore[misc]
+
+    @classmethod
+    def of(cls, session: str, stream: StreamRecord | None) -> StreamBlock:
+        """A block of one machine."""
+        block = cls.empty(session, 1)
+        if stream is not None:
+            block.set(0, stream)
+        return block
+
+    def __len__(self) -> int:
+        return len(self.fingerprint)
+
+    def has(self, row: int) -> bool:
+        """Whether a machine has a stream."""
+        return bool(self.fingerprint[row])
+
+    def record(self, row: int) -> StreamRecord:
+        """One machine's stream."""
+        return StreamRecord(
+            fingerprint=self.fingerprint[row],
+            release=int(self.release[row]),
+            ack=int(self.ack[row]),
+            **{name: getattr(self, name)[row] for name in _STREAM_LISTS},
+        )
+
+    def set(self, row: int, stream: StreamRecord) -> None:
+        """Put a machine's stream into its row."""
+        for name in ("fingerprint", "release", "ack", *_STREAM_LISTS):
+            getattr(self, name)[row] = getattr(stream, name)
+
+
+_STREAM_LISTS = ("nonces", "pending", "noise_state", "terms", "noted", "ids", "order")
+
+
+@dataclass
+class AccountBlock(_Block):
+    """What several machines have spent, over all sessions; each column as in :class:`Account`.
+
+    Parameters
+    ----------
+    samples_used : ndarray of shape (machines,), int64
+    reserved, data, reserved_local : list
+    """
+
+    samples_used: NDArray[np.int64]
+    reserved: list[Mapping[str, float]]
+    data: list[str]
+    reserved_local: list[Mapping[str, float]]
+
+    @classmethod
+    def empty(cls, machines: int) -> AccountBlock:
+        """Of so many machines that have spent nothing."""
+        return cls(np.zeros(machines, np.int64), [NOTHING] * machines, [""] * machines, [NOTHING] * machines)
+
+    @classmethod
+    def of(cls, account: Account) -> AccountBlock:
+        """A block of one machine."""
+        block = cls.empty(1)
+        block.set(0, account)
+        return block
+
+    def record(self, row: int) -> Account:
+        """One machine's account."""
+        return Account(int(self.samples_used[row]), self.reserved[row], self.data[row], self.reserved_local[row])
+
+    def set(self, row: int, account: Account) -> None:
+        """Put a machine's account into its row."""
+        for field in fields(Account):
+            getattr(self, field.name)[row] = getattr(account, field.name)
+
+
+class BlockLedger:
+    """The ledgers of the machines of a simulation, in this process's memory; gone with it.
+
+    Parameters
+    ----------
+    machines : int
+        How many; each has a row from 0.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`~murmurfl.privacy.MemoryLedger` for each machine.
+    """
+
+    def __init__(self, machines: int) -> None:
+        self.machines = machines
+        self._lock = threading.RLock()
+        self._accounts = AccountBlock.empty(machines)
+        self._streams: dict[str, StreamBlock] = {}
+
+    def ledger(self, row: int) -> Ledger:
+        """One machine's ledger, as any other."""
+        if not 0 <= row < self.machines:
+            raise IndexError(row)
+        return _RowLedger(self, row)
+
+    @contextmanager
+    def exclusive(self, rows: NDArray[np.intp] | None = None) -> Iterator[BlockLedger]:
+        """A transaction of all machines together."""
+        with self._lock:
+            yield self
+
+    def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
+        """A session's streams of some machines, copied."""
+        known = self._streams.get(session)
+        return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(rows)
+
+    def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
+        """What some machines have spent, copied."""
+        return self._accounts.chosen(rows)
+
+    def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
+        """Samples used, sessions reserved, and releases of each session: what machines state follows from these."""
+        sessions = np.array([len(self._accounts.reserved[row]) for row in rows.tolist()], dtype=np.int64)
+        releases = [streams.release[rows] for streams in self._streams.values()]
+        return [self._accounts.samples_used[rows], sessions, *releases]
+
+    def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
+        """Record both, together."""
+        if streams.session not in self._streams:
+            self._streams[streams.session] = StreamBlock.empty(streams.session, self.machines)
+        self._streams[streams.session].put(rows, streams)
+        if accounts is not None:
+            self._accounts.put(rows, accounts)
+
+
+class _RowLedger(Ledger, LedgerPage):
+    """One machine's row of a :class:`BlockLedger`."""
+
+    def __init__(self, block: BlockLedger, row: int) -> None:
+        self._block, self._row, self._rows = block, row, np.array([row], dtype=np.intp)
+
+    @contextmanager
+    def _entered(self) -> Iterator[LedgerPage]:
+        with self._block.exclusive():
+            yield self
+
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+        return self._entered()
+
+    def account(self) -> Account:
+        return self._block.accounts(self._rows).record(0)
+
+    def stream(self, session: str) -> StreamRecord | None:
+        streams = self._block.streams(session, self._rows)
+        return streams.record(0) if streams.has(0) else None
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._block.commit(self._rows, StreamBlock.of(session, stream), AccountBlock.of(account))

@@ -1,0 +1,150 @@
+"""What a caller who computes for many machines may do, and what it may not: one release for one open admission."""
+
+import numpy as np
+import pytest
+from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
+from murmurfl.privacy.contributions import DenseContributions
+from murmurfl.privacy.ledger.block import BlockLedger
+from murmurfl.privacy.machine_block import MachineBlock
+
+from tests.privacy.machines import DATA, D, contribution, machine, mechanisms
+
+MACHINES = 4
+
+
+def block_of(count=MACHINES, **changes):
+    """Machines that differ by their keys, with rows of one ledger."""
+    first = machine(keys=SimulatedKeys(1, "0"), ledger=MemoryLedger(), **changes)
+    return MachineBlock(first, BlockLedger(count), np.full(count, 200), lambda row: SimulatedKeys(1, str(row)))
+
+
+def alone(row, ledger=None, **changes):
+    return machine(keys=SimulatedKeys(1, str(row)), ledger=ledger or MemoryLedger(), **changes)
+
+
+def rows(places, slices):
+    return DenseContributions(np.concatenate([DATA[chosen] for chosen in slices]))
+
+
+@mechanisms
+def test_a_block_makes_the_releases_that_each_machine_makes_alone_to_the_last_bit(options):
+    """Whatever is lost, refused and acknowledged: machine i follows its own script."""
+    scripts = [[0, 1, 2, 3, 4, 5], [0, 0, 0, 3, 3, 5], [0, 9, 0, 2, 1, 4], [0, 0, 1, 1, 1, 1]]
+    block, machines = block_of(**options), [alone(row, **options) for row in range(MACHINES)]
+    for acks in zip(*scripts, strict=True):
+        made = block.release("s", range(MACHINES), acks, rows)
+        for row, (subject, ack) in enumerate(zip(machines, acks, strict=True)):
+            if row in made.refused:
+                with pytest.raises(RefusedError) as refusal:
+                    subject.release("s", ack, contribution)
+                assert (refusal.value.code, refusal.value.reason) == (made.refused[row].code, made.refused[row].reason)
+                continue
+            expected = subject.release("s", ack, contribution)
+            release = block.made(made, made.rows.index(row), row)
+            assert (release.counts == expected.counts).all()
+            assert (release.release, release.ack, release.samples) == (expected.release, expected.ack, expected.samples)
+
+
+def test_a_machine_of_a_block_goes_on_by_itself_and_comes_back():
+    """Both keep one ledger and one rule."""
+    block, ledgers = block_of(), BlockLedger(MACHINES)
+    block = MachineBlock(alone(0), ledgers, np.full(MACHINES, 200), lambda row: SimulatedKeys(1, str(row)))
+    reference = alone(2)
+    expected = [reference.release("s", ack, contribution).counts for ack in (0, 1, 1)]
+    first = block.release("s", [1, 2], [0, 0], rows).counts[1]
+    second = alone(2, ledger=ledgers.ledger(2)).release("s", 1, contribution).counts
+    third = block.release("s", [2, 3], [1, 0], rows).counts[0]
+    assert all((a == b).all() for a, b in zip((first, second, third), expected, strict=True))
+    assert alone(2, ledger=ledgers.ledger(2)).statement("s").releases == 3
+
+
+def test_what_is_computed_elsewhere_is_admitted_here_and_the_rest_is_the_same():
+    """Two processes, each with half of the machines, know the same of all of them."""
+    whole, halves = block_of(max_participations=3), [block_of(max_participations=3) for _ in range(2)]
+    acks = np.zeros(MACHINES, int)
+    for _ in range(4):  # the last is beyond the cap
+        expected = whole.release("s", range(MACHINES), acks, rows)
+        for half, subject in enumerate(halves):
+            here = [row % 2 == half for row in range(MACHINES)]
+            with subject.admitted("s", range(MACHINES), acks, here) as admission:
+                assert admission.places == expected.rows
+                ours = [i for i, computed in enumerate(admission.here) if computed]
+                made = admission.release(rows(None, [admission.slices[i] for i in ours]) if ours else None)
+            assert made.streams.release.tolist() == expected.streams.release.tolist()
+            assert made.refused.keys() == expected.refused.keys()
+            for i in ours:
+                assert (made.counts[i] == expected.counts[i]).all()
+        acks += 1
+    assert set(expected.refused) == set(range(MACHINES))
+
+
+def test_an_admission_spends_nothing_until_it_is_used():
+    block = block_of()
+    with block.admitted("s", [0, 1], [0, 0]) as admission:
+        assert (admission.places, admission.slices) == ([0, 1], [slice(0, 2)] * 2)
+    with block.admitted("s", [0, 1], [0, 0]) as admission:
+        assert admission.slices == [slice(0, 2)] * 2
+
+
+def test_an_admission_is_good_for_one_release():
+    """Two releases of other contributions under one nonce would tell their difference without any noise."""
+    block = block_of()
+    with block.admitted("s", [0, 1], [0, 0]) as admission:
+        admission.release(rows(None, admission.slices))
+        with pytest.raises(ConfigurationError, match="open admission"):
+            admission.release(rows(None, admission.slices))
+    with pytest.raises(ConfigurationError, match="open admission"):
+        admission.release(None)
+    assert block.release("s", [0, 1], [1, 1], rows).streams.release.tolist() == [2, 2]
+
+
+def test_an_admission_ends_with_its_transaction():
+    block = block_of()
+    with block.admitted("s", [0], [0]) as admission:
+        pass
+    with pytest.raises(ConfigurationError, match="open admission"):
+        admission.release(rows(None, admission.slices))
+    assert block.release("s", [0], [0], rows).streams.release.tolist() == [1]
+
+
+def test_a_real_machine_is_in_no_block_and_hands_out_no_keys():
+    real = machine(keys=SystemKeys(bytes(32)))
+    with pytest.raises(ConfigurationError, match="real keys"):
+        MachineBlock.of([real])
+    with pytest.raises(ConfigurationError, match="real keys"):
+        _ = real.keys
+    with pytest.raises(ConfigurationError, match="real keys"):
+        real.alike(200, MemoryLedger(), SimulatedKeys(1, "m"))
+    with pytest.raises(ConfigurationError, match="real keys"):
+        machine(ledger=MemoryLedger()).alike(200, MemoryLedger(), SystemKeys(bytes(32)))
+    first = machine(ledger=MemoryLedger())
+    block = MachineBlock(first, BlockLedger(1), np.array([200]), lambda _: SystemKeys(bytes(32)))
+    with pytest.raises(ConfigurationError, match="real keys"):
+        block.release("s", [0], [0], rows)
+
+
+def test_machines_of_several_policies_are_in_no_block():
+    with pytest.raises(ConfigurationError, match="one policy"):
+        MachineBlock.of([alone(0), alone(1, mu=1.0)])
+
+
+def test_nothing_is_held_or_spent_where_a_caller_fails_in_between():
+    block = block_of(budget_mu=2.5)
+    with pytest.raises(ZeroDivisionError):
+        block.release("s", range(MACHINES), [0] * MACHINES, lambda _, __: 1 / 0)
+    made = block.release("s", range(MACHINES), [0, 9, 0, 0], rows)
+    assert made.streams.release.tolist() == [1, 1, 1]
+    assert made.refused[1].code == protocol.BAD_ACKNOWLEDGEMENT
+    assert block.release("t", range(MACHINES), [0] * MACHINES, rows).refused[0].code == protocol.BUDGET_EXHAUSTED
+    assert 1 not in block.release("t", range(MACHINES), [0] * MACHINES, rows).refused, "a refusal reserves nothing"
+
+
+def test_a_block_of_machines_and_sessions_keeps_each_machines_own_account():
+    ledgers = BlockLedger(2)
+    block = MachineBlock(alone(0, budget_mu=3.0), ledgers, np.full(2, 200), lambda row: SimulatedKeys(1, str(row)))
+    block.release("s", [0, 1], [0, 0], rows)
+    block.release("t", [1], [0], rows)
+    accounts = [ledgers.ledger(row).account() for row in range(2)]
+    assert [sorted(account.reserved) for account in accounts] == [["s"], ["s", "t"]]
+    assert [account.samples_used for account in accounts] == [2, 4]
+    assert len(DATA[0]) == D
