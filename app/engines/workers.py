@@ -24,8 +24,10 @@ from ...privacy import protocol
 from ...privacy.outgoing import Release
 from ...privacy.training import ObservedFigures, TrainingFigures
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.machine_names import NumberedNames
 from ...strategies.replies import SummedReplies
 from ..experiment import Experiment, model_of
+from ..statements import GroupedStatements, Statement
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .pool import Pool, WorkerState
 
@@ -45,7 +47,8 @@ class _Question:
     server_round : int
     session : str
     machines, acks : ndarray of int64
-        The numbers of its machines that are asked, in order, and their acknowledgements.
+        The numbers of machines that are asked, in order, and their acknowledgements: the worker's own, or all of them
+        where the gradients of a machine depend on which others are computed with them.
     unanswered_for : list of int or None
         Those of its machines whose last release was not aggregated; None where nothing is acknowledged at all.
     sums_suffice : bool
@@ -112,7 +115,8 @@ class WorkerMachines:
 
     def __init__(self, experiment: Experiment, pool: Pool, *, row_cache_mib: float = DEFAULT_ROW_CACHE_MIB) -> None:
         self._pool = pool
-        self._names = [str(i) for i in range(experiment.config.num_clients)]
+        self._names = NumberedNames(experiment.config.num_clients)
+        self._asks_all = not experiment.model.rows_stand_alone
         # The model is made anew by whoever gets it: a network holds what cannot be sent.
         without_model: Any = {"model": None}
         shared = pool.share(replace(experiment, **without_model))
@@ -120,17 +124,18 @@ class WorkerMachines:
         self._sent: list[dict[str, int]] = [{} for _ in range(pool.size)]
         self._said: set[str] = set()
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         return self._names
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
         shared = self._pool.share((request.points, dict(request.entries)))
-        asked = self._split(request)
+        own = self._split(request)
+        asked = [list(request.acks)] * len(own) if self._asks_all else own
         calls = {
-            self._pool.call(worker, answer_part, self._question(worker, request, names), shared): worker
-            for worker, names in enumerate(asked)
+            self._pool.call(worker, answer_part, self._question(worker, request, asked[worker]), shared): worker
+            for worker, names in enumerate(own)
             if names
         }
         answers: list[_Answer] = []
@@ -193,12 +198,12 @@ class WorkerMachines:
                 self._said.add(message)
                 logger.warning("%s", message)
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
+    def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""
-        found: dict[str, dict[str, Any]] = {}
-        for statements in self._pool.on_all(stated, session):
-            found |= statements
-        return {name: found[name] for name in self._names}
+        numbers = np.arange(len(self._names)) if names is None else np.array([int(name) for name in names])
+        return GroupedStatements(
+            part for parts in self._pool.on_all(stated, self._pool.size, session, numbers) for part in parts
+        )
 
 
 # What workers do. Each function gets first what its worker keeps.
@@ -238,9 +243,12 @@ def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any
     return answer
 
 
-def stated(state: WorkerState, _: int, session: str) -> dict[str, dict[str, Any]]:
-    """What each of a worker's machines has spent."""
-    return state[_MACHINES].statements(session)
+def stated(
+    state: WorkerState, worker: int, workers: int, session: str, numbers: NDArray[np.int64]
+) -> list[tuple[Statement, NDArray[np.integer]]]:
+    """What each of a worker's machines has spent, of those with the numbers given."""
+    mine = numbers[numbers % workers == worker]
+    return state[_MACHINES].statements(session, [str(number) for number in mine.tolist()]).parts
 
 
 def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice: bool) -> _Answer:

@@ -39,9 +39,13 @@ class Model(ABC):
         Of the same.
     most_samples : int, optional
         How many samples a simulation computes the norm of the mean gradient from; None for all.
+    rows_stand_alone : bool
+        Whether a row of gradients is the same to the last bit whichever other rows are computed with it
+        (:mod:`.rows`). Workers then compute those of their own machines alone.
     """
 
     most_samples: int | None = None
+    rows_stand_alone: bool = False
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         self.num_features = num_features

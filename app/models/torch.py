@@ -36,6 +36,7 @@ class MultilayerPerceptron(Model):
     """
 
     most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, num_hidden: int = 32) -> None:
         import torch
@@ -80,6 +81,7 @@ class ConvolutionalNetwork(Model):
     """
 
     most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         import torch
@@ -222,14 +224,6 @@ class TorchModel(Model):
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients(parameters, _as_torch_wants(samples))
-
-    def stacked(
-        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
-    ) -> DenseContributions:
-        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
-        steady = SteadyRows(self, self.shapes, self.num_parameters)
-        with np.errstate(all="ignore"):
-            return DenseContributions(combined_gradients(steady, points, weights, samples))
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""
