@@ -1,7 +1,7 @@
 """Records of replies and ledgers: made from the last ones like them, so that Flower checks only what is new in them.
 
-A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value of a record when it is put in,
-which takes it longer than many a gradient; a copy of a record shares what was checked.
+A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value
+of a record when it is put in, which takes it longer than many a gradient; a copy of a record shares what was checked.
 """
 
 from __future__ import annotations

@@ -118,6 +118,11 @@ class CohortMachines:
         """All machines."""
         return self.cohort.names()
 
+    @property
+    def computed(self) -> Sequence[str]:
+        """The machines that are computed here."""
+        return self.names() if self._here is None else sorted(self._here, key=int)
+
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
         self._acknowledge(request, self._sent)

@@ -136,7 +136,7 @@ class WorkerMachines:
         calls = {
             self._pool.call(worker, answer_part, self._question(worker, request, asked[worker]), shared): worker
             for worker, names in enumerate(own)
-            if names
+            if names or self._asks_all  # who is asked for all knows of all who may release
         }
         answers: list[_Answer] = []
         for call, answer in self._pool.completed(list(calls)):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from ...clients.gradient_memory import GRADIENT_MEMORY_MIB
 from ...privacy import ConfigurationError, derived_seed
 from ..config import RunConfig
 from ..registry import registry
@@ -39,12 +40,15 @@ class Model(ABC):
         Of the same.
     most_samples : int, optional
         How many samples a simulation computes the norm of the mean gradient from; None for all.
+    gradient_memory_mib : float
+        What computing gradients of several samples may take at a time, in MiB.
     rows_stand_alone : bool
         Whether a row of gradients is the same to the last bit whichever other rows are computed with it
         (:mod:`.rows`). Workers then compute those of their own machines alone.
     """
 
     most_samples: int | None = None
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB
     rows_stand_alone: bool = False
 
     def __init__(self, num_features: int, num_classes: int) -> None:

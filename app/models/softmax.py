@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ...clients.outer_products import OuterProducts
 from .base import Batch, Model, ModelKind, Parameters
-from .rows import row_products
 
 
 class SoftmaxRegression(Model):
@@ -65,7 +64,7 @@ class SoftmaxRegression(Model):
 
     def _residuals(self, parameters: Parameters, features: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[Any]:
         """Softmax minus one-hot label, shape (samples, classes)."""
-        residuals = row_products(features, np.asarray(parameters[0], dtype=np.float64).T)
+        residuals = features @ np.asarray(parameters[0], dtype=np.float64).T
         if self.bias:
             residuals += parameters[1]
         residuals -= np.maximum.reduce(residuals, axis=1, keepdims=True)
