@@ -34,7 +34,6 @@ class LinearModel(Model):
     """
 
     clips_contractively = True
-    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, feature_bound: float) -> None:
         super().__init__(num_features, num_classes)
@@ -203,7 +202,6 @@ class MeanEstimation(Model):
     """
 
     clips_contractively = True
-    rows_stand_alone = True
     smoothness = 1.0
     gradient_bound = math.inf
 

@@ -22,8 +22,6 @@ class SoftmaxRegression(Model):
         Whether there is one; features with a constant among them need none.
     """
 
-    rows_stand_alone = True
-
     def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__(num_features, num_classes)
         self.bias = bias

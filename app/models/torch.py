@@ -51,7 +51,6 @@ class MultilayerPerceptron(_InPyTorch):
     """
 
     most_samples = _MOST_SAMPLES
-    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, num_hidden: int = 32) -> None:
         import torch
@@ -96,7 +95,6 @@ class ConvolutionalNetwork(Model):
     """
 
     most_samples = _MOST_SAMPLES
-    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         import torch

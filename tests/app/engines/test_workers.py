@@ -102,7 +102,8 @@ def test_a_sum_that_lacks_one_count_of_one_machine_would_be_noticed(monkeypatch)
         assert_same(expected, over(BASE, 2))
 
 
-def test_a_machine_is_always_the_same_workers_and_each_is_asked_for_its_own():
+def test_a_machine_is_always_the_same_workers_and_each_is_asked_for_its_own(monkeypatch):
+    monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", True)
     asked = []
 
     class Watched(HerePool):
