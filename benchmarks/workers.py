@@ -9,6 +9,7 @@ what keeps N workers from being N times as fast.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics

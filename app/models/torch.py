@@ -51,6 +51,7 @@ class MultilayerPerceptron(_InPyTorch):
     """
 
     most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, num_hidden: int = 32) -> None:
         import torch
@@ -95,6 +96,7 @@ class ConvolutionalNetwork(Model):
     """
 
     most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         import torch
