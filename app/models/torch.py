@@ -32,7 +32,7 @@ class _InPyTorch(Model):
     _gradients: TorchGradients
 
     @property
-    def gradient_memory_mib(self) -> float:  # type: ignore[override]
+    def gradient_memory_mib(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What computing gradients of several samples may take at a time, in MiB."""
         return self._gradients.gradient_memory_mib
 
