@@ -7,13 +7,19 @@ of whose rows has no finite norm goes the careful way, on this side: the same co
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from ...privacy.grid import MARK, Grid
 from ...privacy.row_bound import RowBound
 from ...privacy.training import observe
 from .contributions import DeviceContributions
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 _MARK = int(MARK)
 _ROUNDER = 1.5 * 2.0**52
