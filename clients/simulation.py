@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,8 +16,7 @@ _in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
 _kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", default=None)
 
 
-@contextmanager
-def simulated_in_process(kept: dict[str, Any] | None = None) -> Iterator[None]:
+def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
     """Mark what runs inside as a message of a simulation in this process; for engines.
 
     Parameters
@@ -27,12 +25,22 @@ def simulated_in_process(kept: dict[str, Any] | None = None) -> Iterator[None]:
         What the node keeps from one message to the next (:func:`kept_by_node`), as the process of a real node does;
         by default nothing.
     """
-    token, token_kept = _in_process.set(True), _kept.set(kept)
-    try:
-        yield
-    finally:
-        _kept.reset(token_kept)
-        _in_process.reset(token)
+    return _InProcess(kept)
+
+
+class _InProcess(AbstractContextManager[None]):
+    """A class and not a generator, because every message of a simulation comes here."""
+
+    def __init__(self, kept: dict[str, Any] | None) -> None:
+        self._memory = kept
+
+    def __enter__(self) -> None:
+        self._tokens = _in_process.set(True), _kept.set(self._memory)
+
+    def __exit__(self, *error: object) -> None:
+        in_process, kept = self._tokens
+        _kept.reset(kept)
+        _in_process.reset(in_process)
 
 
 class _Worker(threading.local):
@@ -75,16 +83,16 @@ def in_simulation() -> bool:
 
 
 def _is_worker() -> bool:
-    if _known_workers:
-        return True
-    ray = sys.modules.get("ray")  # a worker of Ray's has imported it
-    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
-        return False
-    _known_workers.append(True)  # for good: Ray gives an actor a process of its own
-    return True
+    global _known_as_worker  # for good: Ray gives an actor a process of its own
+    if not _known_as_worker:
+        ray = sys.modules.get("ray")  # a worker of Ray's has imported it
+        _known_as_worker = (
+            ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+        )
+    return _known_as_worker
 
 
-_known_workers: list[bool] = []
+_known_as_worker = False
 
 
 def state_travels() -> bool:

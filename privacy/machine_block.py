@@ -232,6 +232,11 @@ class MachineBlock:
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
+            if isinstance(ledgers, BlockLedger) and (whole := ledgers.whole(session)) is not None:
+                # Each row is all or nothing by itself, so it need not be copied and put back.
+                for row, ack in zip(rows, acks, strict=True):
+                    self._admission.acknowledge(whole, row, ack)
+                return
             streams = ledgers.streams(session, index)
             for row, ack in enumerate(acks):
                 self._admission.acknowledge(streams, row, ack)
@@ -356,8 +361,7 @@ class _Asked:
         return self.block._key(int(self.index[row]))[0].nonce(session, 0)
 
     def has_secret_order(self, row: int, account: Account) -> bool:
-        with self.ledgers.ledger(int(self.index[row])).exclusive() as page:
-            return has_secret_order(page, account)
+        return has_secret_order(self.ledgers.page(int(self.index[row])), account)
 
 
 def _refuse_real(simulated: bool) -> None:
