@@ -123,6 +123,8 @@ def said_alike(
     """
     group = np.zeros(len(numbers), np.int64)
     for column in columns:
+        if not len(column) or (column == column[0]).all():
+            continue
         distinct, place = np.unique(column, return_inverse=True)
         group = np.unique(group * len(distinct) + place, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
