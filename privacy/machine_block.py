@@ -232,9 +232,10 @@ class MachineBlock:
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
-            if isinstance(ledgers, BlockLedger) and (whole := ledgers.whole(session)) is not None:
+            if isinstance(ledgers, BlockLedger) and (kept := ledgers.whole(session, index)) is not None:
                 # Each row is all or nothing by itself, so it need not be copied and put back.
-                for row, ack in zip(rows, acks, strict=True):
+                whole, places = kept
+                for row, ack in zip(places, acks, strict=True):
                     self._admission.acknowledge(whole, row, ack)
                 return
             streams = ledgers.streams(session, index)

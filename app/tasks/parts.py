@@ -150,6 +150,8 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
     """
     if not isinstance(shards, Shards):
         return [used(len(shard)) for shard in shards]
+    if shards.sizes.min() == shards.sizes.max():
+        return [used(int(shards.sizes[0]))] * len(shards)
     distinct, place = np.unique(shards.sizes, return_inverse=True)
     values = [used(size) for size in distinct.tolist()]
     return [values[i] for i in place.tolist()]
