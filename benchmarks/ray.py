@@ -183,7 +183,8 @@ def measure(repeats: int, rounds: int = ROUNDS, strategies: Iterable[str] = ("mu
         "candidates": entries,
         "ratios": {
             strategy: statistics.median(
-                one["rate"] / other["rate"] for one, other in zip(runs[strategy], runs[f"fedavg:{strategy}"], strict=True)
+                one["rate"] / other["rate"]
+                for one, other in zip(runs[strategy], runs[f"fedavg:{strategy}"], strict=True)
             )
             for strategy in strategies
         },

@@ -73,7 +73,7 @@ class Need:
             needed = math.ceil(needed * 100) / 100  # so that what is asked for is enough
             raise ConfigurationError(
                 f"Expected a gradient memory of at least {needed} MiB, which the gradient of a single sample of this "
-                f"model needs, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, gradient-memory-mib)."
+                f"model needs{' with rows beside it' if beside else ''}, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, gradient-memory-mib)."
             )
         return count
 
