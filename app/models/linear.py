@@ -202,6 +202,7 @@ class MeanEstimation(Model):
     """
 
     clips_contractively = True
+    rows_stand_alone = True
     smoothness = 1.0
     gradient_bound = math.inf
 
