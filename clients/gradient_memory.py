@@ -25,6 +25,8 @@ GRADIENT_MEMORY_MIB = 512.0
 """What is set aside for gradients unless something else is said."""
 MOST_TOGETHER = 128
 """More samples together are no faster."""
+_SHARE = 0.95
+"""Of the memory, for what grows with the samples; the rest is for what was not seen in one and two of them."""
 LEAST_TOGETHER = 4
 """Fewer samples together go through other routines of the linear algebra, which round otherwise."""
 
@@ -65,9 +67,9 @@ class Need:
         ConfigurationError
             If not one does.
         """
-        count = int((memory_mib * 2**20 - beside - self.fixed) // self.a_sample)
+        count = int((_SHARE * memory_mib * 2**20 - beside - self.fixed) // self.a_sample)
         if count < 1:
-            needed = (self.fixed + self.a_sample + beside) / 2**20
+            needed = (self.fixed + self.a_sample + beside) / _SHARE / 2**20
             needed = math.ceil(needed * 100) / 100  # so that what is asked for is enough
             raise ConfigurationError(
                 f"Expected a gradient memory of at least {needed} MiB, which the gradient of a single sample of this "

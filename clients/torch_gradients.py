@@ -118,7 +118,9 @@ class TorchGradients:
             for name, shape in zip(self._names, self.shapes, strict=True):
                 size, number = math.prod(shape), kept.stop - kept.start
                 values = made[name].detach()[:number].reshape(number, size)
-                rows[kept, start : start + size] = values.numpy() if values.dtype != torch.bfloat16 else values.double()
+                rows[kept, start : start + size] = (
+                    values.float() if values.dtype == torch.bfloat16 else values
+                ).numpy()
                 start += size
             del made
         return rows

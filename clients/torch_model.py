@@ -282,10 +282,10 @@ class ModuleGradients:
         else:
             made = self.of_many(trained, inputs, targets)
         start = 0
-        out = torch.from_numpy(rows)
         for name, shape in zip(self.names, self.shapes, strict=True):
             size = math.prod(shape)
-            out[:, start : start + size] = made[name].detach().reshape(count, size)[: len(rows)]
+            values = made[name].detach().reshape(count, size)[: len(rows)].cpu()
+            rows[:, start : start + size] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
             start += size
 
     def forget(self, *, values: bool) -> None:

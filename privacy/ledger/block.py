@@ -187,6 +187,10 @@ class BlockLedger:
             raise IndexError(row)
         return _RowLedger(self, row)
 
+    def page(self, row: int) -> LedgerPage:
+        """One machine's ledger, within a transaction of all."""
+        return _RowLedger(self, row)
+
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp] | None = None) -> Iterator[BlockLedger]:
         """A transaction of all machines together."""
@@ -197,6 +201,10 @@ class BlockLedger:
         """A session's streams of some machines, copied."""
         known = self._streams.get(session)
         return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(rows)
+
+    def whole(self, session: str) -> StreamBlock | None:
+        """A session's streams of all machines, as they are kept; None if there are none."""
+        return self._streams.get(session)
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
         """What some machines have spent, copied."""
