@@ -285,7 +285,9 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     """The model of a run configuration for its data, cached in this process."""
     centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
     bound, constant = feature_bound(config), constant_feature(config) or centred
-    return make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+    model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+    model.gradient_memory_mib = config.gradient_memory_mib
+    return model
 
 
 def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Experiment:

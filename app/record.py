@@ -69,6 +69,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "format": FORMAT,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "engine": result.engine or None,
+        "device": result.device or None,
         "chosen_by": result.experiment.chosen_by or None,
         "chosen_because": result.experiment.chosen_because or None,
         "versions": versions(),

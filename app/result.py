@@ -98,6 +98,8 @@ class RunResult:
         The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
     engine : str
         What carried the messages: ``cohort``, ``inprocess``, ``ray`` or ``real-nodes``; empty for a grid of one's own.
+    device : str
+        Which of PyTorch's devices computed gradients and noise; empty for NumPy.
     mu_local : float or None
         Under secure aggregation, what holds whatever server, helpers and other machines do; None under another trust.
     min_honest, min_cohort : int or None
@@ -130,6 +132,7 @@ class RunResult:
     gradient_norms: dict[str, Any] | None = None
     training: Mapping[int, TrainingFigures] = field(default_factory=dict)
     engine: str = ""
+    device: str = ""
     mu_local: float | None = None
     min_honest: int | None = None
     min_cohort: int | None = None

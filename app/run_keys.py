@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..clients.gradient_memory import GRADIENT_MEMORY_MIB
 from ..privacy import (
     ACCOUNTINGS,
     CENTRING_SHARE,
@@ -235,6 +236,12 @@ class RunKeys:
     )
     feature_bound: float = key(
         0.0, "R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"
+    )
+    gradient_memory_mib: float = key(
+        GRADIENT_MEMORY_MIB,
+        "What a network's gradients of several samples may take in memory at a time, in MiB.",
+        above=0,
+        read_by="model",
     )
     variant: str = key("interleaved", "What is done with public samples.", choices=VARIANTS, read_by="strategy")
     order: str = key("RR", "The order of the private samples in an epoch.", choices=ORDERS, read_by="strategy")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from ..privacy import ConfigurationError
 from .config import RunConfig
+from .device.backend import checked_device
 from .engines import run_cohort, run_in_process
 from .engines.pool import checked_workers
 from .keys import Value
@@ -27,6 +28,7 @@ def simulate(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int | None = None,
     ray_address: str = "",
+    device: str = "",
     **settings: Value,
 ) -> RunResult:
     """Train with simulated machines in this process, to the end; nothing is written.
@@ -44,6 +46,9 @@ def simulate(
         Over how many processes the cohort engine's machines are spread; the model is the same to the last bit.
     ray_address : str
         A Ray cluster on which they are (:func:`~murmurfl.app.engines.run_cohort`); default this computer.
+    device : str
+        What computes the cohort engine's gradients and noise: ``cuda`` for a GPU; default NumPy. The noise of a device
+        has other bits, and the same law.
     **settings
         Run-config keys with underscores for hyphens, such as ``num_rounds=5``; they win over ``config``. ``epsilon``
         may stand for ``mu``. A task, model, features, method or mechanism of one's own is named as everywhere,
@@ -77,7 +82,9 @@ def simulate(
     given = config.to_mapping() if isinstance(config, RunConfig) else config or {}
     own = {name.replace("_", "-"): value for name, value in settings.items()}
     checked_workers(workers, engine, ray_address)
+    checked_device(device, engine, workers, ray_address)
     settled = RunConfig.from_mapping(layered(given, own))
     if engine == "cohort":
-        return run_cohort(settled, on_progress=on_progress, workers=workers, ray_address=ray_address)
+        spread: dict[str, Any] = {"workers": workers, "ray_address": ray_address, "device": device}
+        return run_cohort(settled, on_progress=on_progress, **spread)
     return run_in_process(settled, on_progress=on_progress)

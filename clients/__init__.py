@@ -11,7 +11,7 @@ from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
 from .evaluation import Evaluation
 from .full_batch import CountedGradients, FullBatchClient
-from .gradients import PerSampleGradients, Samples, TorchGradients
+from .gradients import PerSampleGradients, Samples
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
 from .noisy_sgd import NoisySGDClient
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .noise_mod import CorrelatedNoiseMod
     from .private_app import private_client_app
     from .sklearn_model import LinearEstimator, fitted
+    from .torch_gradients import TorchGradients
     from .torch_model import load_trainable, trainable_arrays
     from .update_node import UpdateNode
     from .update_policy import UpdatePolicy
@@ -40,6 +41,7 @@ _LATE = {
     "CorrelatedNoiseMod": "noise_mod",
     "EvaluationShare": "evaluation_share",
     "LinearEstimator": "sklearn_model",
+    "TorchGradients": "torch_gradients",
     "UpdateNode": "update_node",
     "UpdatePolicy": "update_policy",
     "answer_helper": "helper",

@@ -8,7 +8,7 @@ model computes all gradients in one call. Other machines are asked one by one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -95,7 +95,7 @@ class Cohort:
     kinds : Kinds, optional
         Which machines are alike. Of those nothing is kept but rows of arrays, and a client is made when it is asked
         for. By default each machine is made when it is first asked, and kept.
-    only : set of str, optional
+    only : collection of str, optional
         The machines that are computed here, where others of a round are computed elsewhere.
 
     Notes
@@ -109,7 +109,7 @@ class Cohort:
         make_client: Callable[[str], PrivateClient],
         *,
         kinds: Kinds | None = None,
-        only: frozenset[str] | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         self._names = names
         self._make_client = make_client
@@ -121,6 +121,8 @@ class Cohort:
         self._alone: set[type[PrivateClient]] = set()
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
         """What computes the values of releases; None for NumPy."""
+        self.block_values = _BLOCK_VALUES
+        """How many values of contributions may be in memory at a time."""
 
     def names(self) -> Sequence[str]:
         """All machines."""
@@ -187,14 +189,19 @@ class Cohort:
     ) -> Iterator[BlockAnswer | tuple[Answer]]:
         """As :meth:`releases`, but those of machines that were asked together in one piece."""
         asked = _Asked(server_round, session, acks, points)
-        block = _Block()
+        block = _Block(self.block_values)
+        alike: Hashable | None = None  # the kind of the machine before, where it was taken
         for name in acks:
-            client = self._like(name)
+            kind = self._kind(name)
+            if kind is not None and kind == alike and block.has_room:
+                block.take_another(name)
+                continue
+            alike, client = None, self._like(name)
             try:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
                 yield from self._answers(block, asked)
-                block = _Block()
+                block = _Block(self.block_values)
                 if self._is_here(name):
                     yield ((name, refusal),)
                 continue
@@ -203,14 +210,15 @@ class Cohort:
                 # By itself, and computed as a message would have it computed: a sum over many samples in float64 is
                 # then the same on every engine, to the last bit.
                 yield from self._answers(block, asked)
-                block = _Block()
+                block = _Block(self.block_values)
                 yield from self._one_by_one([name], request, asked)
                 continue
             size = policy.batch_size * client.machine.num_parameters
             if not block.takes(client, size):
                 yield from self._answers(block, asked)
-                block = _Block()
+                block = _Block(self.block_values)
             block.take(name, client, request, size)
+            alike = kind
         yield from self._answers(block, asked)
 
     def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
@@ -262,9 +270,13 @@ class Cohort:
 
     def _parts(self, names: list[str], asked: _Asked) -> list[Part]:
         """The machines by their policies."""
+        kinds = list(map(self._kind, names))
+        first, here = kinds[0], list(map(self._is_here, names))
+        if first is not None and kinds.count(first) == len(kinds):
+            rows, acks = list(map(self._row, names)), [asked.acks[name] for name in names]
+            return [Part(self._block(first, names, first), names, list(range(len(names))), rows, acks, here)]
         parts: dict[Hashable, Part] = {}
-        for place, name in enumerate(names):
-            kind = self._kind(name)
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
             machine = self.client(name).machine if kind is None else None
             key = kind if machine is None else (machine.plan.fingerprint, machine.policy)
             if key not in parts:
@@ -274,14 +286,15 @@ class Cohort:
             part.places.append(place)
             part.rows.append(len(part.rows) if kind is None else self._row(name))
             part.acks.append(asked.acks[name])
-            part.here.append(self._is_here(name))
+            part.here.append(here[place])
         return list(parts.values())
 
     def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> MachineBlock:
         """The block of machines that are alike."""
         if kind is None or self._kinds is None:
             machines = [self.client(name).machine for name in names if self._kind(name) is None]
-            return MachineBlock.of([one for one in machines if (one.plan.fingerprint, one.policy) == key])
+            alike = [one for one in machines if (one.plan.fingerprint, one.policy) == key]
+            return MachineBlock.of(alike, arithmetic=self.arithmetic)
         if kind not in self._blocks:
             kinds, made = self._kinds, self.arithmetic
             known = (kinds.ledgers, kinds.num_samples, kinds.keys)
@@ -304,13 +317,14 @@ class Cohort:
 class _Block:
     """Machines whose gradients are computed in one piece, as they are asked one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         self.names: list[str] = []
         self.client: PrivateClient | None = None
         """One of them."""
         self.request: Request | None = None
         self._last: PrivateClient | None = None
-        self._room = _BLOCK_VALUES
+        self._room = room
+        self._size = 0
 
     def takes(self, client: PrivateClient, size: int) -> bool:
         """Whether there is room for another machine, and it is like the others."""
@@ -322,9 +336,19 @@ class _Block:
         """Take another machine."""
         if self.client is None:
             self.client, self.request = client, request
-        self._last = client
+        self._last, self._size = client, size
         self.names.append(name)
         self._room -= size
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another like the last one."""
+        return self._room >= self._size
+
+    def take_another(self, name: str) -> None:
+        """Take another machine, of the kind of the last one."""
+        self.names.append(name)
+        self._room -= self._size
 
 
 class _Named(Sequence[PrivateClient]):

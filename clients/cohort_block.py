@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,8 @@ class Computing:
         number = np.array([number for _, number, *_ in placed])
         share = self.client.machine.policy.rows_per_release
         chosen = [np.flatnonzero(np.repeat(here & (number == part), share)) for part in range(len(parts))]
-        return [ChosenContributions(stack, rows) if rows.size else None for rows in chosen]
+        pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
+        return [pick(rows) if rows.size else None for rows in chosen]
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:

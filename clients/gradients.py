@@ -1,11 +1,11 @@
-"""Per-sample gradients: what a machine needs from a model, and an implementation for PyTorch modules."""
+"""Per-sample gradients: what a machine needs from a model, and how it combines them."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.errors import is_interrupt
-from ..privacy.extras import check_installed
-
-if TYPE_CHECKING:
-    import torch
+from .gradient_memory import in_chunks
 
 logger = logging.getLogger(__name__)
+
+
+def wide_row_bytes(points: int, width: int) -> int:
+    """What a row takes while gradients at points are combined in float64: one, the same times its weight, their sum."""
+    return 8 * width * (2 if points == 1 else 3)
 
 
 @runtime_checkable
@@ -111,8 +113,23 @@ def stacked_gradients(
     stacked = getattr(gradients, "stacked", None)
     if stacked is not None:
         return stacked(points, weights, samples)
-    with np.errstate(all="ignore"):
-        return DenseContributions(combined_gradients(gradients, points, weights, samples))
+
+    def made(chosen: slice | None = None, _: int = 0) -> DenseContributions:
+        some, own = (samples, weights) if chosen is None else (pick(samples, chosen), weights_of(weights, chosen))
+        with np.errstate(all="ignore"):
+            return DenseContributions(combined_gradients(gradients, points, own, some))
+
+    memory_mib = getattr(gradients, "gradient_memory_mib", None)
+    if memory_mib is None:
+        return made()
+    count = len(samples[0] if isinstance(samples, tuple) else samples)
+    width = sum(map(math.prod, gradients.shapes))
+    return in_chunks(made, count, wide_row_bytes(len(points), width), memory_mib)
+
+
+def weights_of(weights: Sequence[float | NDArray[np.float64]], chosen: slice) -> list[float | NDArray[np.float64]]:
+    """The weights of some samples."""
+    return [weight[chosen] if isinstance(weight, np.ndarray) else weight for weight in weights]
 
 
 def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:
@@ -213,75 +230,3 @@ def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
     if isinstance(samples, np.ndarray):
         return samples[chosen]
     raise ConfigurationError(f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.")
-
-
-class TorchGradients:
-    """Per-sample gradients of a PyTorch module by ``torch.func``.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Without buffers: a buffer such as batch norm's running mean mixes samples, which would break the guarantee.
-    loss : callable
-        ``loss(output, target) -> scalar tensor`` for a batch of one.
-
-    Raises
-    ------
-    ConfigurationError
-        If the module has buffers or no parameters, or PyTorch is not installed.
-
-    Notes
-    -----
-    A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis. Each sample is
-    passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other.
-    """
-
-    def __init__(self, module: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        check_installed("torch", "torch", "TorchGradients")
-        import torch
-
-        if any(True for _ in module.buffers()):
-            raise ConfigurationError(
-                f"Expected a module without buffers, got {[name for name, _ in module.named_buffers()]}: "
-                "they carry data from sample to sample. Replace batch norm by group or layer norm."
-            )
-        self._module = module
-        self._names = [name for name, _ in module.named_parameters()]
-        if not self._names:
-            raise ConfigurationError("Expected a module with parameters, got none.")
-        self._dtypes = [parameter.dtype for parameter in module.parameters()]
-        self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in module.parameters()]
-
-        def sample_loss(parameters: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
-            output = torch.func.functional_call(module, parameters, (inputs.unsqueeze(0),))
-            return loss(output, target.unsqueeze(0))
-
-        self._gradients = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(None, 0, 0))
-        self._gradients_at = torch.func.vmap(torch.func.grad(sample_loss), in_dims=(0, 0, 0))
-
-    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
-        import torch
-
-        inputs, targets = (torch.as_tensor(part) for part in samples)
-        named = {
-            name: torch.tensor(np.asarray(values), dtype=dtype)
-            for name, values, dtype in zip(self._names, parameters, self._dtypes, strict=True)
-        }
-        return self._rows(self._gradients(named, inputs, targets), len(inputs))
-
-    def at_points(self, points: NDArray[np.floating], samples: Any) -> NDArray[np.float64]:
-        """The gradient of sample i at point i, shape (b, d)."""
-        import torch
-
-        inputs, targets = (torch.as_tensor(part) for part in samples)
-        named, start = {}, 0
-        for name, shape, dtype in zip(self._names, self.shapes, self._dtypes, strict=True):
-            size = math.prod(shape)
-            values = np.ascontiguousarray(points[:, start : start + size])
-            named[name] = torch.as_tensor(values, dtype=dtype).reshape(len(points), *shape)
-            start += size
-        return self._rows(self._gradients_at(named, inputs, targets), len(inputs))
-
-    def _rows(self, gradients: dict[str, torch.Tensor], count: int) -> NDArray[np.float64]:
-        rows = [gradients[name].reshape(count, -1).double().numpy() for name in self._names]
-        return np.concatenate(rows, axis=1)

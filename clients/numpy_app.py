@@ -19,7 +19,7 @@ from ..privacy import ConfigurationError, RefusedError, protocol
 from ..privacy.arrays import read_array
 from .answers import answer
 from .base import PrivateClient
-from .reply_records import array_record, entry_records
+from .reply_records import array_record, entry_records, reply_content
 
 ClientFunction = Callable[[Context], NumPyClient | Client]
 
@@ -122,7 +122,7 @@ def _train(client: NumPyClient, content: RecordDict) -> RecordDict:
     records = entry_records({**metrics, protocol.NUM_EXAMPLES: num_examples})
     names = list(content[protocol.ARRAYS]) if isinstance(content.get(protocol.ARRAYS, None), ArrayRecord) else []
     names = names if len(names) == len(results) else [str(i) for i in range(len(results))]
-    return RecordDict({**records, protocol.ARRAYS: array_record(names, results)})
+    return reply_content({**records, protocol.ARRAYS: array_record(names, results)})
 
 
 def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:

@@ -25,6 +25,7 @@ from .base import PrivateClient
 from .evaluation_share import EvaluationShare
 from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
+from .gradient_memory import GRADIENT_MEMORY_MIB
 from .gradients import Samples
 from .numpy_app import handled
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
@@ -217,6 +218,7 @@ def private_client_app(
     helpers: int = 2,
     seed: int = 0,
     chunk: int | None = None,
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
     example: Any = None,
     evaluation: float | EvaluationShare | None = None,
     mods: list[Mod] | None = None,
@@ -255,7 +257,10 @@ def private_client_app(
     seed : int
         Of the simulated machines' keys: the same run gives the same model.
     chunk : int, optional
-        Samples whose gradients are computed together; default as many as memory is set aside for.
+        The most samples whose gradients are computed together; default 128.
+    gradient_memory_mib : float
+        What computing a module's gradients may take at a time, in MiB, in a simulation: as many samples are computed
+        together as fit. A real machine computes one sample at a time.
     example : samples, optional
         Samples that are not private, or made up, of the shapes and types that machines have: the model is tried on them
         when the app is made. Without them, and with a function for ``samples``, it is tried at the first request.
@@ -307,14 +312,14 @@ def private_client_app(
         _check_left_out(stated)
     share = EvaluationShare.of(evaluation)
     chosen.check(policy if share is None else share.training(policy))
-    made = _machine_model(model, loss, seed=seed, chunk=chunk)
+    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
     app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, evaluation=share, mods=mods)
     if example is not None or not _is_function(samples):
         made.check_samples(made.read_samples(samples if example is None else example, in_memory=False))
     return app
 
 
-def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, *, seed: int, chunk: int | None) -> MachineModel:
+def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> MachineModel:
     """A model of whatever library it is."""
     from .sklearn_model import estimator_model, is_estimator
 
@@ -322,7 +327,7 @@ def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, *, seed: 
         return estimator_model(model, loss)
     from .torch_machine import torch_machine_model
 
-    return torch_machine_model(model, loss, seed=seed, chunk=chunk)
+    return torch_machine_model(model, loss, **torch_only)
 
 
 def _check_left_out(stated: Mapping[str, Any]) -> None:

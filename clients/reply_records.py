@@ -1,28 +1,27 @@
-"""Records of replies and ledgers: made from the last ones like them, so that Flower checks only what is new in them.
+"""Records of replies and ledgers, from plain values that are looked at here, and only once.
 
-A machine's replies differ in a number or two, and so does what it remembers. Flower checks every key and every value of
-a record when it is put in, which takes it longer than many a gradient; a copy of a record shares what was checked.
+Flower checks every key and every value of a record when it is put in, whatever it may be, which takes it longer than
+many a gradient. Values of the plain types go in together; all others are left to Flower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..privacy import protocol
 from ..privacy.arrays import dtype_name, write_array
 
 RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)
+AnyT = TypeVar("AnyT", bound=MutableMapping[str, Any])
 
 _STYPE = "numpy.ndarray"  # how Flower calls the format of numpy.save
-_MOST_KINDS = 32
-_PLAIN = (int, float, str, bytes)
-_known: dict[tuple[type, tuple[str, ...]], tuple[dict[str, Any], Any]] = {}
-"""The last values of each kind of record and list of names, and a record of them; a program has few such lists."""
+_NUMBERS = frozenset((int, float))
+_PLAIN = frozenset((int, float, str, bytes, bool))
 
 
 def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,14 +39,24 @@ def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
     """Arrays as Flower sends them."""
-    # Put in one by one: a record made from a dictionary makes every array of it anew.
-    record = ArrayRecord()
-    for name, values in zip(names, arrays, strict=True):
-        if isinstance(values, np.ndarray):
-            record[name] = Array(dtype_name(values), values.shape, _STYPE, write_array(values))
-        else:
-            record[name] = Array(values)  # what else a client may return is Flower's to know
-    return record
+    # What is no array of NumPy's, and yet a client may return it, is Flower's to know.
+    made = {
+        str(name): _array(values) if isinstance(values, np.ndarray) else Array(values)
+        for name, values in zip(names, arrays, strict=True)
+    }
+    return _put(ArrayRecord(), made)  # a record made from a dictionary makes every array of it anew
+
+
+def reply_content(records: Mapping[str, Any]) -> RecordDict:
+    """Records of the three kinds as the content of a reply."""
+    return _put(RecordDict(), records)
+
+
+def _array(values: NDArray[Any]) -> Array:
+    # As a copy is made: Flower would find out four times which of its ways of making an array is meant.
+    array = Array.__new__(Array)
+    vars(array).update(dtype=dtype_name(values), shape=values.shape, stype=_STYPE, data=write_array(values))
+    return array
 
 
 def record_like(last: RecordT, values: Mapping[str, Any]) -> RecordT:
@@ -60,22 +69,21 @@ def record_like(last: RecordT, values: Mapping[str, Any]) -> RecordT:
 
 
 def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
-    """A record with these values, which are not changed any more."""
-    place = kind, tuple(values)
-    known = _known.get(place)
-    if known is None:
-        record, new = kind(dict(values)), True
-        if len(_known) >= _MOST_KINDS:
-            _known.clear()
+    """A record with these values."""
+    plain = _NUMBERS if kind is MetricRecord else _PLAIN
+    for name, value in values.items():
+        if type(name) is not str or type(value) not in plain:
+            return kind(values)  # lists, subclasses, and whatever is refused
+    return _put(kind(), values)
+
+
+def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
+    """Put values whose types are right into a new record."""
+    inside = vars(record).get("_data")
+    if inside is None:  # a Flower that keeps them elsewhere, and checks them
+        record.update(values)
     else:
-        before, last = known
-        record, new = last.copy(), False
-        for (name, value), other in zip(values.items(), before.values(), strict=True):
-            if not _is_same(value, other):
-                record[name] = value
-                new = True
-    if new:
-        _known[place] = values, record.copy()  # whoever has the record may change it
+        inside.update(values)
     return record
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,8 +16,7 @@ _in_process: ContextVar[bool] = ContextVar("murmurfl_inprocess", default=False)
 _kept: ContextVar[dict[str, Any] | None] = ContextVar("murmurfl_kept_by_node", default=None)
 
 
-@contextmanager
-def simulated_in_process(kept: dict[str, Any] | None = None) -> Iterator[None]:
+def simulated_in_process(kept: dict[str, Any] | None = None) -> AbstractContextManager[None]:
     """Mark what runs inside as a message of a simulation in this process; for engines.
 
     Parameters
@@ -27,12 +25,22 @@ def simulated_in_process(kept: dict[str, Any] | None = None) -> Iterator[None]:
         What the node keeps from one message to the next (:func:`kept_by_node`), as the process of a real node does;
         by default nothing.
     """
-    token, token_kept = _in_process.set(True), _kept.set(kept)
-    try:
-        yield
-    finally:
-        _kept.reset(token_kept)
-        _in_process.reset(token)
+    return _InProcess(kept)
+
+
+class _InProcess(AbstractContextManager[None]):
+    """A class and not a generator, because every message of a simulation comes here."""
+
+    def __init__(self, kept: dict[str, Any] | None) -> None:
+        self._memory = kept
+
+    def __enter__(self) -> None:
+        self._tokens = _in_process.set(True), _kept.set(self._memory)
+
+    def __exit__(self, *error: object) -> None:
+        in_process, kept = self._tokens
+        _kept.reset(kept)
+        _in_process.reset(in_process)
 
 
 class _Worker(threading.local):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
 from ..privacy.extras import check_installed
+from .gradient_memory import GRADIENT_MEMORY_MIB
 from .model_checks import SampleTrials, check_layers, check_loss
 from .private_model import MachineModel
 from .torch_measure import ModuleMeasure
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 
 
 def torch_machine_model(
-    model: Any, loss: Callable[[Any, Any], Any] | None, *, seed: int, chunk: int | None
+    model: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    *,
+    seed: int,
+    chunk: int | None = None,
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
 ) -> MachineModel:
     """What an app needs of a module.
 
@@ -32,6 +38,8 @@ def torch_machine_model(
     seed : int
         Of what the function draws.
     chunk : int, optional
+    gradient_memory_mib : float
+        See :class:`~murmurfl.clients.torch_model.ModuleGradients`.
 
     Raises
     ------
@@ -45,7 +53,7 @@ def torch_machine_model(
     loss = torch.nn.functional.cross_entropy if loss is None else loss
     check_layers(module)
     check_loss(loss)
-    gradients = ModuleGradients(module, loss, chunk=chunk)
+    gradients = ModuleGradients(module, loss, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
     trials, measure = SampleTrials(gradients), partial(ModuleMeasure, gradients)
     return MachineModel(gradients, tuple(gradients.names), torch_samples, trials, measure)
 

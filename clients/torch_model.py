@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from ..privacy import ConfigurationError
 from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
 from ..privacy.extras import check_installed
-from .gradients import combined_gradients
+from .gradient_memory import GRADIENT_MEMORY_MIB, MOST_TOGETHER, Need, check_memory, chunks, in_chunks
+from .gradients import combined_gradients, weights_of, wide_row_bytes
 from .torch_state import ModuleState
 from .torch_values import as_inputs, as_targets, first_axis, leaves, picked, with_batch_axis
 
@@ -32,12 +34,6 @@ Loss = Callable[[Any, Any], Any]
 
 _ROWS_AT_A_TIME = 8
 """Rows that are widened to float64 together: few enough for the processor's cache."""
-CHUNK_BYTES = 1 << 28
-"""What the gradients of samples that are computed together may need in memory, as far as it can be told: 256 MiB."""
-_MOST_TOGETHER = 128
-"""More samples together are no faster."""
-_COPIES = 4
-"""Activations, their gradients, and what layers make of both on the way."""
 
 
 def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -137,12 +133,17 @@ class ModuleGradients:
     loss : callable
         ``loss(output, target) -> scalar tensor`` for a batch of one.
     chunk : int, optional
-        Samples that are computed together; default as many as ``CHUNK_BYTES`` have room for, 128 at most.
+        The most samples that are computed together; default 128.
+    gradient_memory_mib : float
+        What computing gradients may take at a time, in MiB: as many samples are computed together as fit, and where
+        rows of all samples do not fit (:meth:`stacked`), they are computed in chunks, twice. A real machine computes
+        one sample at a time, whatever is said here.
 
     Raises
     ------
     ConfigurationError
-        If the module has nothing to train, or PyTorch is not installed.
+        If the module has nothing to train, or PyTorch is not installed; when gradients of several samples are computed,
+        if not one fits.
 
     Notes
     -----
@@ -156,12 +157,21 @@ class ModuleGradients:
     as it was before the first of them, attributes of it and of the loss too (:class:`ModuleState`).
     """
 
-    def __init__(self, module: torch.nn.Module, loss: Loss, *, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Loss,
+        *,
+        chunk: int | None = None,
+        gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
+    ) -> None:
         check_installed("torch", "torch", "a PyTorch model")
         import torch
 
         if chunk is not None:
             check_count("chunk", chunk)
+        self.gradient_memory_mib = check_memory(gradient_memory_mib)
+        self._needs: dict[str, Need] = {}
         parameters = trainable_parameters(module)
         self.names = list(parameters)
         self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]
@@ -184,19 +194,19 @@ class ModuleGradients:
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float32 where all that is trained is, float64 otherwise."""
+        return self._rows(parameters, samples, 0)
+
+    def _rows(self, parameters: Sequence[NDArray[Any]], samples: Any, beside: int) -> NDArray[np.floating]:
+        """The rows, made in what ``beside`` bytes leave of the memory."""
         trained = self.trained(parameters)
-        inputs, targets = (
-            as_inputs(samples[0], self.dtype, self.device),
-            as_targets(samples[1], self.dtype, self.device),
-        )
+        inputs, targets = self._as_tensors(samples)
         count = first_axis(inputs)
         if count == 1:
             self.forget(values=False)
-        rows = np.empty((count, sum(map(math.prod, self.shapes))), self._row_type)
-        step = self._step(inputs) if count > 1 else 1
-        for start in range(0, count, step):
-            chosen = slice(start, min(start + step, count))
-            self._write(rows[chosen], trained, picked(inputs, chosen), picked(targets, chosen))
+        rows = np.empty((count, self._width), self._row_type)
+        step = self._step(trained, inputs, targets, beside) if count > 1 else 1
+        for kept, chosen in chunks(count, step):
+            self._write(rows[kept], trained, picked(inputs, chosen), picked(targets, chosen))
         self.check_constants()
         return rows
 
@@ -208,20 +218,39 @@ class ModuleGradients:
     ) -> StackedContributions:
         """As :func:`~murmurfl.clients.gradients.combined_gradients`; at one point nothing is widened to float64."""
         weight = weights[0]
-        if len(points) == 1 and not isinstance(weight, np.ndarray):
-            with np.errstate(all="ignore"):
-                return _NarrowRows(np.asarray(self(points[0], samples)), float(weight))
-        with np.errstate(all="ignore"):
-            return DenseContributions(combined_gradients(self, points, weights, samples))
+        narrow = len(points) == 1 and not isinstance(weight, np.ndarray)
 
-    def _step(self, inputs: Any) -> int:
+        def made(chosen: slice, beside: int) -> StackedContributions:
+            some = picked(samples[0], chosen), picked(samples[1], chosen)
+            with np.errstate(all="ignore"):
+                if narrow:
+                    return _NarrowRows(np.asarray(self._rows(points[0], some, beside)), float(weight))  # type: ignore[arg-type]
+                at = partial(self._rows, beside=beside)
+                return DenseContributions(combined_gradients(at, points, weights_of(weights, chosen), some))  # type: ignore[arg-type]
+
+        width, narrow_bytes = self._width, np.dtype(self._row_type).itemsize
+        row_bytes = narrow_bytes * width if narrow else wide_row_bytes(len(points), width)
+        return in_chunks(made, first_axis(samples[0]), row_bytes, self.gradient_memory_mib)
+
+    @property
+    def _width(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    def _as_tensors(self, samples: Any) -> tuple[Any, Any]:
+        return as_inputs(samples[0], self.dtype, self.device), as_targets(samples[1], self.dtype, self.device)
+
+    def _step(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any, beside: int) -> int:
         """How many samples are computed together."""
-        if self.chunk is None:
-            values = 2 * sum(map(math.prod, self.shapes)) + _COPIES * _activations(
-                self.module, picked(inputs, slice(0, 1))
+        most = MOST_TOGETHER if self.chunk is None else self.chunk
+        if not self.together:
+            return most  # they are computed one by one in any case
+        looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
+        if looks not in self._needs:
+            of_some = partial(picked, inputs), partial(picked, targets)
+            self._needs[looks] = Need.measured(
+                lambda count: self.of_many(trained, *(of(slice(0, count)) for of in of_some))
             )
-            self.chunk = min(max(CHUNK_BYTES // (8 * values), 1), _MOST_TOGETHER)
-        return self.chunk
+        return min(self._needs[looks].samples(self.gradient_memory_mib, beside), most)
 
     def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
         """A model's arrays as the module's parameters."""
@@ -242,20 +271,21 @@ class ModuleGradients:
         """The gradients of some samples; of a single one, as a real machine asks, without what vmap costs."""
         import torch
 
-        if not self.together and len(rows) > 1:
+        count = first_axis(inputs)  # more than there are rows, where the last one is computed again and again
+        if not self.together and count > 1:
             for i in range(len(rows)):
                 one = slice(i, i + 1)
                 self._write(rows[one], trained, picked(inputs, one), picked(targets, one))
             return
-        if len(rows) == 1:
+        if count == 1:
             made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
         else:
             made = self.of_many(trained, inputs, targets)
         start = 0
-        out = torch.from_numpy(rows)
         for name, shape in zip(self.names, self.shapes, strict=True):
             size = math.prod(shape)
-            out[:, start : start + size] = made[name].detach().reshape(len(rows), size)
+            values = made[name].detach().reshape(count, size)[: len(rows)].cpu()
+            rows[:, start : start + size] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
             start += size
 
     def forget(self, *, values: bool) -> None:
@@ -309,26 +339,6 @@ class _NarrowRows:
             some = slice(start, start + _ROWS_AT_A_TIME)
             total += (self._weight * scales[some]) @ self._rows[some].astype(np.float64)
         return total
-
-
-def _activations(module: torch.nn.Module, inputs: Any) -> int:
-    """How many values the layers of a module give for some samples."""
-    import torch
-
-    counted: list[int] = []
-
-    def count(_: Any, __: Any, output: Any) -> None:
-        counted.extend(part.numel() for part in leaves(output) if isinstance(part, torch.Tensor))
-
-    hooks = [layer.register_forward_hook(count) for layer in module.modules() if not any(layer.children())]
-    try:
-        with torch.no_grad():
-            arguments, named = called_with(inputs)
-            module(*arguments, **named)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(counted)
 
 
 def called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

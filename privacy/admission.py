@@ -87,7 +87,7 @@ class AdmissionRule:
         self._check_streams(streams, machines.fingerprints, refused)
         start, stop = self._samples(streams, accounts, machines.num_samples)
         _refuse(stop > machines.num_samples, refused, *_NO_SAMPLES)
-        for row in np.flatnonzero(acks != streams.ack).tolist():
+        for row in (acks != streams.ack).nonzero()[0].tolist():
             if row not in refused:
                 try:
                     self.acknowledge(streams, row, int(acks[row]))
@@ -287,7 +287,7 @@ _NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
 
 def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int, reason: str) -> None:
     """Refuse some rows, but for those that are refused already."""
-    for row in np.flatnonzero(rows).tolist():
+    for row in rows.nonzero()[0].tolist():
         refused.setdefault(row, RefusedError(code, reason))
 
 

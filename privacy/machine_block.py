@@ -21,7 +21,7 @@ from .contributions import StackedContributions
 from .errors import ConfigurationError, RefusedError
 from .keys import NoiseKeys
 from .ledger import Account
-from .ledger.block import BlockLedger, StreamBlock
+from .ledger.block import BlockLedger, Counts, StreamBlock
 from .ledger.joined import JoinedLedgers
 from .mechanisms import State
 from .outgoing import Release
@@ -44,6 +44,14 @@ class BlockArithmetic(Protocol):
         """The contributions of machines, bounded and on the grid, with what the noise of their next release adds and
         removes: counts of shape (d,), a machine each. What the noise is made again from goes into ``streams``.
         """
+        ...
+
+    def total(self, counts: Sequence[Any], places: Sequence[int]) -> Counts:
+        """The sum of some machines' counts, as an array of NumPy's."""
+        ...
+
+    def sent(self, counts: Any) -> Counts:
+        """One machine's counts, as an array of NumPy's."""
         ...
 
 
@@ -117,7 +125,12 @@ class MachineBlock:
         self._known: dict[int, tuple[NoiseKeys, str]] = {}
 
     @classmethod
-    def of(cls, machines: Sequence[PrivateMachine]) -> MachineBlock:
+    def of(
+        cls,
+        machines: Sequence[PrivateMachine],
+        *,
+        arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None,
+    ) -> MachineBlock:
         """Machines that were made by themselves, each with a ledger of its own.
 
         Raises
@@ -130,7 +143,8 @@ class MachineBlock:
             raise ConfigurationError("Expected machines of one policy and one size, got several.")
         samples = np.array([machine.num_samples for machine in machines])
         keys = [machine.keys for machine in machines]
-        return cls(machines[0], JoinedLedgers([machine.ledger for machine in machines]), samples, keys.__getitem__)
+        ledgers = JoinedLedgers([machine.ledger for machine in machines])
+        return cls(machines[0], ledgers, samples, keys.__getitem__, arithmetic=arithmetic)
 
     def release(
         self,
@@ -218,6 +232,11 @@ class MachineBlock:
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
+            if isinstance(ledgers, BlockLedger) and (whole := ledgers.whole(session)) is not None:
+                # Each row is all or nothing by itself, so it need not be copied and put back.
+                for row, ack in zip(rows, acks, strict=True):
+                    self._admission.acknowledge(whole, row, ack)
+                return
             streams = ledgers.streams(session, index)
             for row, ack in enumerate(acks):
                 self._admission.acknowledge(streams, row, ack)
@@ -226,7 +245,12 @@ class MachineBlock:
     def made(self, releases: BlockReleases, place: int, row: int) -> Release:
         """One of the releases, as the machine by itself would have made it."""
         num_samples = int(self._num_samples[row])
-        return release_of(releases.streams, place, releases.counts[place], self.plan, self.policy, num_samples)
+        counts = self._arithmetic.sent(releases.counts[place])
+        return release_of(releases.streams, place, counts, self.plan, self.policy, num_samples)
+
+    def total(self, releases: BlockReleases, places: Sequence[int]) -> Counts:
+        """The sum of some of the releases: integers, the same in any order."""
+        return self._arithmetic.total(releases.counts, places)
 
     def samples_counted(self, row: int) -> int:
         """How many samples the server counts a machine's release for: public."""
@@ -337,8 +361,7 @@ class _Asked:
         return self.block._key(int(self.index[row]))[0].nonce(session, 0)
 
     def has_secret_order(self, row: int, account: Account) -> bool:
-        with self.ledgers.ledger(int(self.index[row])).exclusive() as page:
-            return has_secret_order(page, account)
+        return has_secret_order(self.ledgers.page(int(self.index[row])), account)
 
 
 def _refuse_real(simulated: bool) -> None:

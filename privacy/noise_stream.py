@@ -104,6 +104,9 @@ class NoiseStream:
         self.num_parameters = num_parameters
         self.quality: NoiseQuality = quality
         self._rows = rows
+        self._mechanism, self._memory = plan.mechanism, plan.mechanism.memory
+        self._silent = plan.noise_std == 0.0
+        self._bounds: dict[int, float | None] = {}
 
     def add_to(
         self,
@@ -135,26 +138,31 @@ class NoiseStream:
         noise_state : tuple of ndarray
             The part of it that cannot be made again.
         """
-        if self.plan.noise_std == 0.0:
+        if self._silent:
             return nonce, stream.noise_state
-        release = stream.release + 1
+        mechanism, memory, release = self._mechanism, self._memory, stream.release + 1
         state, kept = self._before(stream, release, key)
         if normals is None:
-            draws = self.plan.mechanism.draws(release)
-            normals = standard_normals(row_key(key, nonce), draws * self.num_parameters, self.quality)
-        increment = self.plan.mechanism.increment(state, release, normals, self._scale)
+            normals = standard_normals(
+                row_key(key, nonce), mechanism.draws(release) * self.num_parameters, self.quality
+            )
+        increment = mechanism.increment(state, release, normals, self._scale)
         added, removed = self._rounded(increment, release, kept)
         counts += added
         # Marked counts carry the grid's mark, which goes with what is removed; without that it goes by itself.
         counts -= MARK if removed is None else removed
         self._keep(key, nonce, added, increment)
-        memory = self.plan.mechanism.memory
-        nonces = nonce
-        if memory in ("recent", "all"):
-            nonces = stream.nonces + nonce
-        if memory == "recent":
-            nonces = nonces[-NONCE_BYTES * self.plan.mechanism.remembered :]
-        return nonces, (increment.state or ()) if memory == "state" else ()
+        if memory == "last":
+            return nonce, ()
+        left = (increment.state or ()) if memory == "state" else ()
+        return self.nonces_after(stream.nonces, nonce), left
+
+    def nonces_after(self, nonces: bytes, nonce: bytes) -> bytes:
+        """What the noise up to a release is made again from, given that up to the one before and its own nonce."""
+        if self._silent or self._memory not in ("recent", "all"):
+            return nonce
+        nonces = nonces + nonce
+        return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
 
     def draws_a_row(self, release: int) -> bool:
         """Whether a release is made with one row of normals, which can be made before with others'."""
@@ -162,10 +170,10 @@ class NoiseStream:
 
     def _before(self, stream: Past | StreamRecord, release: int, key: bytes) -> tuple[State, NDArray[np.int64] | None]:
         """The mechanism's state before a release, or the counts of its last row, if these are what is removed."""
-        mechanism = self.plan.mechanism
+        mechanism = self._mechanism
         if release == 1:
             return mechanism.initial_state(self.num_parameters), None
-        if mechanism.memory not in _FROM_NONCES:
+        if self._memory not in _FROM_NONCES:
             return stream.noise_state, None
         last = stream.nonces[-NONCE_BYTES:]
         made = None if self._rows is None else self._rows.take(key, last)
@@ -177,9 +185,7 @@ class NoiseStream:
         self, increment: Increment, release: int, kept: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """What a release adds and removes, as marked counts."""
-        mechanism = self.plan.mechanism
-        bound = mechanism.increment_bound(release)
-        bound = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
+        mechanism, bound = self._mechanism, self._bound(release)
         if increment.removed is not None and not mechanism.removes_last:
             # Only a whole row cancels to the last bit. A part of one, rounded by itself, would make a message depend on
             # more than the real-valued mechanism releases (docs/proofs/grid-and-noise.md).
@@ -190,11 +196,18 @@ class NoiseStream:
             kept = self._marked(increment.removed, bound)
         return added, kept
 
+    def _bound(self, release: int) -> float | None:
+        """No value that a release adds or removes is larger; None if that is not known."""
+        if release not in self._bounds:
+            bound = self._mechanism.increment_bound(release)
+            self._bounds[release] = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
+        return self._bounds[release]
+
     def _keep(self, key: bytes, nonce: bytes, added: NDArray[np.int64], increment: Increment) -> None:
         """Keep what the next release takes back out, or starts from."""
-        if self._rows is None or self.plan.mechanism.memory not in _FROM_NONCES:
+        if self._rows is None or self._memory not in _FROM_NONCES:
             return
-        if self.plan.mechanism.removes_last:
+        if self._mechanism.removes_last:
             self._rows.keep(key, nonce, (added,))
         elif increment.state is not None:
             self._rows.keep(key, nonce, increment.state)

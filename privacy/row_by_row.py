@@ -45,6 +45,15 @@ class RowByRow:
             normals = each_normal_row(drawn, noise.num_parameters, policy.noise_quality)
         return self._rule.noised(streams, self._counts(contributions, norms), keys, nonces, normals=normals)
 
+    def total(self, counts: Sequence[Counts], places: Sequence[int]) -> Counts:
+        total = counts[places[0]].copy()
+        for place in places[1:]:
+            total += counts[place]
+        return total
+
+    def sent(self, counts: Counts) -> Counts:
+        return counts
+
     def _counts(self, stack: StackedContributions, norms: NDArray[np.float64]) -> Iterator[Counts]:
         """The mean of each machine's bounded rows, on the grid; each is rounded by itself."""
         policy, grid, size = self._rule.policy, self._rule.noise.plan.grid, self._rule.noise.num_parameters

@@ -167,7 +167,7 @@ class TrainingObserver:
         rows = np.concatenate(ratios)
         finite = rows[~np.isnan(rows)]
         if len(finite) == len(rows) and len({len(one) for one in ratios}) == 1:
-            medians = np.median(rows.reshape(len(ratios), -1), axis=1)
+            medians = np.median(rows.reshape(len(ratios), -1), axis=1) if len(rows) > len(ratios) else rows
         else:
             known = [one[~np.isnan(one)] for one in ratios]
             medians = np.array([np.median(one) for one in known if len(one)])

@@ -12,22 +12,22 @@ def by_length_and_name(name: str) -> tuple[int, str]:
 
 
 class NumberedNames(Sequence[str]):
-    """The names of simulated machines, "0" to "M - 1", in their order; a name is made when it is looked at.
+    """The names of simulated machines, their numbers, in order; a name is made when it is looked at.
 
     Parameters
     ----------
-    count : int
-        M.
+    numbers : int or range
+        M, for "0" to "M - 1"; or some of them, ascending.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, numbers: int | range) -> None:
+        self.numbers = range(numbers) if isinstance(numbers, int) else numbers
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.numbers)
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, range(self._count))
+        return map(str, self.numbers)
 
     @overload
     def __getitem__(self, place: int) -> str: ...
@@ -35,28 +35,28 @@ class NumberedNames(Sequence[str]):
     def __getitem__(self, place: slice) -> Sequence[str]: ...
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
         if isinstance(place, int):
-            return str(range(self._count)[place])
-        numbers = range(self._count)[place]
-        return NumberedNames(len(numbers)) if numbers == range(len(numbers)) else [str(number) for number in numbers]
+            return str(self.numbers[place])
+        numbers = self.numbers[place]
+        return NumberedNames(numbers) if numbers.step > 0 else [str(number) for number in numbers]
 
     def __contains__(self, name: object) -> bool:
         # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
         if not isinstance(name, str) or not (name.isascii() and name.isdigit()):
             return False
-        return len(name) <= len(str(self._count)) and str(int(name)) == name and int(name) < self._count
+        return len(name) <= len(str(self.numbers.stop)) and str(int(name)) == name and int(name) in self.numbers
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, NumberedNames):
-            return len(self) == len(other)
+            return self.numbers == other.numbers
         if not isinstance(other, list):
             return NotImplemented
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     def __hash__(self) -> int:
-        return hash((NumberedNames, self._count))
+        return hash((NumberedNames, self.numbers))
 
     def __repr__(self) -> str:
-        return f"NumberedNames({self._count})"
+        return f"NumberedNames({self.numbers})"
 
 
 def in_order(names: Iterable[str]) -> Sequence[str]:
@@ -65,8 +65,9 @@ def in_order(names: Iterable[str]) -> Sequence[str]:
 
 
 def plain_names(names: Sequence[str]) -> list[str] | int:
-    """Names as a checkpoint has them: numbered ones as how many there are."""
-    return len(names) if isinstance(names, NumberedNames) else list(names)
+    """Names as a checkpoint has them: those of all machines from 0 as how many there are."""
+    whole = isinstance(names, NumberedNames) and names.numbers == range(len(names))
+    return len(names) if whole else list(names)
 
 
 def restored_names(saved: Any) -> Sequence[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from logging import WARNING
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 
 from ..privacy import protocol
 from .replies import RoundRequest
+
+RecordT = TypeVar("RecordT", bound=MutableMapping[str, Any])
 
 
 def request_messages(
@@ -36,11 +39,20 @@ def request_messages(
     entries, content = _common_entries(config, request), RecordDict(dict(points))
     messages = []
     for name, ack in request.acks.items():
-        own, records = entries.copy(), content.copy()
-        own[protocol.MACHINE], own[protocol.ACK] = name, ack
-        records[protocol.CONFIG] = own
+        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack})
+        records = _put(content.copy(), {protocol.CONFIG: own})
         messages.append(Message(records, dst_node_id=nodes[name], message_type=message_type))
     return messages
+
+
+def _put(record: RecordT, values: Mapping[str, Any]) -> RecordT:
+    """Put a string, an integer or a record into a copy of a record, without the checks Flower makes of any value."""
+    inside = vars(record).get("_data")
+    if inside is None:  # a Flower that keeps them elsewhere
+        record.update(values)
+    else:
+        inside.update(values)
+    return record
 
 
 def _common_entries(config: ConfigRecord, request: RoundRequest) -> ConfigRecord:

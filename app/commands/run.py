@@ -11,7 +11,7 @@ import typer
 from ..config import RunConfig
 from ..default_run import started_with
 from .failing import fail, failing_clearly
-from .settings import Assignments, ConfigFile, RayAddress, Verbose, Workers, settings_of
+from .settings import Assignments, ConfigFile, Device, RayAddress, Verbose, Workers, settings_of
 from .terminal import say
 
 ENGINES = ("ray", "inprocess", "cohort")
@@ -29,6 +29,7 @@ def run(
     ] = None,
     workers: Workers = None,
     ray: RayAddress = "",
+    device: Device = "",
     timeout: Annotated[float, typer.Option(help="Longest time the run may take, in seconds.")] = 3600.0,
     twin: Annotated[
         bool | None,
@@ -45,6 +46,7 @@ def run(
     Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
     or partition starts from the keys' plain defaults.
     """
+    from ..device.backend import checked_device, open_device
     from ..engines.pool import checked_workers
     from ..record import CHECKPOINT_NAME, RESULT_NAME
     from ..summary import summary_lines
@@ -58,6 +60,9 @@ def run(
         if engine not in ENGINES:
             fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
         checked_workers(workers, engine, ray)
+        checked_device(device, engine, workers, ray)
+        if device:
+            open_device(device)
         with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
@@ -65,7 +70,7 @@ def run(
             if engine == "ray":
                 _run_on_ray(RunConfig.from_mapping(settings), folder, timeout, verbose)
             else:
-                spread = {"workers": workers, "ray_address": ray} if engine == "cohort" else {}
+                spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
                 _run_here(RunConfig.from_mapping(settings), engine, folder, **spread)
         document = json.loads((folder / RESULT_NAME).read_text())
         if twin or (twin is None and document["seconds"] <= _SHORT):

@@ -46,6 +46,14 @@ RayAddress = Annotated[
         show_default=False,
     ),
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="What computes gradients and noise of a run on the cohort engine: cuda, cuda:1, or torch-cpu, which is "
+        "that path without a GPU, for tests. The noise has other bits and the same law.",
+        show_default="NumPy",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")]
 

@@ -34,6 +34,37 @@ def check_device_name(name: str) -> None:
         )
 
 
+def checked_device(name: str, engine: str = "cohort", workers: int | None = None, ray_address: str = "") -> None:
+    """Refuse a device where none can be, or beside what it does not go with.
+
+    Parameters
+    ----------
+    name : str
+        Empty where nobody asked for one.
+    engine : str
+    workers : int or None
+    ray_address : str
+        Of a Ray cluster.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    check_device_name(name)
+    if not name:
+        return
+    if engine != "cohort":
+        raise ConfigurationError(
+            f"Expected engine 'cohort' for device {name!r}, got {engine!r}: only the cohort engine computes the "
+            "machines of a round in one piece."
+        )
+    if (workers or 1) > 1 or ray_address:
+        raise ConfigurationError(
+            f"Expected no workers beside device {name!r}, got {'a Ray cluster' if ray_address else workers}: a device "
+            "computes all machines in one process. Leave out one of the two."
+        )
+
+
 def open_device(name: str) -> torch.device:
     """The device of a name, which was tried: that it is there, and that its integers are as they must be.
 
@@ -57,7 +88,7 @@ def open_device(name: str) -> torch.device:
         device = torch.device("cpu")
     else:
         _check_cuda(name)
-        device = torch.device(name)
+        device = torch.device(name if ":" in name else f"{name}:0")
     check_known_answers(device)
     return device
 

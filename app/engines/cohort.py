@@ -8,7 +8,7 @@ their ledgers hold as arrays with a row for each machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class CohortMachines:
         kinds = ExperimentKinds(experiment)
         own = kinds.ledgers.ledger if ledgers is None else lambda row: ledgers[str(row)]
         self._kinds = kinds if ledgers is None and kinds.alike else None
-        self._here = None if machines is None else frozenset(map(str, machines))
+        self._here = None if machines is None else _names_of(machines)
         self.cohort = Cohort(
             NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), own(int(name)), rows),
@@ -121,7 +121,8 @@ class CohortMachines:
     @property
     def computed(self) -> Sequence[str]:
         """The machines that are computed here."""
-        return self.names() if self._here is None else sorted(self._here, key=int)
+        here = self.names() if self._here is None else self._here
+        return here if isinstance(here, Sequence) else sorted(here, key=int)
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
@@ -167,11 +168,14 @@ class CohortMachines:
         for name, refusal in part.refused():
             if not self._is_lost(request, name):
                 yield Refusal(refusal.code)
-        came = [(i, name) for i, name in part.released() if not self._is_lost(request, name)]
+        came = list(part.released())
+        if self._experiment.config.lost_replies:
+            came = [(i, name) for i, name in came if not self._is_lost(request, name)]
         if not came:
             return
         streams, metrics = part.releases.streams, answer.client.public_entries("gradients")
-        self._sent |= {name: int(streams.release[i]) for i, name in came}
+        releases = streams.release.tolist()
+        self._sent |= {name: releases[i] for i, name in came}
         if request.sums_suffice:
             yield _summed(part, came, metrics)
         else:
@@ -198,7 +202,7 @@ class CohortMachines:
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each machine has spent."""
-        numbers = np.arange(len(self.names())) if names is None else np.array([int(name) for name in names])
+        numbers = np.arange(len(self.names())) if names is None else np.fromiter(map(int, names), np.int64, len(names))
         columns = [numbers] if self._kinds is None else self._kinds.told_apart(numbers)
         return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
 
@@ -211,19 +215,21 @@ class CohortMachines:
         return [*arrays, *([point[start:]] if start < len(point) else [])]
 
 
+def _names_of(machines: Sequence[int]) -> Collection[str]:
+    """The names of some machines, to be found quickly."""
+    return NumberedNames(machines) if isinstance(machines, range) else frozenset(map(str, machines))
+
+
 def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str, Any]) -> SummedReplies:
     """Releases as their sum."""
-    counts, streams, block = part.releases.counts, part.releases.streams, part.part.block
+    streams, block = part.releases.streams, part.part.block
     places, spacing = [i for i, _ in came], block.plan.grid.spacing
-    total = counts[places[0]].copy()
-    for i in places[1:]:
-        total += counts[i]
     return SummedReplies(
         machines=tuple(name for _, name in came),
         releases=tuple(streams.release[places].tolist()),
         acks=tuple(streams.ack[places].tolist()),
         samples=tuple(block.samples_counted(part.part.rows[part.releases.rows[i]]) for i in places),
-        counts=total,
+        counts=block.total(part.releases, places),
         spacing=spacing,
         largest=min(math.ceil(block.plan.largest_value / spacing), LARGEST_COUNT),
         metrics=metrics,

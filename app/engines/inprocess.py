@@ -1,8 +1,8 @@
 """A Flower ``Grid`` that runs the ClientApp in this process: the same app as under Ray, without Ray.
 
 Every node has its own ``Context``, as a SuperNode would, and keeps its machines from one message to the next, as
-``murmurfl node`` does. Messages are handled one after the other. This is the one
-place that touches private names of flwr.
+``murmurfl node`` does. Messages are handled one after the other. Private names of flwr are touched here, and where
+records are made (:mod:`murmurfl.clients.reply_records`, :mod:`murmurfl.strategies.requests`).
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _delivered(message: Message, identifier: str) -> Message:
     records = content.__dict__["_data"]
     for key, record in records.items():
         records[key] = _own_record(record)
-    return Message(content, metadata=metadata)  # type: ignore[call-overload] - how Flower receives one
+    delivered = Message.__new__(Message)
+    delivered.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    return delivered
 
 
 def _own_record(record: Any) -> Any:

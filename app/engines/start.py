@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from logging import INFO
 from pathlib import Path
@@ -16,6 +17,7 @@ from flwr.common.logger import log
 from ...privacy import ConfigurationError
 from ..client_app import app
 from ..config import RunConfig
+from ..device.backend import checked_device
 from ..experiment import prepare
 from ..own_modules import environment_for
 from ..participants import participant_names
@@ -68,6 +70,7 @@ def run_cohort(
     workers: int | None = None,
     ray_address: str = "",
     say: Callable[[str], None] | None = None,
+    device: str = "",
 ) -> RunResult:
     """Run a configuration on the cohort engine, in this process or spread over several.
 
@@ -86,6 +89,9 @@ def run_cohort(
         this computer. Its nodes have murmurfl, and get the data from here. Without ``workers`` as many as it has cores.
     say : callable, optional
         Told what is waited for, in a sentence; default Flower's log.
+    device : str
+        What computes gradients, clipping, grid and noise: ``cuda`` or ``cuda:1`` for a GPU, ``torch-cpu`` for the same
+        path on PyTorch's CPU backend, in tests; by default NumPy. Noise of a device has other bits and the same law.
 
     Returns
     -------
@@ -97,12 +103,18 @@ def run_cohort(
     MurmurflError
         As :func:`~murmurfl.app.run.run_experiment`.
     ConfigurationError
-        If there is no such cluster.
+        If there is no such cluster or device, or the device cannot compute this configuration; nothing was started.
     WorkerError
         If a worker could not be started, or is gone: there is no result then.
     """
     checked_workers(workers, ray_address=ray_address)
+    checked_device(device, "cohort", workers, ray_address)
     experiment = prepare(config)
+    if device:
+        from ..device.machines import machines_on  # PyTorch, which not everybody has
+
+        machines = machines_on(experiment, device)
+        return replace(run_experiment(machines, config, on_progress=on_progress, engine="cohort"), device=device)
     if not ray_address and (workers or 1) == 1:
         machines = CohortMachines(experiment, row_cache_mib=row_cache_mib)
         return run_experiment(machines, config, on_progress=on_progress, engine="cohort")

@@ -196,12 +196,12 @@ class WorkerMachines:
                 self._said.add(message)
                 logger.warning("%s", message)
 
-    def statements(self, session: str) -> dict[str, dict[str, Any]]:
-        """What each machine has spent."""
+    def statements(self, session: str, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+        """What machines have spent: all of them, or some."""
         found: dict[str, dict[str, Any]] = {}
-        for statements in self._pool.on_all(stated, session):
+        for statements in self._pool.on_all(stated, session, None if names is None else frozenset(names)):
             found |= statements
-        return {name: found[name] for name in self._names}
+        return {name: found[name] for name in names or self._names}
 
 
 # What workers do. Each function gets first what its worker keeps.
@@ -241,10 +241,10 @@ def answer_part(state: WorkerState, question: _Question, shared: _Shared) -> _An
     return answer
 
 
-def stated(state: WorkerState, _: int, session: str) -> dict[str, dict[str, Any]]:
-    """What each of a worker's machines has spent."""
+def stated(state: WorkerState, _: int, session: str, names: frozenset[str] | None) -> dict[str, dict[str, Any]]:
+    """What each of a worker's machines has spent, or some of them."""
     machines: CohortMachines = state[_MACHINES]
-    return dict(machines.statements(session, machines.computed))
+    return dict(machines.statements(session, [n for n in machines.computed if names is None or n in names]))
 
 
 def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice: bool) -> _Answer:

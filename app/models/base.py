@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from ...clients.gradient_memory import GRADIENT_MEMORY_MIB
 from ...privacy import ConfigurationError, derived_seed
 from ..config import RunConfig
 from ..registry import registry
@@ -39,9 +40,12 @@ class Model(ABC):
         Of the same.
     most_samples : int, optional
         How many samples a simulation computes the norm of the mean gradient from; None for all.
+    gradient_memory_mib : float
+        What computing gradients of several samples may take at a time, in MiB.
     """
 
     most_samples: int | None = None
+    gradient_memory_mib: float = GRADIENT_MEMORY_MIB
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         self.num_features = num_features

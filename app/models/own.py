@@ -35,6 +35,8 @@ class FunctionKind(ModelKind):
     :class:`~murmurfl.clients.TorchGradients` sees to that; for a Model it is the user's own promise.
     """
 
+    keys = frozenset({"gradient-memory-mib"})
+
     def __init__(self, function: Callable[[int, int], Any], name: str) -> None:
         self.name = name
         self.sentence = "a model of your own"

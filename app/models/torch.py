@@ -26,7 +26,22 @@ _MOST_SAMPLES = 2000
 """How many samples the gradient norm of a network is computed from: each costs a pass through it."""
 
 
-class MultilayerPerceptron(Model):
+class _InPyTorch(Model):
+    """A model whose gradients PyTorch computes."""
+
+    _gradients: TorchGradients
+
+    @property
+    def gradient_memory_mib(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What computing gradients of several samples may take at a time, in MiB."""
+        return self._gradients.gradient_memory_mib
+
+    @gradient_memory_mib.setter
+    def gradient_memory_mib(self, memory_mib: float) -> None:
+        self._gradients.gradient_memory_mib = memory_mib
+
+
+class MultilayerPerceptron(_InPyTorch):
     """A small MLP with one hidden layer of tanh units, in PyTorch; not convex.
 
     Parameters
@@ -184,7 +199,7 @@ def _as_torch_wants(samples: Batch) -> Batch:
     return np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
 
 
-class TorchModel(Model):
+class TorchModel(_InPyTorch):
     """A module of the user's own, with the cross-entropy of its scores.
 
     Parameters
@@ -251,6 +266,7 @@ class Perceptron(ModelKind):
     """A small multilayer perceptron."""
 
     name = "mlp"
+    keys = frozenset({"gradient-memory-mib"})
     sentence = "a perceptron with one hidden layer of 32 tanh units, in PyTorch"
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
@@ -262,6 +278,7 @@ class Convolutional(ModelKind):
     """A small convolutional network."""
 
     name = "cnn"
+    keys = frozenset({"gradient-memory-mib"})
     sentence = "two convolutions and three dense layers, in PyTorch (zhang-2025)"
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:

@@ -31,7 +31,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -42,11 +41,10 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from ...privacy import protocol
 from ...privacy.errors import is_interrupt
+from .pulling import pulled_message
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.1
-_LONGEST_BACKOFF_S = 1.0
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -129,7 +127,9 @@ class LocalExecutor:
             message, context = _pull(client, abandoned)
             if task.type == TaskType.CLIENT_APP:
                 with self._answering:
-                    push_message(client, self._answer(message, context), context)
+                    reply = self._answer(message, context)
+                    del message  # a model or two, before the reply is cut into pieces
+                    push_message(client, reply, context)
                 ended = SubStatus.COMPLETED, ""
             else:
                 logger.warning("Refused a task of type %s: this machine answers messages to a ClientApp.", task.type)
@@ -178,15 +178,8 @@ def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Messag
             raise _AbandonedError
         return pull(object_id)
 
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        pull_unless_abandoned,
-        make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
-        return_type=Message,
-        initial_backoff=_FIRST_BACKOFF_S,
-        backoff_cap=_LONGEST_BACKOFF_S,
-        max_tries_per_object=None,
-    )
+    message = pulled_message(tree, pull_unless_abandoned)
+    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id)(tree.object_id)
     message.metadata.__dict__["_message_id"] = tree.object_id  # as Flower's own executor does
     return message, context
 

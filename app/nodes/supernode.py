@@ -32,6 +32,7 @@ from .config import NodeConfig
 from .describing import describe
 from .executor import LocalExecutor
 from .helper_config import HelperConfig
+from .large_blocks import environment_of_large_blocks, give_back_large_blocks
 from .own_app import Answers, OwnNode, describe_own, own_app, own_client
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ def describe_helper(config: HelperConfig, opener: Opener) -> str:
 
 def _answer_forever(app: Answers, connection: Connection) -> None:
     os.environ.update(without_proxy(os.environ))
+    give_back_large_blocks()
     pause = _FIRST_PAUSE_S
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
         secret = secrets.token_bytes(32)
@@ -229,7 +231,8 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
     command = [sys.executable, "-m", f"{__package__}.flower_supernode", str(os.getpid()), *connection.arguments()]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **os.environ}
+    environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    environment |= {**environment_of_large_blocks(), **os.environ}
     # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     executor = LocalExecutor(app, f"127.0.0.1:{port}", secret)

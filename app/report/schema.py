@@ -252,6 +252,10 @@ def _about() -> dict[str, Schema]:
             "What carried the messages; null for a program of one's own.",
             enum=["cohort", "inprocess", "ray", "real-nodes", None],
         ),
+        "device": _or_null(
+            "string",
+            "Which of PyTorch's devices computed gradients and noise, whose bits are other ones then; null for NumPy.",
+        ),
         "chosen_by": _or_null(
             "string",
             "`auto` where the strategy was chosen for the run's sizes; null where it was set.",

@@ -107,12 +107,11 @@ class StreamBlock(_Block):
 
     def record(self, row: int) -> StreamRecord:
         """One machine's stream."""
-        return StreamRecord(
-            fingerprint=self.fingerprint[row],
-            release=int(self.release[row]),
-            ack=int(self.ack[row]),
-            **{name: getattr(self, name)[row] for name in _STREAM_LISTS},
-        )
+        # As StreamRecord's own changes are made: its constructor sets every entry by itself, at every release.
+        made = object.__new__(StreamRecord)
+        made.__dict__.update({name: getattr(self, name)[row] for name in _STREAM_LISTS})
+        made.__dict__.update(fingerprint=self.fingerprint[row], release=int(self.release[row]), ack=int(self.ack[row]))
+        return made
 
     def set(self, row: int, stream: StreamRecord) -> None:
         """Put a machine's stream into its row."""
@@ -156,8 +155,11 @@ class AccountBlock(_Block):
 
     def set(self, row: int, account: Account) -> None:
         """Put a machine's account into its row."""
-        for field in fields(Account):
-            getattr(self, field.name)[row] = getattr(account, field.name)
+        for name in _ACCOUNT_COLUMNS:
+            getattr(self, name)[row] = getattr(account, name)
+
+
+_ACCOUNT_COLUMNS = tuple(field.name for field in fields(Account))
 
 
 class BlockLedger:
@@ -185,6 +187,10 @@ class BlockLedger:
             raise IndexError(row)
         return _RowLedger(self, row)
 
+    def page(self, row: int) -> LedgerPage:
+        """One machine's ledger, within a transaction of all."""
+        return _RowLedger(self, row)
+
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp] | None = None) -> Iterator[BlockLedger]:
         """A transaction of all machines together."""
@@ -195,6 +201,10 @@ class BlockLedger:
         """A session's streams of some machines, copied."""
         known = self._streams.get(session)
         return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(rows)
+
+    def whole(self, session: str) -> StreamBlock | None:
+        """A session's streams of all machines, as they are kept; None if there are none."""
+        return self._streams.get(session)
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
         """What some machines have spent, copied."""

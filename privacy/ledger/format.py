@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..errors import LedgerError
 from ..files import check_private
 from .mark import LedgerState, SessionState
 from .records import StreamRecord
+from .stored import Entry, StoredArray, StoredArrays, StoredState
 
 APPLICATION_ID = 0x6D757266  # "murf"
 FORMAT = 3
@@ -324,18 +325,23 @@ def damaged(path: Path, what: str) -> LedgerError:
     )
 
 
-def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, NDArray[Any]]]:
-    """A stream's arrays: kind, number, values."""
-    for release, counts in sorted(stream.pending.items()):
+def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, Entry]]:
+    """A stream's arrays: kind, number, values; what is still in the file is not read."""
+    pending = stream.pending.entries if isinstance(stream.pending, StoredArrays) else stream.pending
+    for release, counts in sorted(pending.items(), key=lambda item: item[0]):
         yield "pending", release, counts
     for release, name in sorted(stream.ids.items()):
         yield "ids", release, np.frombuffer(name, np.uint8)
-    for number, values in enumerate(stream.noise_state):
+    for number, values in enumerate(_entries(stream.noise_state)):
         yield "state", number, values
     for number, values in enumerate(stream.noted):
         yield "noted", number, values
     if stream.order:
         yield "order", 0, np.frombuffer(stream.order, np.uint8)
+
+
+def _entries(state: Sequence[NDArray[Any]]) -> Sequence[Entry]:
+    return state.entries if isinstance(state, StoredState) else state
 
 
 def bytes_of(values: NDArray[Any]) -> memoryview:
@@ -344,11 +350,12 @@ def bytes_of(values: NDArray[Any]) -> memoryview:
 
 
 def digest_of(stream: StreamRecord) -> str:
-    """A digest of a stream, arrays and all."""
+    """A digest of a stream, arrays and all; what is still in the file is read in pieces."""
     digest = hashlib.blake2b(digest_size=16)
     plain = [stream.fingerprint, stream.release, stream.ack, stream.nonces.hex(), stream.terms]
     digest.update(json.dumps(plain).encode())
     for kind, number, values in arrays_of(stream):
         digest.update(json.dumps([kind, number, values.dtype.str, values.shape]).encode())
-        digest.update(bytes_of(values))
+        for piece in values.pieces() if isinstance(values, StoredArray) else [bytes_of(values)]:
+            digest.update(piece)
     return digest.hexdigest()

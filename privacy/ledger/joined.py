@@ -24,9 +24,9 @@ class JoinedLedgers:
         self._ledgers = list(ledgers)
         self._pages: dict[int, LedgerPage] = {}
 
-    def ledger(self, row: int) -> Ledger:
-        """One of them."""
-        return self._ledgers[row]
+    def page(self, row: int) -> LedgerPage:
+        """One of them, within a transaction."""
+        return self._pages[row]
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[JoinedLedgers]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LedgerError
+from ..mechanisms import State
 from .format import (
     CLOSED,
     NO_ROOM,
@@ -31,6 +32,7 @@ from .format import (
 )
 from .mark import LedgerState, SessionState
 from .records import Account, LedgerPage, StreamRecord, no_bound
+from .stored import LARGE_BYTES, Entry, Place, StoredArray, StoredArrays, StoredState, of
 
 
 @contextmanager
@@ -57,6 +59,7 @@ class SQLitePage(LedgerPage):
 
     def __init__(self, connection: sqlite3.Connection, path: Path, timeout_s: float) -> None:
         self._connection, self._path, self._timeout_s = connection, path, timeout_s
+        self._large: dict[Place, StoredArray] = {}
         self.header = read_header(connection, path)
         self.state = read_state(connection, self.header, path)
 
@@ -75,17 +78,23 @@ class SQLitePage(LedgerPage):
             if row is None:
                 return None
             kinds = ("pending", "state", "noted", "ids", "order")
-            arrays: dict[str, dict[int, NDArray[Any]]] = {kind: {} for kind in kinds}
-            for kind, number, dtype, shape, content in self._connection.execute(
-                "SELECT kind, number, dtype, shape, content FROM arrays WHERE session = ? ORDER BY kind, number",
-                (session,),
-            ):
-                arrays[kind][number] = np.frombuffer(content, dtype).reshape(json.loads(shape))
+            found: dict[str, dict[int, Entry]] = {kind: {} for kind in kinds}
+            for kind, number, values in self._arrays_of(session):
+                found[kind][number] = values
             fingerprint, release, ack, nonces, terms, digest = row
-            states, noted = (tuple(arrays[kind].values()) for kind in ("state", "noted"))
-            ids = {number: name.tobytes() for number, name in arrays["ids"].items()}
-            pending, order = arrays["pending"], b"".join(part.tobytes() for part in arrays["order"].values())
-            stream = StreamRecord(fingerprint, release, ack, nonces, pending, states, terms, noted, ids, order)
+            ids, order = ({i: of(part).tobytes() for i, part in found[kind].items()} for kind in ("ids", "order"))
+            stream = StreamRecord(
+                fingerprint,
+                release,
+                ack,
+                nonces,
+                _as_needed(found["pending"]),
+                _state_as_needed(list(found["state"].values())),
+                terms,
+                tuple(map(of, found["noted"].values())),  # needed outside of the transaction, too
+                ids,
+                b"".join(order.values()),
+            )
             if digest_of(stream) != digest:
                 raise damaged(self._path, "a stream that does not match its digest")
         return stream
@@ -169,8 +178,37 @@ class SQLitePage(LedgerPage):
                 "ledger holds, or releases without their names; nothing was recorded or released."
             )
 
+    def _arrays_of(self, session: str) -> Iterator[tuple[str, int, Entry]]:
+        """A session's arrays as they are stored; the large ones are left where they are."""
+        rows = self._connection.execute(
+            "SELECT rowid, kind, number, dtype, shape, CASE WHEN length(content) < ? THEN content END "
+            "FROM arrays WHERE session = ? ORDER BY kind, number",
+            (LARGE_BYTES, session),
+        )
+        for rowid, kind, number, dtype, stated, content in rows:
+            shape, place = tuple(json.loads(stated)), (session, kind, number)
+            if content is not None:
+                yield kind, number, np.frombuffer(content, dtype).reshape(shape)
+                continue
+            self._large[place] = StoredArray(self._connection, rowid, place, dtype, shape, self._errors)
+            yield kind, number, self._large[place]
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return clear_errors(self._path, self._timeout_s)
+
+    def _is_stored(self, place: Place, values: Entry) -> bool:
+        """Whether an array is in the file already, in this place and as it is."""
+        stored = self._large.get(place)
+        return stored is not None and (stored is values or stored.is_read_as(values))  # type: ignore[arg-type]
+
     def _write_stream(self, session: str, stream: StreamRecord) -> None:
-        self._connection.execute("DELETE FROM arrays WHERE session = ?", (session,))
+        arrays = {(session, kind, number): values for kind, number, values in arrays_of(stream)}
+        stay = {place: self._large[place] for place, values in arrays.items() if self._is_stored(place, values)}
+        new = {place: of(values) for place, values in arrays.items() if place not in stay}
+        marks = ", ".join("?" * len(stay))
+        gone = f"DELETE FROM arrays WHERE session = ? AND rowid NOT IN ({marks})"  # noqa: S608 - question marks
+        self._connection.execute(gone, (session, *(stored.rowid for stored in stay.values())))
+        self._large = stay
         self._connection.execute(
             "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
@@ -185,10 +223,7 @@ class SQLitePage(LedgerPage):
         )
         self._connection.executemany(
             "INSERT INTO arrays VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                (session, kind, number, values.dtype.str, json.dumps(values.shape), bytes_of(values))
-                for kind, number, values in arrays_of(stream)
-            ),
+            ((*place, values.dtype.str, json.dumps(values.shape), bytes_of(values)) for place, values in new.items()),
         )
 
     def _finish(self, counter: int, samples_used: int, data: str) -> None:
@@ -202,6 +237,19 @@ class SQLitePage(LedgerPage):
         self._connection.execute("BEGIN IMMEDIATE")
         self.state = read_state(self._connection, self.header, self._path)
         self.state.write_mark(self.header.mark)
+
+
+def _as_needed(entries: Mapping[int, Entry]) -> Mapping[int, NDArray[Any]]:
+    """Arrays that are read when they are asked for, where any of them is large."""
+    if any(isinstance(entry, StoredArray) for entry in entries.values()):
+        return StoredArrays(entries)
+    return cast("Mapping[int, NDArray[Any]]", entries)
+
+
+def _state_as_needed(entries: Sequence[Entry]) -> State:
+    if any(isinstance(entry, StoredArray) for entry in entries):
+        return cast("State", StoredState(entries))
+    return cast("State", tuple(entries))
 
 
 def _forgets(mu: float, before: float) -> bool:

@@ -8,7 +8,6 @@ from murmurfl.privacy import ConfigurationError
 torch = pytest.importorskip("torch")
 from murmurfl.clients.model_checks import SampleTrials  # noqa: E402
 from murmurfl.clients.torch_machine import torch_machine_model  # noqa: E402
-from murmurfl.clients.torch_model import ModuleGradients  # noqa: E402
 from murmurfl.clients.torch_samples import TensorSamples  # noqa: E402
 
 nn = torch.nn
@@ -180,20 +179,6 @@ def test_two_points_are_combined_in_float64():
     one, two = (np.asarray(gradients(at, (IMAGES, CLASSES)), dtype=np.float64) for at in (point, other))
     assert made_of_two.scaled_sum if hasattr(made_of_two, "scaled_sum") else True
     assert made_of_two.norms() == pytest.approx(np.linalg.norm(3 * one - 2 * two, axis=1))
-
-
-def test_a_chunk_follows_from_the_memory_that_is_set_aside(monkeypatch):
-    from murmurfl.clients import torch_model
-
-    module, gradients, _ = made("plain")
-    gradients.chunk = None
-    gradients(point_of(module), (IMAGES, CLASSES))
-    assert gradients.chunk == 128
-    values = 2 * sum(p.numel() for p in module.parameters()) + 4 * (64 + 64 + 3)
-    monkeypatch.setattr(torch_model, "CHUNK_BYTES", 5 * 8 * values)
-    small = ModuleGradients(module, CROSS_ENTROPY)
-    small(point_of(module), (IMAGES, CLASSES))
-    assert small.chunk == 5
 
 
 def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():

@@ -90,15 +90,21 @@ def test_numbered_names_are_a_list_that_is_not_made():
     assert len({names, NumberedNames(101)}) == 1
     assert list(names) == sorted(listed, key=lambda name: (len(name), name))
     assert (names[7], names[-1], names[:3], names[98::2]) == ("7", "100", NumberedNames(3), ["98", "100"])
+    assert names[2::-1] == ["2", "1", "0"]
     assert all(name in names for name in listed)
     for stranger in ("101", "07", "-1", "", "x", "٣", "9" * 5000, 7, None):
         assert stranger not in names
     assert in_order(names) is names
     assert in_order(["10", "9"]) == ["9", "10"]
     assert sys.getsizeof(NumberedNames(10**9)) < 100
+    some = NumberedNames(range(3, 101, 4))
+    assert some == [str(i) for i in range(3, 101, 4)]
+    assert [name for name in names if name in some] == list(some)
+    assert some[1:3] == NumberedNames(range(7, 15, 4))
+    assert some != NumberedNames(25)
 
 
 def test_names_come_back_from_a_checkpoint():
-    for names in (["a", "10"], NumberedNames(1_000_000)):
+    for names in (["a", "10"], NumberedNames(1_000_000), NumberedNames(range(1, 9))):
         assert restored_names(plain_names(names)) == names
     assert plain_names(NumberedNames(1_000_000)) == 1_000_000

@@ -17,7 +17,8 @@ from murmurfl.app.device.normals import standard_normal_rows
 from murmurfl.privacy import ConfigurationError, row_key, standard_normals
 from scipy import stats
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("MURMURFL_TEST_DEVICE", "cpu"))
+"""``cuda`` where there is a GPU to test."""
 FALSE_ALARM = 1e-6
 ROWS, SIZE = 32, 1 << 15
 
@@ -32,7 +33,7 @@ def _one_core():
 
 
 def rows(keys, size, **options):
-    return standard_normal_rows(keys, size, CPU, **options).numpy()
+    return standard_normal_rows(keys, size, DEVICE, **options).cpu().numpy()
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,9 @@ def test_a_key_of_which_a_word_is_lost_is_caught(monkeypatch):
     first, second = bytes(32), bytes(16) + b"\x01" + bytes(15)
     assert uncorrelated(rows([first], SIZE), rows([second], SIZE))
     right = normals._key_words
-    monkeypatch.setattr(normals, "_key_words", lambda *given: right(*given) * torch.tensor([[1], [1], [1], [1], [0]]))
+    monkeypatch.setattr(
+        normals, "_key_words", lambda *given: right(*given) * torch.tensor([[1], [1], [1], [1], [0]], device=DEVICE)
+    )
     assert not uncorrelated(rows([first], SIZE), rows([second], SIZE))
 
 

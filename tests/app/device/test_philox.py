@@ -1,5 +1,7 @@
 """Philox4x32-10 on PyTorch's integers gives the words that its authors published."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,12 @@ from murmurfl.app.device import philox
 from murmurfl.app.device.philox import KNOWN_ANSWERS, WORD_MASK, check_known_answers, philox_words
 from murmurfl.privacy import ConfigurationError
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("MURMURFL_TEST_DEVICE", "cpu"))
+"""``cuda`` where there is a GPU to test."""
 
 
 def words(counter, key):
-    tensors = [torch.tensor([value]) for value in (*counter, *key)]
+    tensors = [torch.tensor([value], device=DEVICE) for value in (*counter, *key)]
     return tuple(int(word) for word in philox_words(tensors[:4], tensors[4:]))
 
 
@@ -32,13 +35,14 @@ def by_hand(counter, key):
 
 def test_words_of_any_counter_and_key_are_those_of_the_definition():
     inputs = np.random.default_rng(1).integers(0, 2**32, size=(200, 6))
-    made = torch.stack(philox_words(torch.tensor(inputs.T[:4]).unbind(), torch.tensor(inputs.T[4:]).unbind()), dim=1)
+    given = torch.tensor(inputs.T, device=DEVICE)
+    made = torch.stack(philox_words(given[:4].unbind(), given[4:].unbind()), dim=1)
     assert made.tolist() == [list(by_hand(row[:4], row[4:])) for row in inputs.tolist()]
 
 
 def test_counters_and_keys_that_broadcast_give_the_words_of_each_pair():
-    numbers, keys = torch.arange(5), torch.tensor([[7], [9]])
-    zero = torch.zeros((2, 1), dtype=torch.int64)
+    numbers, keys = torch.arange(5, device=DEVICE), torch.tensor([[7], [9]], device=DEVICE)
+    zero = torch.zeros((2, 1), dtype=torch.int64, device=DEVICE)
     made = philox_words((numbers, zero, zero, keys), (keys, zero))
     assert [tuple(int(word[i, j]) for word in made) for i in range(2) for j in range(5)] == [
         by_hand((j, 0, 0, key), (key, 0)) for key in (7, 9) for j in range(5)
@@ -46,11 +50,11 @@ def test_counters_and_keys_that_broadcast_give_the_words_of_each_pair():
 
 
 def test_a_backend_with_the_published_words_is_taken():
-    check_known_answers(CPU)
+    check_known_answers(DEVICE)
 
 
 @pytest.mark.parametrize(("name", "value"), [("ROUNDS", 9), ("_WEYL", (0x9E3779B9, 0)), ("WORD_BITS", 31)])
 def test_a_backend_with_other_words_is_refused(monkeypatch, name, value):
     monkeypatch.setattr(philox, name, value)
-    with pytest.raises(ConfigurationError, match="Expected the published words of Philox4x32-10 on device 'cpu'"):
-        check_known_answers(CPU)
+    with pytest.raises(ConfigurationError, match="Expected the published words of Philox4x32-10 on device '"):
+        check_known_answers(DEVICE)

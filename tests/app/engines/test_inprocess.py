@@ -104,11 +104,11 @@ def test_only_a_node_of_this_process_keeps_machines():
     context = Context(1, 1000, {"partition-id": 0, "num-partitions": 4}, RecordDict(), CONFIG.to_mapping())
     kept = {}
     with simulated_in_process(kept):
-        assert kept_by_node() is kept
+        assert kept_by_node(context) is kept
         assert client_fn(context) is client_fn(context)
     with simulated_in_process():
-        assert kept_by_node() is None
+        assert kept_by_node(context) is None
         one, other = client_fn(context), client_fn(context)
         assert one is not other
         assert isinstance(one.machine._ledger, ContextLedger)
-    assert kept_by_node() is None
+    assert kept_by_node(context) is None

@@ -1,0 +1,119 @@
+"""Simulations of many machines: what is made of each, and that nothing is made of those that nobody asks."""
+
+import gc
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.experiment import Experiment, prepare
+from murmurfl.app.run import run_experiment
+from murmurfl.app.statements import statement_groups
+from murmurfl.app.tasks.base import Shard
+
+SMALL = RunConfig(num_clients=12, clients_per_round=5, num_rounds=4, batch_size=10, run_dry=True)
+CONFIGURATIONS = {
+    "alike": SMALL,
+    "unequal, losses": replace(SMALL, partition="unequal", lost_replies=0.4),
+    "sums": replace(SMALL, partition="unequal", trust="secure-aggregation", min_cohort=2, lost_replies=0.2),
+    "no noise": replace(SMALL, mechanism="none"),
+    "after a mean": replace(SMALL, centring="private", lost_replies=0.3, clients_per_round=12),
+    "with an evaluation": replace(SMALL, private_evaluation=0.2),
+    "trusted": replace(SMALL, strategy="trusted-mu2"),
+    "passes": replace(SMALL, strategy="isrl-dp", passes=2),
+    "a sum of all samples": replace(SMALL, strategy="full-batch", batch_size=8),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _silent(caplog):
+    caplog.set_level(logging.ERROR, "flwr")
+
+
+def ran(config):
+    experiment = prepare(config)
+    machines = CohortMachines(experiment)
+    return machines, run_experiment(machines, config, experiment=experiment, engine="cohort")
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_machines_that_are_stated_together_say_what_each_says_by_itself(name):
+    machines, result = ran(CONFIGURATIONS[name])
+    session = result.strategy.session
+    alone = {str(i): machines.cohort.client(str(i)).statement(session) for i in range(12)}
+    assert dict(result.statements) == alone
+    assert list(result.statements) == list(alone)
+    assert dict(machines.statements(session, ["3", "7", "10"])) == {name: alone[name] for name in ("3", "7", "10")}
+    distinct = {tuple(said.items()) for said in alone.values()}
+    assert len(statement_groups(result.statements)) == len(distinct)
+
+
+def test_machines_that_spent_something_elsewhere_are_told_apart():
+    """A machine that answered for the mean of the features, but never for the training."""
+    machines, result = ran(CONFIGURATIONS["after a mean"])
+    mean = result.experiment.mean_session
+    assert result.strategy.session != mean
+    used = {name: said["samples-used"] for name, said in result.statements.items()}
+    assert used == {name: machines.cohort.client(name).statement(mean)["samples-used"] for name in used}
+
+
+def many(machines, **changes):
+    return RunConfig(
+        task="synthetic", synthetic_samples=2 * machines, synthetic_features=4, num_clients=machines,
+        clients_per_round=20, batch_size=1, num_rounds=3, evaluate_every=3, sampling="balanced",
+        noise_quality="fast", **changes,
+    )  # fmt: skip
+
+
+def test_of_fifty_thousand_machines_only_those_are_made_that_are_asked(monkeypatch):
+    config, made, shards = many(50_000), [], []
+    client, shard = Experiment.client, Shard.__init__
+    monkeypatch.setattr(Experiment, "client", lambda *a, **k: made.append(a[1]) or client(*a, **k))
+    monkeypatch.setattr(Shard, "__init__", lambda *a: shards.append(a) or shard(*a))
+    prepare.cache_clear()
+    gc.collect()
+    before = len(gc.get_objects())
+    machines, result = ran(config)
+    gc.collect()
+    assert len(made) < 10
+    assert len(shards) <= 3 * 20 + 110  # those asked, and those that are asked beforehand how loud their noise is
+    assert len(gc.get_objects()) - before < 20_000
+    assert len(result.statements) == 50_000
+    assert [group.count for group in statement_groups(result.statements)] == [50_000 - 60, 60]
+    assert sum(said.count * said.statement["releases"] for said in statement_groups(result.statements)) == 60
+    assert len(result.strategy.acks) == 60
+    assert isinstance(machines.names()[-1], str)
+
+
+def test_before_the_first_round_a_hundred_machines_are_asked_at_most():
+    asked = []
+
+    class Recorded(CohortMachines):
+        def statements(self, session, names=None):
+            asked.append(names)
+            return super().statements(session, names)
+
+    config = many(1_000)
+    experiment = prepare(config)
+    result = run_experiment(Recorded(experiment), config, experiment=experiment, engine="cohort")
+    assert asked == [[str(i) for i in range(0, 1_000, 10)], None]
+    assert result.forecast is not None
+
+
+def test_a_round_of_many_machines_is_the_same_as_one_of_a_list_of_them():
+    """The names of 3,000 machines, as they are not made, and as a list."""
+    config = many(3_000)
+    experiment = prepare(config)
+
+    class Listed(CohortMachines):
+        def names(self):
+            return list(super().names())[::-1]
+
+    models = []
+    for kind in (CohortMachines, Listed):
+        result = run_experiment(kind(experiment), config, experiment=experiment, engine="cohort")
+        models.append(np.concatenate([values.ravel() for values in result.parameters]))
+        assert [sorted(map(int, p.machines)) == list(map(int, p.machines)) for p in result.progress] == [True] * 3
+    np.testing.assert_array_equal(*models)
