@@ -9,6 +9,7 @@ what keeps N workers from being N times as fast.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -51,7 +52,7 @@ def _rounds(machines: Any, config: Any) -> tuple[list[float], list[float], Any]:
     result = run_experiment(
         machines, config, on_progress=lambda _: ended.append((time.perf_counter(), time.process_time()))
     )
-    wall, own = ([later[i] - earlier[i] for earlier, later in zip(ended, ended[1:], strict=False)] for i in (0, 1))
+    wall, own = ([later[i] - earlier[i] for earlier, later in itertools.pairwise(ended)] for i in (0, 1))
     return wall, own, result
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.contributions import squared_lengths
+
 
 class OuterProducts:
     """Per-sample gradients of a linear layer, [r x^T, r] for a sample's r and x, not written out.
@@ -27,8 +29,8 @@ class OuterProducts:
     def norms(self) -> NDArray[np.float64]:
         """||[r x^T, r]|| = ||r|| sqrt(||x||^2 + 1), and ||r x^T|| = ||r|| ||x||."""
         with np.errstate(all="ignore"):
-            squares = np.einsum("ij,ij->i", self._features, self._features) + (1.0 if self._bias else 0.0)
-            return np.sqrt(np.einsum("ij,ij->i", self._residuals, self._residuals) * squares)
+            squares = squared_lengths(self._features) + (1.0 if self._bias else 0.0)
+            return np.sqrt(squared_lengths(self._residuals) * squares)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         """Write ``scale`` times a row."""

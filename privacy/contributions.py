@@ -20,6 +20,14 @@ class StackedContributions(Protocol):
         ...
 
 
+def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The squared L2 norm of every row, shape (samples,): of each by itself, whichever others stand beside it."""
+    count, size = rows.shape
+    if count == 1:  # a single row of many values would be added up in another order than one among several
+        rows = np.broadcast_to(rows, (2, size))
+    return np.einsum("ij,ij->i", rows, rows, dtype=np.float64)[:count]
+
+
 class DenseContributions:
     """Contributions that are written out, one row a sample.
 
@@ -33,7 +41,7 @@ class DenseContributions:
 
     def norms(self) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
-            return np.sqrt(np.einsum("ij,ij->i", self._rows, self._rows, dtype=np.float64))
+            return np.sqrt(squared_lengths(self._rows))
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         np.multiply(self._rows[row], scale, out=out)

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -214,12 +215,29 @@ def _connected(size: int, address: str, say: Say, data_bytes: int) -> tuple[Any,
                 "before, or leave the address out to use that Ray."
             )
         return ray, lambda: None, "the Ray that this process is connected to"
-    return (_joined(ray, address, where) if address else _started(ray, size, data_bytes)) + (where,)
+    with _own_signals():
+        return (*(_joined(ray, address, where) if address else _started(ray, size, data_bytes)), where)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's handlers of signals: Ray puts its own in their place, which end the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _joined(ray: Any, address: str, where: str) -> tuple[Any, Callable[[], None]]:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=False)
     except (Exception, SystemExit) as error:  # Ray asks the process to end where it cannot connect
         ray.shutdown()
         raise ConfigurationError(
@@ -248,7 +266,7 @@ def _started(ray: Any, size: int, data_bytes: int) -> tuple[Any, Callable[[], No
             num_gpus=0,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level=logging.ERROR,
+            logging_level=logging.CRITICAL,
             configure_logging=False,
             object_store_memory=max(_STORE_BYTES, 2 * data_bytes),
             _temp_dir=str(folder),

@@ -24,8 +24,10 @@ from ...privacy import protocol
 from ...privacy.outgoing import Release
 from ...privacy.training import ObservedFigures, TrainingFigures
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.machine_names import NumberedNames
 from ...strategies.replies import SummedReplies
 from ..experiment import Experiment, model_of
+from ..statements import GroupedStatements, Statement
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .pool import Pool, WorkerState
 
@@ -44,8 +46,9 @@ class _Question:
     ----------
     server_round : int
     session : str
-    machines : ndarray of int64
-        The numbers of its machines that are asked, in order.
+    machines, acks : ndarray of int64
+        The numbers of machines that are asked, in order, and their acknowledgements: the worker's own, or all of them
+        where the gradients of a machine depend on which others are computed with them.
     unanswered_for : list of int or None
         Those of its machines whose last release was not aggregated; None where nothing is acknowledged at all.
     sums_suffice : bool
@@ -54,12 +57,9 @@ class _Question:
     server_round: int
     session: str
     machines: NDArray[np.int64]
+    acks: NDArray[np.int64]
     unanswered_for: list[str] | None
     sums_suffice: bool
-
-
-_Shared = tuple[tuple[Any, ...], Mapping[str, Any], tuple[NDArray[np.int64], NDArray[np.int64]]]
-"""What all workers are asked: query points, entries, and the numbers and acknowledgements of all machines asked."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ class WorkerMachines:
 
     def __init__(self, experiment: Experiment, pool: Pool, *, row_cache_mib: float = DEFAULT_ROW_CACHE_MIB) -> None:
         self._pool = pool
-        self._names = [str(i) for i in range(experiment.config.num_clients)]
+        self._names = NumberedNames(experiment.config.num_clients)
+        self._asks_all = not experiment.model.rows_stand_alone
         # The model is made anew by whoever gets it: a network holds what cannot be sent.
         without_model: Any = {"model": None}
         shared = pool.share(replace(experiment, **without_model))
@@ -123,19 +124,19 @@ class WorkerMachines:
         self._sent: list[dict[str, int]] = [{} for _ in range(pool.size)]
         self._said: set[str] = set()
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """All machines."""
         return self._names
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
         """What came back of a round's request; lost replies are missing."""
-        asked = self._split(request)
-        everybody = np.array(list(request.acks), np.int64), np.fromiter(request.acks.values(), np.int64)
-        shared = self._pool.share((request.points, dict(request.entries), everybody))
-        # Also a worker none of whose machines are asked: it knows of all machines who may release.
+        shared = self._pool.share((request.points, dict(request.entries)))
+        own = self._split(request)
+        asked = [list(request.acks)] * len(own) if self._asks_all else own
         calls = {
-            self._pool.call(worker, answer_part, self._question(worker, request, names), shared): worker
-            for worker, names in enumerate(asked)
+            self._pool.call(worker, answer_part, self._question(worker, request, asked[worker]), shared): worker
+            for worker, names in enumerate(own)
+            if names or self._asks_all  # who is asked for all knows of all who may release
         }
         answers: list[_Answer] = []
         for call, answer in self._pool.completed(list(calls)):
@@ -163,6 +164,7 @@ class WorkerMachines:
             request.server_round,
             request.session,
             np.array(names, np.int64),
+            np.fromiter(map(request.acks.__getitem__, names), np.int64, len(names)),
             unanswered_for,
             request.sums_suffice,
         )
@@ -196,12 +198,12 @@ class WorkerMachines:
                 self._said.add(message)
                 logger.warning("%s", message)
 
-    def statements(self, session: str, names: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-        """What machines have spent: all of them, or some."""
-        found: dict[str, dict[str, Any]] = {}
-        for statements in self._pool.on_all(stated, session, None if names is None else frozenset(names)):
-            found |= statements
-        return {name: found[name] for name in names or self._names}
+    def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
+        """What each machine has spent."""
+        numbers = np.arange(len(self._names)) if names is None else np.array([int(name) for name in names])
+        return GroupedStatements(
+            part for parts in self._pool.on_all(stated, self._pool.size, session, numbers) for part in parts
+        )
 
 
 # What workers do. Each function gets first what its worker keeps.
@@ -218,9 +220,9 @@ def begin_training(state: WorkerState, worker: int, workers: int, experiment: Ex
         state[_HEARD] = _Heard()
 
 
-def answer_part(state: WorkerState, question: _Question, shared: _Shared) -> _Answer:
+def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any, ...], Mapping[str, Any]]) -> _Answer:
     """What a worker's machines answer in a round."""
-    points, entries, (everybody, all_acks) = shared
+    points, entries = shared
     sent: dict[str, int] = state[_SENT]
     aggregated: dict[str, int] = {}
     if question.unanswered_for is not None:
@@ -228,7 +230,7 @@ def answer_part(state: WorkerState, question: _Question, shared: _Shared) -> _An
         aggregated = {name: release for name, release in sent.items() if name not in kept}
         state[_SENT] = sent = kept
     names = list(map(str, question.machines.tolist()))
-    acks = dict(zip(map(str, everybody.tolist()), all_acks.tolist(), strict=True))
+    acks = dict(zip(names, question.acks.tolist(), strict=True))
     request = RoundRequest(
         question.server_round, question.session, acks, aggregated, points, entries, question.sums_suffice
     )
@@ -241,10 +243,12 @@ def answer_part(state: WorkerState, question: _Question, shared: _Shared) -> _An
     return answer
 
 
-def stated(state: WorkerState, _: int, session: str, names: frozenset[str] | None) -> dict[str, dict[str, Any]]:
-    """What each of a worker's machines has spent, or some of them."""
-    machines: CohortMachines = state[_MACHINES]
-    return dict(machines.statements(session, [n for n in machines.computed if names is None or n in names]))
+def stated(
+    state: WorkerState, worker: int, workers: int, session: str, numbers: NDArray[np.int64]
+) -> list[tuple[Statement, NDArray[np.integer]]]:
+    """What each of a worker's machines has spent, of those with the numbers given."""
+    mine = numbers[numbers % workers == worker]
+    return state[_MACHINES].statements(session, [str(number) for number in mine.tolist()]).parts
 
 
 def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice: bool) -> _Answer:

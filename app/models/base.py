@@ -42,10 +42,14 @@ class Model(ABC):
         How many samples a simulation computes the norm of the mean gradient from; None for all.
     gradient_memory_mib : float
         What computing gradients of several samples may take at a time, in MiB.
+    rows_stand_alone : bool
+        Whether a row of gradients is the same to the last bit whichever other rows are computed with it
+        (:mod:`.rows`). Workers then compute those of their own machines alone.
     """
 
     most_samples: int | None = None
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB
+    rows_stand_alone: bool = False
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         self.num_features = num_features

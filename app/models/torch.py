@@ -51,6 +51,7 @@ class MultilayerPerceptron(_InPyTorch):
     """
 
     most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, num_hidden: int = 32) -> None:
         import torch
@@ -95,6 +96,7 @@ class ConvolutionalNetwork(Model):
     """
 
     most_samples = _MOST_SAMPLES
+    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         import torch
@@ -237,14 +239,6 @@ class TorchModel(_InPyTorch):
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         return self._gradients(parameters, _as_torch_wants(samples))
-
-    def stacked(
-        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
-    ) -> DenseContributions:
-        """Weighted sums of each sample's gradients, the same whichever other samples are among them."""
-        steady = SteadyRows(self, self.shapes, self.num_parameters)
-        with np.errstate(all="ignore"):
-            return DenseContributions(combined_gradients(steady, points, weights, samples))
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""

@@ -1,0 +1,232 @@
+"""A cohort over several workers gives the model of one, to the last bit; here all workers are this process."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from murmurfl.app import simulate
+from murmurfl.app.commands.main import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.engines import run_cohort, workers
+from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone, opened_pool
+from murmurfl.app.engines.workers import WorkerMachines
+from murmurfl.app.experiment import prepare
+from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.app.record import result_document
+from murmurfl.app.run import run_experiment
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.training import ObservedFigures, TrainingObserver
+from typer.testing import CliRunner
+
+from tests.app.engines.test_cohort import BASE, CONFIGURATIONS
+
+CASES = {
+    **{
+        name: CONFIGURATIONS[name]
+        for name in (
+            "mu2",
+            "mu2, losses",
+            "mu2, refusals",
+            "mu2, skewed",
+            "mu2, mlp",
+            "mu2, blt",
+            "trusted-mu2, losses",
+            "online",
+            "shuffled, dp-shuffleg, losses",
+            "full-batch, losses",
+            "noisy-sgd",
+            "correlated-momentum, blt, losses",
+            "delayed-momentum, papers' schedule, losses",
+        )
+    },
+    "sums": replace(BASE, trust="secure-aggregation"),
+    "sums, closed rounds": replace(
+        BASE, trust="secure-aggregation", lost_replies=0.2, num_rounds=12, give_up_after=0, min_cohort=5
+    ),
+    "mean of features": replace(BASE, features="soft-gradients", centring="private"),
+    "private evaluation": replace(BASE, private_evaluation=0.1, clients_per_round=10),
+}
+
+
+def over(config, size, **options):
+    """A run over workers that are this process."""
+    machines = WorkerMachines(prepare(config), HerePool(size), **options)
+    return run_experiment(machines, config, engine="cohort")
+
+
+def assert_same(one, other):
+    for ours, theirs in zip(one.parameters, other.parameters, strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+    assert one.strategy.history == other.strategy.history
+    assert one.training == other.training
+    assert list(one.statements.items()) == list(other.statements.items())
+    assert [dict(p.machines) for p in one.progress] == [dict(p.machines) for p in other.progress]
+    assert one.evaluation == other.evaluation
+    documents = [result_document(result) for result in (one, other)]
+    for document in documents:
+        for key in ("seconds", "date"):
+            document.pop(key, None)
+    assert json.dumps(documents[0]) == json.dumps(documents[1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_that_comes_out_is_as_of_one_process(name):
+    config = CASES[name]
+    alone, spread = run_cohort(config), over(config, 3)
+    assert_same(alone, spread)
+    if config.lost_replies:
+        assert sum(report.lost for report in alone.strategy.history) > 0
+    if "closed" in name:
+        assert any(report.closed for report in alone.strategy.history)
+
+
+def test_models_whose_rows_do_not_stand_alone_are_asked_for_all_machines(monkeypatch):
+    monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", False)
+    config = replace(BASE, lost_replies=0.2)
+    assert_same(run_cohort(config), over(config, 3))
+
+
+def test_a_sum_that_lacks_one_count_of_one_machine_would_be_noticed(monkeypatch):
+    expected, gathered = run_cohort(BASE), workers._gathered
+
+    def forgetful(*arguments, **options):
+        answer = gathered(*arguments, **options)
+        answer.parts[0].counts[0] += 1
+        return answer
+
+    monkeypatch.setattr(workers, "_gathered", forgetful)
+    with pytest.raises(AssertionError):
+        assert_same(expected, over(BASE, 2))
+
+
+def test_a_machine_is_always_the_same_workers_and_each_is_asked_for_its_own(monkeypatch):
+    monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", True)
+    asked = []
+
+    class Watched(HerePool):
+        def call(self, worker, function, *arguments):
+            if function is workers.answer_part:
+                asked.append((worker, set(arguments[0].machines.tolist())))
+            return super().call(worker, function, *arguments)
+
+    run_experiment(WorkerMachines(prepare(BASE), Watched(3)), BASE)
+    assert len(asked) > BASE.num_rounds
+    assert all(number % 3 == worker for worker, numbers in asked for number in numbers)
+
+
+def test_what_a_worker_sends_of_a_round_is_one_sum_and_three_numbers_a_machine():
+    answers = []
+
+    class Watched(HerePool):
+        def completed(self, calls):
+            for call, made in super().completed(calls):
+                answers.append(made)
+                yield call, made
+
+    run_experiment(WorkerMachines(prepare(BASE), Watched(2)), BASE)
+    of_rounds = [made for made in answers if isinstance(made, workers._Answer)]
+    assert len(of_rounds) == 2 * BASE.num_rounds
+    assert all(len(made.parts) == 1 and not made.replies for made in of_rounds)
+
+
+def test_machines_forget_what_was_aggregated_before_their_next_release():
+    pool = HerePool(2)
+    experiment = prepare(replace(BASE, clients_per_round=10))
+    experiment.strategy().start(WorkerMachines(experiment, pool), experiment.initial_arrays(), num_rounds=3)
+    for worker, state in enumerate(pool._states):
+        assert set(state["sent"]) <= {str(number) for number in range(worker, 10, 2)}
+        assert len(state["sent"]) == 5, "those of the last round, and no others"
+
+
+def test_what_machines_warn_of_is_said_once_here(caplog):
+    class Talking(HerePool):
+        def completed(self, calls):
+            for call, made in super().completed(calls):
+                if isinstance(made, workers._Answer):
+                    made.said.append("Something is odd.")
+                yield call, made
+
+    with caplog.at_level(logging.WARNING):
+        run_experiment(WorkerMachines(prepare(BASE), Talking(2)), BASE)
+    assert caplog.text.count("Something is odd.") == 1
+
+
+def test_figures_of_clipping_are_united_as_if_observed_in_one_place():
+    draws = np.random.Generator(np.random.Philox(key=1))
+    ratios = [draws.standard_gamma(2.0, 3) for _ in range(7)]
+    ratios[2][1] = np.nan
+
+    def observed(chosen):
+        observer = TrainingObserver()
+        for one in chosen:
+            observer.add(one, 1.0)
+        return observer.figures()
+
+    united = ObservedFigures.united([observed(ratios[:3]), observed(ratios[3:4]), observed(ratios[4:])])
+    assert united == observed(ratios)
+    assert "medians" not in united.document()
+    assert len(united.entries()) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--engine", "cohort", "--workers", "0"], "workers >= 1, got 0"),
+        (["--workers", "2"], "engine 'cohort' for workers"),
+        (["--engine", "inprocess", "--ray", "auto"], "engine 'cohort' for workers"),
+        (["--engine", "cohort", "--ray", "somewhere"], "HOST:PORT"),
+        (["--engine", "cohort", "--ray", "local"], "leave it out"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(arguments, said, tmp_path):
+    result = CliRunner().invoke(cli, ["run", "--out", str(tmp_path), *arguments])
+    assert result.exit_code == 1
+    assert said in result.stderr.replace("\n", " ")
+
+
+def test_an_address_where_nobody_answers_is_refused_at_once():
+    with pytest.raises(ConfigurationError, match="nobody answers there"):
+        run_cohort(BASE, workers=2, ray_address=f"127.0.0.1:{free_port()}", say=print)
+
+
+def test_python_refuses_the_same():
+    with pytest.raises(ConfigurationError, match="workers >= 1, got -1"):
+        simulate(workers=-1)
+    with pytest.raises(ConfigurationError, match="engine 'cohort'"):
+        simulate(engine="inprocess", workers=2)
+    checked_workers(None, "ray")
+
+
+def test_one_worker_is_this_process_and_more_than_there_are_machines_are_not_started():
+    said = []
+    with opened_pool(5, most=1, of="machines", say=said.append) as pool:
+        assert isinstance(pool, HerePool)
+    assert said == ["1 of 5 workers are enough: there are 1 machines."]
+    config = RunConfig(num_clients=1, clients_per_round=1, num_rounds=2, checkpoint=False)
+    assert_same(run_cohort(config), run_cohort(config, workers=1))
+
+
+def test_whole_tasks_go_to_whoever_is_idle_and_arguments_are_made_when_they_are_wanted():
+    made, finished = [], []
+
+    def tasks():
+        for number in range(5):
+            made.append(number)
+            yield (number,)
+
+    for number, square in HerePool(2).each(lambda state, value: value**2, tasks()):
+        assert square == number**2
+        assert len(made) <= len(finished) + 3
+        finished.append(number)
+    assert sorted(finished) == list(range(5))
+
+
+def test_computing_alone_puts_back_what_it_changed():
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    with computing_alone():
+        assert logger.level == logging.ERROR
+    assert logger.level == before
