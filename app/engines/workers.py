@@ -211,9 +211,9 @@ class WorkerMachines:
 
 def begin_training(state: WorkerState, worker: int, workers: int, experiment: Experiment, row_cache_mib: float) -> None:
     """Make a worker's machines."""
-    model = model_of(experiment.config, experiment.data)
-    mine = range(worker, experiment.config.num_clients, workers)
-    whole = replace(experiment, model=model)
+    whole = replace(experiment, model=model_of(experiment.config, experiment.data))
+    # Who is asked for some machines alone need not be told that others are elsewhere.
+    mine = None if whole.model.rows_stand_alone else range(worker, whole.config.num_clients, workers)
     state[_MACHINES] = CohortMachines(whole, row_cache_mib=row_cache_mib, machines=mine)
     state[_SENT] = {}
     if _HEARD not in state:
