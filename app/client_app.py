@@ -145,7 +145,7 @@ def _not_here(message: Message, kind: str) -> Message:
 
 
 class _NamedApp(ClientApp):
-    """The module's app, which goes to a worker by its name: the worker has the module, as it has all functions of it.
+    """The app of this module; it goes to a worker by its name: the worker has the module, as it has its functions.
 
     Flower hands the app over with every message. By its contents, which are wrapped in closures, that takes longer
     than the model.

@@ -1,6 +1,6 @@
 """Messages a second on Flower's Ray simulation: murmurfl's app beside plain FedAvg with as many bytes a message.
 
-Run with ``python -m benchmarks.ray``: 100 machines, 50 a round, d = 7,850, both candidates through ``flwr run`` in turns.
+Run with ``python -m benchmarks.ray``: 100 machines, 50 a round, d = 7,850, both through ``flwr run`` and in turns.
 FedAvg's requests carry as many points of the model's shapes as ours, its replies one, all float64; its clients halve
 what came. Counted are messages answered from the end of the first round to the end of the last: the first round starts
 Ray's actors and loads the app, and is shown beside as the start.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -91,7 +92,7 @@ def run_once(candidate: str, rounds: int) -> dict[str, float]:
         "rate": messages / seconds,
         "start_s": ended[0] - noted["started"],
         "whole_s": result.seconds,
-        "median_round_s": statistics.median(b - a for a, b in zip(ended, ended[1:], strict=False)),
+        "median_round_s": statistics.median(after - before for before, after in itertools.pairwise(ended)),
         "peak_mib": memory.peak_mib,
         "peak_pss_mib": memory.peak_pss_mib,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -157,14 +157,14 @@ class _ContextPage(LedgerPage):
         self._state[f"{self._prefix}/stream/{session}"] = stream_record
 
     def keep_as_sent(self, session: str, sent: list[Array]) -> None:
-        record = self._config(f"{self._prefix}/stream/{session}")
-        if record is None or record["release"] not in cast(list[int], record["pending"]):
+        key = f"{self._prefix}/arrays/{session}"
+        record, held = self._config(f"{self._prefix}/stream/{session}"), self._state.get(key, None)
+        name = "" if record is None else f"pending-{record.get('release')}"
+        if record is None or not isinstance(held, ArrayRecord) or name not in held:
             return
-        key, name = f"{self._prefix}/arrays/{session}", f"pending-{record['release']}"
-        held = cast(ArrayRecord, self._state[key]).copy()
+        held = held.copy()
         counts = _read(held.pop(name))
-        values = [_read(array).ravel() for array in sent]
-        spacing = _spacing(counts, values)
+        spacing = _spacing(counts, [_read(array).ravel() for array in sent])
         if spacing is None:
             return
         # With bytes of one object and an Array of one's own: nobody else's changes show here.
@@ -177,8 +177,9 @@ class _ContextPage(LedgerPage):
     def _changed(self, key: str, entries: dict[str, Any]) -> ConfigRecord:
         """A record of the ledger with other entries, of which most are the old ones."""
         before = self._state.get(key, None)
-        same = isinstance(before, ConfigRecord) and before.keys() == entries.keys()
-        return record_like(before, entries) if same else ConfigRecord(entries)
+        if isinstance(before, ConfigRecord) and before.keys() == entries.keys():
+            return record_like(before, entries)
+        return ConfigRecord(entries)
 
     def _config(self, key: str) -> ConfigRecord | None:
         record = self._state.get(key, None)
@@ -212,4 +213,4 @@ def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float |
     if not counts[first] or not values[first]:
         return None
     spacing = float(values[first]) / float(counts[first])
-    return spacing if np.array_equal((values / spacing).astype(np.int64), counts) else None
+    return spacing if np.array_equal(values / spacing, counts) else None

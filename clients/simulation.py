@@ -83,16 +83,16 @@ def in_simulation() -> bool:
 
 
 def _is_worker() -> bool:
-    if _known_workers:
-        return True
-    ray = sys.modules.get("ray")  # a worker of Ray's has imported it
-    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
-        return False
-    _known_workers.append(True)  # for good: Ray gives an actor a process of its own
-    return True
+    global _known_as_worker  # for good: Ray gives an actor a process of its own
+    if not _known_as_worker:
+        ray = sys.modules.get("ray")  # a worker of Ray's has imported it
+        _known_as_worker = (
+            ray is not None and bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None
+        )
+    return _known_as_worker
 
 
-_known_workers: list[bool] = []
+_known_as_worker = False
 
 
 def state_travels() -> bool:

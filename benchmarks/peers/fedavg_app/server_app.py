@@ -1,4 +1,4 @@
-"""The Flower ServerApp: FedAvg as it comes, with as many arrays a request as asked for; when its rounds ended as JSON."""
+"""The Flower ServerApp: FedAvg as it comes, with as many arrays a request as asked for; its rounds' ends as JSON."""
 
 from __future__ import annotations
 
