@@ -12,11 +12,8 @@ from ..privacy import PrivacyPolicy
 from .experiment import Experiment
 from .participation import Participation
 from .result import RunResult
-from .statements import statement_groups
+from .statements import MOST_NAMED, statement_groups
 from .tasks.parts import shard_sizes
-
-MOST_NAMED = 10_000
-"""Machines that the files of a run say something of by name, each by itself."""
 
 _MOST_POINTS = 200
 

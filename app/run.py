@@ -25,6 +25,7 @@ from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
 from .participation import compact
 from .result import FeatureMean, Progress, RunResult
+from .statements import listed
 from .trust import nothing_gained
 
 REAL_NODES = "real-nodes"
@@ -146,7 +147,7 @@ def run_experiment(
         strategy=strategy,
         parameters=result.arrays.to_numpy_ndarrays(),
         progress=watch.progress,
-        statements=statements,
+        statements=listed(statements),
         mu=figures.mu,
         epsilon=epsilon_of(figures.mu, config.delta),
         seconds=seconds,

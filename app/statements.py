@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 Statement = Mapping[str, Any]
 
+MOST_NAMED = 10_000
+"""Machines of which each has a statement of its own in a result and its files."""
+
 
 @dataclass(frozen=True)
 class StatementGroup:
@@ -120,11 +123,18 @@ def said_alike(
     """
     group = np.zeros(len(numbers), np.int64)
     for column in columns:
+        if not len(column) or (column == column[0]).all():
+            continue
         distinct, place = np.unique(column, return_inverse=True)
         group = np.unique(group * len(distinct) + place, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
     parts = np.split(numbers[order], np.flatnonzero(np.diff(group[order])) + 1)
     return GroupedStatements((said(int(part[0])), part) for part in parts if len(part))
+
+
+def listed(statements: Mapping[str, Statement]) -> Mapping[str, Statement]:
+    """The same as a plain dict, unless they are very many."""
+    return statements if len(statements) > MOST_NAMED else dict(statements)
 
 
 def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup]:

@@ -28,7 +28,7 @@ class Parts:
     Parameters
     ----------
     partition, engine : float
-        Of a machine that was never asked: who has which samples; and its ledger and stream, empty.
+        Of a machine that was never asked: who has which samples; and that there is such a machine, in each process.
     asked : float
         Of one that was asked, beside that, all together.
     acks : float
@@ -113,8 +113,9 @@ class Cluster:
 
 def cluster(found: Parts, per_round: int) -> Cluster:
     """The fewest nodes that have memory for all machines, and how long a round takes on them."""
-    every = MACHINES * found.partition + CORES * found.imports  # on each node: it is shared by the node's processes
-    split = MACHINES * (found.engine + found.asked - found.acks + found.data)
+    # On every node, once for all of its processes, and once for each of them.
+    every = MACHINES * found.partition + CORES * (found.imports + MACHINES * found.engine)
+    split = MACHINES * (found.asked - found.acks + found.data)
     server = MACHINES * found.acks
     room = USABLE * NODE_GIB * 2**30
     if every + server >= room:
@@ -135,7 +136,7 @@ def paragraphs(rows: Rows) -> str:
     nodes = shown[0][1].nodes
     lines = [
         f"A machine that was never asked takes {found.state:,.0f} bytes: {found.partition:,.0f} for which samples are "
-        f"its own, {found.engine:,.0f} for an empty ledger and stream. One that was asked takes {found.asked:,.0f} "
+        f"its own, {found.engine:,.0f} for the rest, and no object. One that was asked takes {found.asked:,.0f} "
         f"more, {found.acks:,.0f} of them on the server's side. Its samples come on top of that.",
         "",
         f"**{MACHINES:,} machines, on paper**: nobody ran this. From the parts above, on nodes with {CORES} cores and "
@@ -149,10 +150,11 @@ def paragraphs(rows: Rows) -> str:
         ),
         "",
         f"Before the first round it takes {MACHINES * found.before_s / nodes / 60:,.0f} minutes if every node makes "
-        f"its own machines' data, and after the last one {MACHINES * found.after_s / 60:,.0f} minutes. Assumed, not "
-        f"measured: memory and time grow with M as between the rows above; which samples are whose lies once on every "
-        f"node, everything else on one of them; {100 * USABLE:.0f} % of a node's memory can be used; a core among "
-        f"many does {100 * EFFICIENCY:.0f} % of what one alone does; a round's messages take {1000 * LATENCY_S:.0f} ms "
-        f"and {NETWORK / 1e9:g} GB a second, and the sums of all workers are added up by the first node.",
+        f"its own machines' data, and after the last one {MACHINES * found.after_s / 60:,.0f} minutes. Assumed, and not "
+        f"measured: memory and time grow with M as between the rows above. Which samples are whose lies once on every "
+        f"node, the rest of a machine that was never asked in each of its processes, and data and streams on one node "
+        f"only. {100 * USABLE:.0f} % of a node's memory can be used. A core among many does {100 * EFFICIENCY:.0f} % "
+        f"of what one alone does. A round's messages take {1000 * LATENCY_S:.0f} ms and travel at {NETWORK / 1e9:g} GB "
+        f"a second, and the first node adds up the sums of all workers.",
     ]
     return "\n".join(lines)

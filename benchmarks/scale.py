@@ -63,7 +63,7 @@ class Row:
     peak_mib : float
         The most that it ever was.
     prepare_s, state_s, write_s : float
-        Seconds before the engine, for what machines state in the end, and for the files.
+        Seconds before the first round, for what machines state in the end, and for the files.
     """
 
     machines: int
@@ -129,8 +129,8 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
         clock.append(time.perf_counter())
 
     experiment = prepare(config)
-    experiment.check_rounds()
     passed()
+    experiment.check_rounds()
     engine = CohortMachines(experiment, row_cache_mib=row_cache_mib)
     passed()
     of_rounds: dict[int, float] = {}
@@ -161,7 +161,7 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
         last_mib=of_rounds[rounds],
         end_mib=end,
         peak_mib=_memory_mib("VmHWM"),
-        prepare_s=clock[1] - clock[0],
+        prepare_s=clock[2] - clock[0],
         state_s=clock[3] - clock[2] - result.seconds,
         write_s=clock[4] - clock[3],
     )

@@ -232,9 +232,10 @@ class MachineBlock:
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
-            if isinstance(ledgers, BlockLedger) and (whole := ledgers.whole(session)) is not None:
+            if isinstance(ledgers, BlockLedger) and (kept := ledgers.whole(session, index)) is not None:
                 # Each row is all or nothing by itself, so it need not be copied and put back.
-                for row, ack in zip(rows, acks, strict=True):
+                whole, places = kept
+                for row, ack in zip(places, acks, strict=True):
                     self._admission.acknowledge(whole, row, ack)
                 return
             streams = ledgers.streams(session, index)
@@ -252,9 +253,9 @@ class MachineBlock:
         """The sum of some of the releases: integers, the same in any order."""
         return self._arithmetic.total(releases.counts, places)
 
-    def samples_counted(self, row: int) -> int:
-        """How many samples the server counts a machine's release for: public."""
-        return samples_counted(self.policy, int(self._num_samples[row]))
+    def samples_counted(self, rows: Sequence[int]) -> list[int]:
+        """How many samples the server counts each machine's release for: public."""
+        return [samples_counted(self.policy, size) for size in self._num_samples[np.asarray(rows)].tolist()]
 
     def _noised(
         self, streams: StreamBlock, index: NDArray[np.intp], contributions: StackedContributions

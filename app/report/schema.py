@@ -12,8 +12,8 @@ from ...privacy import RELATIONS, TRUST_MODELS, UNITS
 from ...privacy.forecast import VERDICTS
 from ..config import run_keys
 from ..key_reference import key_schema
-from ..machine_records import MOST_NAMED
 from ..record import FORMAT
+from ..statements import MOST_NAMED
 
 Schema = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,8 +77,9 @@ class ByLabel(Partition):
         """
 
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
-        labels = dataset.train_labels
-        return _parts(_Wanted(self, labels.tobytes(), labels.dtype.str, settings(self.reads, config), config))
+        labels = np.ascontiguousarray(dataset.train_labels)
+        digest = hashlib.sha256(labels.data).digest()
+        return _parts(_Wanted(self, digest, labels.dtype.str, settings(self.reads, config), config, labels))
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,16 @@ class _Wanted:
     """What settles a partition, and the run configuration that asks for it."""
 
     partition: ByLabel
-    labels: bytes
+    digest: bytes
     kind: str
     settings: Any
     config: RunConfig = field(compare=False)
+    labels: NDArray[Any] = field(compare=False, repr=False)
 
 
 @lru_cache(maxsize=4)
 def _parts(wanted: _Wanted) -> Parts:
-    labels, config = np.frombuffer(wanted.labels, dtype=wanted.kind), wanted.config
+    labels, config = wanted.labels, wanted.config
     generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
     order = generator.permutation(len(labels))
     parts = Parts.together(wanted.partition.split(labels, order, config, generator))

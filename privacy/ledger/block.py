@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,10 @@ NOTHING: Mapping[Any, Any] = {}
 class _Block:
     """Columns of as many rows."""
 
-    def chosen(self, rows: Sequence[int] | NDArray[np.intp]) -> Any:
+    _counted: ClassVar[str]
+    """A column, to count rows by."""
+
+    def chosen(self, rows: Sequence[int] | NDArray[np.integer]) -> Any:
         """Some of the rows, copied."""
         index = np.asarray(rows, dtype=np.intp)
         places = index.tolist()
@@ -42,7 +45,7 @@ class _Block:
                 made.__dict__[name] = column[index] if isinstance(column, np.ndarray) else column
         return made
 
-    def put(self, rows: Sequence[int] | NDArray[np.intp], block: Any) -> None:
+    def put(self, rows: Sequence[int] | NDArray[np.integer], block: Any) -> None:
         """Some of the rows, replaced by those of a block that has no others."""
         index = np.asarray(rows, dtype=np.intp)
         places = index.tolist()
@@ -53,6 +56,15 @@ class _Block:
                     column[i] = value
             elif isinstance(column, np.ndarray):
                 column[index] = ours
+
+    def grow(self, rows: int) -> None:
+        """Have so many rows; the new ones are as the first one is."""
+        more = rows - len(vars(self)[self._counted])
+        for name, column in vars(self).items():
+            if isinstance(column, list):
+                column.extend(column[:1] * more)
+            elif isinstance(column, np.ndarray):
+                setattr(self, name, np.concatenate([column, np.repeat(column[:1], more)]))
 
 
 @dataclass
@@ -71,6 +83,7 @@ class StreamBlock(_Block):
         As there.
     """
 
+    _counted = "release"
     session: str
     release: NDArray[np.int64]
     ack: NDArray[np.int64]
@@ -132,6 +145,7 @@ class AccountBlock(_Block):
     reserved, data, reserved_local : list
     """
 
+    _counted = "samples_used"
     samples_used: NDArray[np.int64]
     reserved: list[Mapping[str, float]]
     data: list[str]
@@ -168,7 +182,7 @@ class BlockLedger:
     Parameters
     ----------
     machines : int
-        How many; each has a row from 0.
+        How many; each has a row from 0. Of one in whose ledger nothing stands yet only that is kept, in four bytes.
 
     Notes
     -----
@@ -178,7 +192,10 @@ class BlockLedger:
     def __init__(self, machines: int) -> None:
         self.machines = machines
         self._lock = threading.RLock()
-        self._accounts = AccountBlock.empty(machines)
+        # Where each machine's entries stand in the columns: at first all of them in row 0, which stays empty.
+        self._place = np.zeros(machines, np.int32)
+        self._used = self._rows = 1
+        self._accounts = AccountBlock.empty(1)
         self._streams: dict[str, StreamBlock] = {}
 
     def ledger(self, row: int) -> Ledger:
@@ -200,29 +217,45 @@ class BlockLedger:
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
         """A session's streams of some machines, copied."""
         known = self._streams.get(session)
-        return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(rows)
+        return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(self._place[rows])
 
-    def whole(self, session: str) -> StreamBlock | None:
-        """A session's streams of all machines, as they are kept; None if there are none."""
-        return self._streams.get(session)
+    def whole(self, session: str, rows: NDArray[np.intp]) -> tuple[StreamBlock, list[int]] | None:
+        """A session's streams as they are kept, and the rows in which those of some machines stand; None if none do."""
+        known = self._streams.get(session)
+        return None if known is None else (known, self._place[rows].tolist())
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
         """What some machines have spent, copied."""
-        return self._accounts.chosen(rows)
+        return self._accounts.chosen(self._place[rows])
 
     def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
         """Samples used, sessions reserved, and releases of each session: what machines state follows from these."""
-        sessions = np.array([len(self._accounts.reserved[row]) for row in rows.tolist()], dtype=np.int64)
-        releases = [streams.release[rows] for streams in self._streams.values()]
-        return [self._accounts.samples_used[rows], sessions, *releases]
+        places = self._place[rows]
+        sessions = np.array([len(reserved) for reserved in self._accounts.reserved], dtype=np.int64)
+        releases = [streams.release[places] for streams in self._streams.values()]
+        return [self._accounts.samples_used[places], sessions[places], *releases]
 
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
         """Record both, together."""
+        places = self._places(rows)
         if streams.session not in self._streams:
-            self._streams[streams.session] = StreamBlock.empty(streams.session, self.machines)
-        self._streams[streams.session].put(rows, streams)
+            self._streams[streams.session] = StreamBlock.empty(streams.session, self._rows)
+        self._streams[streams.session].put(places, streams)
         if accounts is not None:
-            self._accounts.put(rows, accounts)
+            self._accounts.put(places, accounts)
+
+    def _places(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
+        """Where the entries of machines stand, each in a place of its own."""
+        new = rows[self._place[rows] == 0]
+        if new.size:
+            needed = self._used + len(new)
+            if needed > self._rows:
+                self._rows = min(max(needed, self._rows + self._rows // 2), self.machines + 1)
+                for block in (self._accounts, *self._streams.values()):
+                    block.grow(self._rows)
+            self._place[new] = np.arange(self._used, needed, dtype=np.int32)
+            self._used = needed
+        return self._place[rows]
 
 
 class _RowLedger(Ledger, LedgerPage):
