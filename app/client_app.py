@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient
+from ..clients.context_ledger import TravellingLedger
 from ..clients.numpy_app import serving
 from ..clients.simulated_helper import answer_simulated_helper
 from ..clients.simulation import in_simulation, kept_by_node, state_travels
@@ -67,15 +68,16 @@ def _simulated_client(context: Context, machine: int) -> PrivateClient:
     machines: dict[int, tuple[PrivateClient, Ledger]] = {} if kept is None else kept.setdefault("machines", {})
     if machine not in machines:
         travels = state_travels()
-        ledger = ContextLedger(context.state, str(machine)) if kept is None or travels else MemoryLedger()
+        kind = TravellingLedger(str(machine)) if travels else MemoryLedger()
+        ledger = ContextLedger(context.state, str(machine)) if kept is None else kind
         limit = (_WORKERS_ROWS_BYTES if travels else _ROWS_BYTES) // nodes
         rows = None if kept is None else kept.setdefault("rows", RowCache(limit))
         config = RunConfig.from_mapping(context.run_config)
         # Messages leave the machine, here as on a real one: under secure aggregation with masks.
         machines[machine] = prepare(config).client(machine, ledger, rows, masked=True), ledger
     client, ledger = machines[machine]
-    if isinstance(ledger, ContextLedger):
-        ledger.state = context.state  # whoever had the last message: what counts came with this one
+    if isinstance(ledger, TravellingLedger):
+        ledger.arrive(context.state)
     return client
 
 
@@ -110,8 +112,9 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
         run_config=context.run_config,
     )
     reply = call_next(message, own)
-    if message.metadata.message_type == MessageType.TRAIN and reply.has_content() and state_travels():
-        ContextLedger(own.state, machine).keep_as_sent(str(entries.get(protocol.SESSION)), reply.content)
+    _, ledger = (kept_by_node(own) or {}).get("machines", {}).get(int(machine), (None, None))
+    if isinstance(ledger, TravellingLedger):
+        ledger.leave(reply.content if reply.has_content() else None)
     return reply
 
 

@@ -28,10 +28,12 @@ from ..privacy import (
 )
 from ..privacy.counting import counted, counting_policy, release_count
 from .config import RunConfig
-from .engines.cohort import CohortMachines
+from .engines.pool import Pool, WorkerState, opened_pool, say_nothing
+from .engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
 from .experiment import Experiment, prepare
 from .guarantees import Figures, run_guarantee
-from .result import RunResult
+from .models.base import Model
+from .result import FeatureMean, RunResult
 from .run import run_experiment
 
 MULTIPLES = ("clip_norm", "learning_rate")
@@ -173,6 +175,9 @@ def search(
     counting: float = 0.1,
     public: bool = False,
     on_trial: Callable[[Trial], None] | None = None,
+    workers: int | None = None,
+    ray_address: str = "",
+    say: Callable[[str], None] | None = None,
 ) -> Search:
     """Try clips and steps, choose one privately, and train with it; in simulation.
 
@@ -192,9 +197,14 @@ def search(
         is said of the last model on the same samples is then better than it would be on others.
     on_trial : callable, optional
         Called after every trial.
+    workers, ray_address, say
+        Over what the machines of each training are spread, as for :func:`~murmurfl.app.engines.run_cohort`. Trials come
+        one after the other: they share the machines' ledgers.
 
     Raises
     ------
+    WorkerError
+        If a worker could not be started, or is gone.
     ConfigurationError
         If something else is to be searched for, or the configuration has no ledgers against the server that several
         sessions could share.
@@ -208,20 +218,28 @@ def search(
     """
     _check(config, candidates)
     parts = divided(config.mu, len(candidates), share, 0.0 if public else counting)
-    ledgers = {str(machine): MemoryLedger() for machine in range(config.num_clients)}
-    trials = []
-    for number, multiples in enumerate(candidates):
-        experiment = _experiment(config, parts.training, multiples, number)
-        result = _trained(experiment, ledgers)
-        score = result.progress[-1].accuracy if public else _private_score(result, parts.count, ledgers, number)
-        values = experiment.values
-        trials.append(Trial(dict(multiples), values.clip_norm, values.learning_rate, float(score or 0.0)))
-        if on_trial is not None:
-            on_trial(trials[-1])
-    chosen = int(np.argmax([trial.score for trial in trials]))
-    experiment = _experiment(config, parts.last, candidates[chosen], len(candidates))
-    result = _trained(experiment, ledgers)
-    spent = max(_reserved(ledger) for ledger in ledgers.values())
+    spread = opened_pool(
+        1 if workers is None and not ray_address else workers,
+        ray_address,
+        most=config.num_clients,
+        of="machines",
+        say=say or say_nothing,
+    )
+    with spread as pool:
+        place = _Place(pool)
+        trials = []
+        for number, multiples in enumerate(candidates):
+            experiment = _experiment(config, parts.training, multiples, number)
+            result = place.trained(experiment)
+            score = result.progress[-1].accuracy if public else place.private_score(result, parts.count, number)
+            values = experiment.values
+            trials.append(Trial(dict(multiples), values.clip_norm, values.learning_rate, float(score or 0.0)))
+            if on_trial is not None:
+                on_trial(trials[-1])
+        chosen = int(np.argmax([trial.score for trial in trials]))
+        experiment = _experiment(config, parts.last, candidates[chosen], len(candidates))
+        result = place.trained(experiment)
+        spent = max(pool.on_all(most_reserved, pool.size))
     # A session of noise that guarantees nothing reserves everything; a real machine would not begin it.
     mu = config.mu if math.isfinite(spent) else math.inf
     return Search(trials, chosen, result, _guarantee(experiment, mu, len(trials), share, public=public), spent)
@@ -253,31 +271,76 @@ def _experiment(config: RunConfig, mu: float, multiples: Mapping[str, float], nu
     return OneOfSeveral(**kept, budget_mu=config.mu, number=number)
 
 
-def _trained(experiment: Experiment, ledgers: Mapping[str, MemoryLedger]) -> RunResult:
-    machines = CohortMachines(experiment, ledgers=ledgers)
-    return run_experiment(machines, experiment.config, experiment=experiment, engine="cohort")
+class _Place:
+    """Where trainings are made, one after the other on the same machines' ledgers.
+
+    Parameters
+    ----------
+    pool : Pool
+        Over whose workers the machines are spread; their ledgers stay there.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._samples: Any = None
+
+    def trained(self, experiment: OneOfSeveral) -> RunResult:
+        """One training, a session of its own."""
+        if self._samples is None:
+            self._samples = shared_samples(experiment, self._pool)
+        machines = WorkerMachines(experiment, self._pool, samples=self._samples, keeps_ledgers=True)
+        return run_experiment(machines, experiment.config, experiment=experiment, engine="cohort")
+
+    def private_score(self, result: RunResult, mu: float, number: int) -> float:
+        """The share of all machines' samples that a model predicts right, by counts with noise."""
+        session = _session(result.experiment.config.seed, f"count {number}")
+        model = self._pool.share((result.parameters, result.mean))
+        made = self._pool.on_all(counts_released, self._pool.size, model, mu, session)
+        right, samples = counted([release for releases in made for release in releases])
+        return right / samples
 
 
-def _private_score(result: RunResult, mu: float, ledgers: Mapping[str, MemoryLedger], number: int) -> float:
-    """The share of all machines' samples that a model predicts right, by counts with noise."""
-    experiment, session = result.experiment, _session(result.experiment.config.seed, f"count {number}")
+def counts_released(
+    state: WorkerState,
+    worker: int,
+    workers: int,
+    model: tuple[list[NDArray[Any]], FeatureMean | None],
+    mu: float,
+    session: str,
+) -> list[Any]:
+    """The counts of a worker's machines: how many of their samples a model predicts right, with noise."""
+    experiment, ledgers = state[EXPERIMENT], state[LEDGERS]
+    parameters, mean = model
     releases = []
-    for machine, shard in enumerate(experiment.shards):
-        own = experiment.policy(machine)
+    for machine in range(worker, experiment.config.num_clients, workers):
+        own, shard = experiment.policy(machine), experiment.shards[machine]
         policy = counting_policy(mu, budget_mu=own.budget_mu, delta=own.delta, noise_quality=own.noise_quality)
         keys = SimulatedKeys(experiment.config.seed, str(machine))
         counter = PrivateMachine(policy, 1, len(shard), ledgers[str(machine)], keys)
-        releases.append(release_count(counter, session, lambda chosen, shard=shard: _right(result, shard[chosen])))
-    right, samples = counted(releases)
-    return right / samples
+        releases.append(
+            release_count(
+                counter, session, lambda chosen, shard=shard: _right(experiment.model, parameters, mean, shard[chosen])
+            )
+        )
+    return releases
 
 
-def _right(result: RunResult, samples: tuple[NDArray[Any], NDArray[Any]]) -> NDArray[np.bool_]:
+def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
+    """The largest mu that the ledger of one of a worker's machines has recorded."""
+    names = map(str, range(worker, state[EXPERIMENT].config.num_clients, workers))
+    return max(_reserved(state[LEDGERS][name]) for name in names)
+
+
+def _right(
+    model: Model,
+    parameters: list[NDArray[Any]],
+    mean: FeatureMean | None,
+    samples: tuple[NDArray[Any], NDArray[Any]],
+) -> NDArray[np.bool_]:
     features, labels = samples
-    if result.mean is not None:
-        features = centred(features, result.mean.centre, result.mean.constant)
-    scores = np.asarray(result.experiment.model.logits(result.parameters, features))
-    return scores.argmax(axis=1) == labels
+    if mean is not None:
+        features = centred(features, mean.centre, mean.constant)
+    return np.asarray(model.logits(parameters, features)).argmax(axis=1) == labels
 
 
 def _session(seed: int, name: str) -> str:

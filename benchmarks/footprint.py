@@ -25,13 +25,14 @@ from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, row_by
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "footprint.json"
 CLASSES, BATCH, ROUNDS = 10, 16, 6
-FEATURES = (784, 99_999)  # d = 10 x (features + 1)
+FEATURES = (784, 99_999, 999_999)  # d = 10 x (features + 1)
 SETTLE_S, IDLE_S = 10.0, 30.0
+MANY_PARAMETERS, FEW_SAMPLES, FEW_ROUNDS = 10**7, 4, 4
+"""From so many parameters on a release is made of few samples, in few rounds: neither changes what it takes."""
 # The ledger's file grows by pages of 4 KiB.
 GROWTH_RELEASES, FIRST_RELEASES = 800, 20
 _SESSION = "0123456789abcdef" * 2  # as long as those of strategies
-POLICY = {"clip-norm": 1.0, "batch-size": BATCH, "max-participations": ROUNDS, "mu": 1.0, "budget-mu": 1.0}
-POLICY |= {"delta": 1e-5, "num-classes": CLASSES}
+POLICY = {"clip-norm": 1.0, "mu": 1.0, "budget-mu": 1.0, "delta": 1e-5, "num-classes": CLASSES}
 
 PROJECT = """
 [project]
@@ -111,7 +112,9 @@ class Footprint:
     ledger_bytes : int
         After the rounds, the last release unacknowledged.
     ledger_bytes_per_release : float
-        What a further release adds for good.
+        What a further release adds for good; 0 where it was not measured.
+    round_s : float
+        Seconds from one answer to the next, median.
     """
 
     parameters: int
@@ -125,6 +128,7 @@ class Footprint:
     idle_bytes_per_minute: float
     ledger_bytes: int
     ledger_bytes_per_release: float
+    round_s: float = 0.0
 
 
 class Relay:
@@ -197,23 +201,25 @@ def _start(running: Deployment, relay: Relay) -> int:
     return process.pid
 
 
-def _rounds(running: Deployment, relay: Relay, app: Path, settings: dict[str, str | int]) -> list[tuple[int, int]]:
-    """What was received and sent in each round but the first, which brings the bundle along."""
+def _rounds(
+    running: Deployment, relay: Relay, app: Path, settings: dict[str, str | int]
+) -> list[tuple[int, int, float]]:
+    """What was received and sent in each round but the first, which brings the bundle along, and its seconds."""
     progress, ended = Path(str(settings["progress"])), threading.Event()
-    counted: list[tuple[int, int]] = []
+    counted: list[tuple[int, int, float]] = []
 
     def watch() -> None:
         while not ended.wait(0.02):
             done = len(progress.read_text().splitlines()) if progress.exists() else 0
             if done > len(counted):
-                counted.append((relay.received, relay.sent))
+                counted.append((relay.received, relay.sent, time.perf_counter()))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     running.submit(settings, app)
     ended.set()
     watcher.join()
-    return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(counted)]
+    return [(b[0] - a[0], b[1] - a[1], b[2] - a[2]) for a, b in pairwise(counted)]
 
 
 def ledger_growth(parameters: int, releases: int = GROWTH_RELEASES) -> float:
@@ -230,17 +236,28 @@ def ledger_growth(parameters: int, releases: int = GROWTH_RELEASES) -> float:
         return (sizes[-1] - sizes[FIRST_RELEASES]) / (releases - 1 - FIRST_RELEASES)
 
 
-def measure_one(features: int, idle_s: float = IDLE_S) -> Footprint:
-    """One node with softmax regression on so many features."""
+def measure_one(features: int, idle_s: float = IDLE_S, *, growth: bool = True) -> Footprint:
+    """One node with softmax regression on so many features.
+
+    Parameters
+    ----------
+    features : int
+    idle_s : float
+        How long nothing is asked, to see what is sent meanwhile.
+    growth : bool
+        Whether a ledger of many releases is made as well.
+    """
     parameters = CLASSES * (features + 1)
+    batch, rounds = (FEW_SAMPLES, FEW_ROUNDS) if parameters >= MANY_PARAMETERS else (BATCH, ROUNDS)
+    policy = {**POLICY, "batch-size": batch, "max-participations": rounds}
     generator = np.random.Generator(np.random.Philox(key=1))
-    data = generator.random((ROUNDS * BATCH, features), dtype=np.float32)
+    data = generator.random((rounds * batch, features), dtype=np.float32)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.savez(folder / "samples.npz", features=data, labels=generator.integers(CLASSES, size=len(data)))
         app = _write_app(folder)
         with deployment(folder / "run", timeout_s=600) as running:
-            running.add_nodes({"node": {**POLICY, "samples": str(folder / "samples.npz")}})
+            running.add_nodes({"node": {**policy, "samples": str(folder / "samples.npz")}})
             relay = Relay(running.port or 0)
             node = _start(running, relay)
             time.sleep(SETTLE_S)
@@ -250,16 +267,17 @@ def measure_one(features: int, idle_s: float = IDLE_S) -> Footprint:
             idle = [_memory_mib(pid, "VmRSS") for pid in pids]
             for pid in pids:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")  # peaks from here on
-            settings = {"features": features, "classes": CLASSES, "rounds": ROUNDS}
+            settings = {"features": features, "classes": CLASSES, "rounds": rounds}
             counted = _rounds(running, relay, app, {**settings, "progress": str(folder / "progress")})
             peak = [_memory_mib(pid, "VmHWM") for pid in pids]
             relay.close()
             size = (folder / "run" / "nodes" / "node" / "ledger.sqlite").stat().st_size
-    received, sent = (statistics.median(column) for column in zip(*counted, strict=True))
-    growth = ledger_growth(parameters, GROWTH_RELEASES if parameters < 10**5 else GROWTH_RELEASES // 2)
-    return Footprint(
-        parameters, data.nbytes / 2**20, idle[0], peak[0], idle[1], peak[1], received, sent, idle_bytes, size, growth
-    )
+    received, sent, round_s = (statistics.median(column) for column in zip(*counted, strict=True))
+    grown = 0.0
+    if growth and parameters < MANY_PARAMETERS:  # pages are as many, and each release writes 8 d bytes
+        grown = ledger_growth(parameters, GROWTH_RELEASES if parameters < 10**5 else GROWTH_RELEASES // 2)
+    memory = idle[0], peak[0], idle[1], peak[1]
+    return Footprint(parameters, data.nbytes / 2**20, *memory, received, sent, idle_bytes, size, grown, round_s)
 
 
 def measure() -> dict[str, list[dict[str, float]]]:
@@ -287,11 +305,14 @@ def table(document: dict[str, list[dict[str, float]]]) -> str:
         "that is, in vectors of d float64": lambda row: vectors(row["peak_mib"] - row["idle_mib"], row),
         "Flower's SuperNode, waiting": lambda row: f"{row['supernode_idle_mib']:,.0f} MiB",
         "Flower's SuperNode, at most in a round": lambda row: f"{row['supernode_peak_mib']:,.0f} MiB",
+        "that is, in vectors again": lambda row: vectors(row["supernode_peak_mib"] - row["supernode_idle_mib"], row),
         "received in a round": lambda row: size(row["received_bytes"]),
         "sent in a round": lambda row: size(row["sent_bytes"]),
         "both ways in a minute of waiting": lambda row: size(row["idle_bytes_per_minute"]),
         "ledger": lambda row: size(row["ledger_bytes"]),
-        "ledger, for a further release": lambda row: f"{row['ledger_bytes_per_release']:.0f} bytes",
+        "ledger, for a further release": lambda row: (
+            f"{row['ledger_bytes_per_release']:.0f} bytes" if row["ledger_bytes_per_release"] else "as many"
+        ),
     }
     lines += [f"| {name} | " + " | ".join(entry(row) for row in rows) + " |" for name, entry in entries.items()]
     return "\n".join(lines)

@@ -15,6 +15,8 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +46,24 @@ def processor_seconds(state: dict[str, Any], worker: int) -> float:  # noqa: ARG
     return time.process_time()
 
 
-def _rounds(machines: Any, config: Any) -> tuple[list[float], list[float], Any]:
+def _rounds(machines: Any, config: Any, after_first: Callable[[], None] = list) -> tuple[list[float], list[float], Any]:
     """The wall-clock and processor seconds of each round but the first, and the result."""
     from murmurfl.app.run import run_experiment
 
     ended: list[tuple[float, float]] = []
-    result = run_experiment(
-        machines, config, on_progress=lambda _: ended.append((time.perf_counter(), time.process_time()))
-    )
+
+    def note(_: object) -> None:
+        if not ended:
+            after_first()
+        ended.append((time.perf_counter(), time.process_time()))
+
+    result = run_experiment(machines, config, on_progress=note)
     wall, own = ([later[i] - earlier[i] for earlier, later in itertools.pairwise(ended)] for i in (0, 1))
     return wall, own, result
+
+
+def _extend(seconds: list[float], pool: Any) -> None:
+    seconds.extend(pool.on_all(processor_seconds))
 
 
 def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[str, Any]:
@@ -78,12 +88,12 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
             wall, own, one = _rounds(CohortMachines(experiment), config)
             alone["wall"] += wall
             alone["own"] += own
-            machines, before = WorkerMachines(experiment, pool), pool.on_all(processor_seconds)
-            wall, own, other = _rounds(machines, config)
+            before: list[float] = []
+            wall, own, other = _rounds(WorkerMachines(experiment, pool), config, partial(_extend, before, pool))
             spent = [b - a for a, b in zip(before, pool.on_all(processor_seconds), strict=True)]
             spread["wall"] += wall
             spread["own"] += own
-            spread["busiest"].append(max(spent) / rounds)
+            spread["busiest"].append(max(spent) / (rounds - 1))
             pairs = zip(one.parameters, other.parameters, strict=True)
             same = same and all(a.tobytes() == b.tobytes() for a, b in pairs)
     one_round, its_own = statistics.median(alone["wall"]), statistics.median(spread["wall"])

@@ -23,7 +23,7 @@ from ..privacy.ledger.block import BlockLedger
 from ..privacy.machine_block import BlockArithmetic, MachineBlock
 from ..privacy.release_rule import ReleaseRule
 from .base import PrivateClient, Request
-from .cohort_block import BlockAnswer, Computing, Part
+from .cohort_block import BlockAnswer, Computing, Part, stacked_samples
 from .gradients import PerSampleGradients, Samples
 from .release_of import read_release_of
 
@@ -77,6 +77,10 @@ class Kinds(Protocol):
 
     def samples(self, name: str) -> Samples:
         """A machine's samples."""
+        ...
+
+    def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
+        """Some samples of machines as one batch, machine after machine."""
         ...
 
     def keys(self, row: int) -> NoiseKeys:
@@ -251,9 +255,11 @@ class Cohort:
             self._first[kind] = self._make_client(name)
         return self._first[kind]
 
-    def _samples(self, name: str) -> Samples:
-        kinds = self._kinds
-        return self.client(name).samples if kinds is None or self._kind(name) is None else kinds.samples(name)
+    def _batch(self, chosen: list[tuple[str, slice]]) -> Any:
+        """Some samples of machines, as one batch."""
+        if self._kinds is not None and None not in map(self._kind, {name for name, _ in chosen}):
+            return self._kinds.batch(chosen)
+        return stacked_samples([(self.client(name).samples, samples) for name, samples in chosen])
 
     def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
         """What machines answer that can be asked together."""
@@ -266,7 +272,7 @@ class Cohort:
             self._say_alone(client)
             yield from self._one_by_one(names, block.request, asked)
             return
-        yield Computing(names, client, block.request, together, self._samples).answer(self._parts(names, asked))
+        yield Computing(names, client, block.request, together, self._batch).answer(self._parts(names, asked))
 
     def _parts(self, names: list[str], asked: _Asked) -> list[Part]:
         """The machines by their policies."""

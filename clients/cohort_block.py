@@ -15,7 +15,6 @@ from ..privacy import ConfigurationError, RefusedError, Release
 from ..privacy.contributions import ChosenContributions, StackedContributions
 from ..privacy.machine_block import BlockAdmission, BlockReleases, MachineBlock
 from .base import PrivateClient
-from .gradients import Samples
 from .requests import Request
 from .together import Together
 
@@ -74,6 +73,11 @@ class PartAnswer:
             if self.part.here[place]:
                 yield self.part.names[place], refusal
 
+    def acknowledge(self, session: str, told: Sequence[tuple[int, int]]) -> None:
+        """Tell machines, by their places among the releases, which release of theirs was aggregated."""
+        rows = [self.part.rows[self.releases.rows[i]] for i, _ in told]
+        self.part.block.acknowledge(session, rows, [ack for _, ack in told])
+
     def release(self, i: int) -> Release:
         """A machine's release, by its place among the releases."""
         return self.part.block.made(self.releases, i, self.part.rows[self.releases.rows[i]])
@@ -117,15 +121,15 @@ class Computing:
     request : Request
         Alike for all, but for the acknowledgement.
     together : Together
-    samples : callable
-        Given a name, the machine's samples.
+    batch : callable
+        Given names and slices of samples, one batch of them.
     """
 
     names: list[str]
     client: PrivateClient
     request: Request
     together: Together
-    samples: Callable[[str], Samples]
+    batch: Callable[[list[tuple[str, slice]]], Any]
 
     def answer(self, parts: Sequence[Part]) -> BlockAnswer:
         """The answers of all of them, recorded."""
@@ -157,7 +161,7 @@ class Computing:
         # those that are computed elsewhere: products of matrices of another shape differ in their last bits.
         placed.sort(key=lambda entry: entry[0])
         here = np.array([here for *_, here in placed])
-        samples = stacked_samples([(self.samples(self.names[i]), chosen) for i, _, chosen, here in placed if here])
+        samples = self.batch([(self.names[i], chosen) for i, _, chosen, here in placed if here])
         if self.client.centring is not None and self.request.centre is not None:
             samples = self.client.centring.batch(samples, self.request.centre)
         if not here.all():

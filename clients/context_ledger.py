@@ -6,9 +6,10 @@ for a simulated machine. A real machine needs more, so a real node must not use 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
 from ..privacy.arrays import read_array
-from .reply_records import array_record, record_like
+from .reply_records import array_record, own_array, plain_record
 
 LEDGER_RECORDS = "murmurfl/"
 """How the names of a ledger's records in ``context.state`` begin."""
@@ -44,35 +45,84 @@ class ContextLedger(Ledger):
     """
 
     def __init__(self, state: RecordDict, machine: str) -> None:
-        self.state = state
-        self._prefix = f"{LEDGER_RECORDS}{machine}"
+        self._page = _ContextPage(state, f"{LEDGER_RECORDS}{machine}")
+
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+        return self._entered()
 
     @contextmanager
-    def exclusive(self) -> Iterator[LedgerPage]:
+    def _entered(self) -> Iterator[LedgerPage]:
         with _LOCK:
-            yield _ContextPage(self.state, self._prefix)
+            yield self._page
 
-    def keep_as_sent(self, session: str, reply: RecordDict) -> None:
-        """Remember a session's newest release in the very bytes of its reply, which is about to leave.
 
-        A worker process gives both back together, and what stands twice in them is written once. What the ledger says
-        is the same before and after; a reply that does not say the release to the last bit (under masks, say) is left
-        alone.
+class TravellingLedger(Ledger, LedgerPage):
+    """One machine's ledger in a worker process, which is given the node's state with a message and gives it back.
+
+    Parameters
+    ----------
+    machine : str
+        The machine's name.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :class:`ContextLedger`, provided :meth:`arrive` is called with each message's state
+    and :meth:`leave` before its reply is handed back. State and reply leave the worker in one piece: neither is there
+    without the other.
+    """
+
+    def __init__(self, machine: str) -> None:
+        self._prefix = f"{LEDGER_RECORDS}{machine}"
+        self.arrive(RecordDict())
+
+    def arrive(self, state: RecordDict) -> None:
+        """A message is here: what counts came with it, whoever had the one before."""
+        self._page = _ContextPage(state, self._prefix)
+        self._account: Account | None = None
+        self._streams: dict[str, StreamRecord | None] = {}
+        self._unwritten: list[str] = []
+
+    def leave(self, reply: RecordDict | None) -> None:
+        """Write what was recorded into the state, before it goes back with a reply.
 
         Parameters
         ----------
-        session : str
-        reply : RecordDict
-            The reply's content.
-
-        Notes
-        -----
-        **Formal guarantees.** Releases and spends nothing: the ledger holds what it held.
+        reply : RecordDict or None
+            The reply's content. A release that it says to the last bit is written as the very bytes of the reply, and
+            so travels once.
         """
-        arrays = reply.get(protocol.ARRAYS, None)
-        with _LOCK:
-            if isinstance(arrays, ArrayRecord):
-                _ContextPage(self.state, self._prefix).keep_as_sent(session, list(arrays.values()))
+        arrays = None if reply is None else reply.get(protocol.ARRAYS, None)
+        sent = list(arrays.values()) if isinstance(arrays, ArrayRecord) else []
+        for session in self._unwritten:
+            stream = self._streams[session]
+            if stream is not None:
+                self._page.commit(session, stream, self.account(), sent)
+        self._unwritten = []
+
+    def exclusive(self) -> AbstractContextManager[LedgerPage]:
+        return self
+
+    def __enter__(self) -> LedgerPage:
+        _LOCK.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _LOCK.release()
+
+    def account(self) -> Account:
+        if self._account is None:
+            self._account = self._page.account()
+        return self._account
+
+    def stream(self, session: str) -> StreamRecord | None:
+        if session not in self._streams:
+            self._streams[session] = self._page.stream(session)
+        return self._streams[session]
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._streams[session], self._account = stream, account
+        if session not in self._unwritten:
+            self._unwritten.append(session)
 
 
 class _ContextPage(LedgerPage):
@@ -85,12 +135,9 @@ class _ContextPage(LedgerPage):
         if record is None:
             return Account()
         try:
-            entries: dict[str, Any] = dict(record)
-            if entries["format"] != _FORMAT:
-                raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {entries['format']!r}.")
-            reserved = dict(zip(entries["sessions"], entries["reserved"], strict=True))
-            local = dict(zip(entries["sessions-local"], entries["reserved-local"], strict=True))
-            return Account(int(entries["samples-used"]), reserved, reserved_local=local)
+            if record["format"] != _FORMAT:
+                raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {record['format']!r}.")
+            return Account(**json.loads(str(record["account"])))
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 "Expected a readable account in context.state, got a damaged one; start a new run."
@@ -101,85 +148,59 @@ class _ContextPage(LedgerPage):
         if record is None:
             return None
         try:
-            entries: dict[str, Any] = dict(record)
-            arrays = {name: _read(array) for name, array in self._state[f"{self._prefix}/arrays/{session}"].items()}
-            pending = {int(j): _pending(j, arrays, entries) for j in entries["pending"]}
-            if any(counts.dtype != np.int64 for counts in pending.values()):
-                raise ValueError("pending sums are not int64")
+            entries = json.loads(str(record["stream"]))
+            arrays: Mapping[str, Any] = self._state[f"{self._prefix}/arrays/{session}"]
             return StreamRecord(
                 fingerprint=str(entries["fingerprint"]),
                 release=int(entries["release"]),
                 ack=int(entries["ack"]),
-                nonces=bytes(entries["nonces"]),
-                pending=pending,
-                noise_state=tuple(arrays[f"state-{i}"] for i in range(int(entries["num-state"]))),
-                noted=tuple(arrays[f"noted-{i}"] for i in range(int(entries["num-noted"]))),
-                ids=dict(zip(map(int, entries["named"]), entries["ids"], strict=True)),
-                order=bytes(entries["order"]),
+                nonces=bytes(record["nonces"]),  # type: ignore[arg-type]
+                pending=_Pending(entries, arrays),
+                noise_state=tuple(_read(arrays[f"state-{i}"]) for i in range(entries["num-state"])),
+                noted=tuple(_read(arrays[f"noted-{i}"]) for i in range(entries["num-noted"])),
+                ids={int(j): bytes.fromhex(name) for j, name in entries["ids"].items()},
+                order=bytes.fromhex(entries["order"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 "Expected a readable stream in context.state, got a damaged one; start a new run."
             ) from error
 
-    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        entries: dict[str, Any] = {
-            "fingerprint": stream.fingerprint,
-            "release": stream.release,
-            "ack": stream.ack,
-            "nonces": stream.nonces,
-            "pending": list(stream.pending),
-            "num-state": len(stream.noise_state),
-            "num-noted": len(stream.noted),
-            "named": list(stream.ids),
-            "ids": list(stream.ids.values()),
-            "order": stream.order,
-            "num-sent": 0,
-            "spacing": 1.0,
-        }
-        arrays = {f"pending-{j}": counts for j, counts in stream.pending.items()}
+    def commit(self, session: str, stream: StreamRecord, account: Account, sent: Sequence[Array] = ()) -> None:
+        """Record both; a newest release that ``sent`` says to the last bit is kept in its bytes."""
+        newest = stream.pending.get(stream.release) if sent else None
+        spacing = None if newest is None else _spacing(newest, [_read(array) for array in sent])
+        kept_as_sent = None if spacing is None else stream.release
+        arrays = {f"pending-{j}": counts for j, counts in stream.pending.items() if j != kept_as_sent}
         arrays |= {f"state-{i}": values for i, values in enumerate(stream.noise_state)}
         arrays |= {f"noted-{i}": values for i, values in enumerate(stream.noted)}
-        spent: dict[str, Any] = {
-            "format": _FORMAT,
-            "samples-used": account.samples_used,
-            "sessions": list(account.reserved),
-            "reserved": [float(mu) for mu in account.reserved.values()],
-            "sessions-local": list(account.reserved_local),
-            "reserved-local": [float(mu) for mu in account.reserved_local.values()],
-        }
-        account_record = self._changed(f"{self._prefix}/account", spent)
-        stream_record = self._changed(f"{self._prefix}/stream/{session}", entries)
         written = array_record(list(arrays), list(arrays.values()))
+        if kept_as_sent is not None:
+            for i, array in enumerate(sent):
+                written[f"sent-{i}"] = own_array(array)
+        spent = {
+            "samples_used": int(account.samples_used),
+            "reserved": dict(account.reserved),
+            "reserved_local": dict(account.reserved_local),
+        }
+        entries = {
+            "fingerprint": stream.fingerprint,
+            "release": int(stream.release),
+            "ack": int(stream.ack),
+            "pending": [int(j) for j in stream.pending],
+            "as-sent": kept_as_sent,
+            "num-sent": len(sent),
+            "spacing": spacing,
+            "num-state": len(stream.noise_state),
+            "num-noted": len(stream.noted),
+            "ids": {j: name.hex() for j, name in stream.ids.items()},
+            "order": stream.order.hex(),
+        }
         # The account first: if this is interrupted, samples may be lost but are never used again.
-        self._state[f"{self._prefix}/account"] = account_record
+        self._state[f"{self._prefix}/account"] = plain_record({"format": _FORMAT, "account": json.dumps(spent)})
         self._state[f"{self._prefix}/arrays/{session}"] = written
-        self._state[f"{self._prefix}/stream/{session}"] = stream_record
-
-    def keep_as_sent(self, session: str, sent: list[Array]) -> None:
-        key = f"{self._prefix}/arrays/{session}"
-        record, held = self._config(f"{self._prefix}/stream/{session}"), self._state.get(key, None)
-        name = "" if record is None else f"pending-{record.get('release')}"
-        if record is None or not isinstance(held, ArrayRecord) or name not in held:
-            return
-        held = held.copy()
-        counts = _read(held.pop(name))
-        spacing = _spacing(counts, [_read(array).ravel() for array in sent])
-        if spacing is None:
-            return
-        # With bytes of one object and an Array of one's own: nobody else's changes show here.
-        for i, array in enumerate(sent):
-            held[f"{name}-sent-{i}"] = Array(array.dtype, array.shape, array.stype, array.data)
-        # One record after the other: between the two the ledger says the same.
-        record["spacing"], record["num-sent"] = spacing, len(sent)
-        self._state[key] = held
-
-    def _changed(self, key: str, entries: dict[str, Any]) -> ConfigRecord:
-        """A record of the ledger with other entries, of which most are the old ones."""
-        before = self._state.get(key, None)
-        if isinstance(before, ConfigRecord) and before.keys() == entries.keys():
-            return record_like(before, entries)
-        return ConfigRecord(entries)
+        record = plain_record({"stream": json.dumps(entries), "nonces": bytes(stream.nonces)})
+        self._state[f"{self._prefix}/stream/{session}"] = record
 
     def _config(self, key: str) -> ConfigRecord | None:
         record = self._state.get(key, None)
@@ -191,26 +212,62 @@ class _ContextPage(LedgerPage):
         return record
 
 
+class _Pending(Mapping[int, NDArray[np.int64]]):
+    """What was sent and is not acknowledged, read when it is needed: mostly it is acknowledged instead.
+
+    Parameters
+    ----------
+    entries : mapping
+        The stream's.
+    arrays : mapping of str to Array
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If an array is missing, or says of itself that it is of another type.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        self._spacing = entries["spacing"]
+        self._found: dict[int, list[Any]] = {}
+        for j in map(int, entries["pending"]):
+            as_sent = j == entries["as-sent"]
+            names = [f"sent-{i}" for i in range(entries["num-sent"])] if as_sent else [f"pending-{j}"]
+            self._found[j] = [arrays[name] for name in names]
+            if any(array.dtype != ("float64" if as_sent else "int64") for array in self._found[j]):
+                raise ValueError("pending sums are not int64")
+        self._as_sent = entries["as-sent"]
+
+    def __getitem__(self, release: int) -> NDArray[np.int64]:
+        parts = [_read(array).ravel() for array in self._found[release]]
+        if release != self._as_sent:
+            return parts[0]
+        values = np.concatenate(parts)
+        values /= self._spacing
+        return values.astype(np.int64)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 def _read(array: Any) -> NDArray[Any]:
-    return read_array(array.dtype, array.shape, array.data)
-
-
-def _pending(release: int, arrays: Mapping[str, NDArray[Any]], entries: Mapping[str, Any]) -> NDArray[np.int64]:
-    """The counts of a pending release, kept as they are or as they were sent."""
-    name = f"pending-{release}"
-    if name in arrays:
-        return arrays[name]
-    parts = [arrays[f"{name}-sent-{i}"].ravel() for i in range(int(entries["num-sent"]))]
-    return (np.concatenate(parts) / entries["spacing"]).astype(np.int64)
+    values = read_array(array.dtype, array.shape, array.data)
+    if values.dtype != array.dtype:
+        raise LedgerError("Expected arrays in context.state of the types they say, got a damaged one; start a new run.")
+    return values
 
 
 def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float | None:
     """What sent values must be divided by to give the counts back, every one; None if nothing does."""
     if any(values.dtype != np.float64 for values in sent) or sum(values.size for values in sent) != counts.size:
         return None
-    values = np.concatenate(sent)
+    values = np.concatenate([part.ravel() for part in sent])
     first = int(np.argmax(counts != 0))
     if not counts[first] or not values[first]:
         return None
     spacing = float(values[first]) / float(counts[first])
-    return spacing if np.array_equal(values / spacing, counts) else None
+    values /= spacing
+    return spacing if np.array_equal(values, counts) else None

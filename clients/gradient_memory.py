@@ -71,9 +71,10 @@ class Need:
         if count < 1:
             needed = (self.fixed + self.a_sample + beside) / _SHARE / 2**20
             needed = math.ceil(needed * 100) / 100  # so that what is asked for is enough
+            rows = " with the rows beside it" if beside else ""
             raise ConfigurationError(
                 f"Expected a gradient memory of at least {needed} MiB, which the gradient of a single sample of this "
-                f"model needs, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, gradient-memory-mib)."
+                f"model needs{rows}, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, gradient-memory-mib)."
             )
         return count
 

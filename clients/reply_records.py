@@ -59,13 +59,16 @@ def _array(values: NDArray[Any]) -> Array:
     return array
 
 
-def record_like(last: RecordT, values: Mapping[str, Any]) -> RecordT:
-    """A record with these values, from one with the same names, which stays as it is."""
-    record = last.copy()
-    for name, value in values.items():
-        if not _is_same_or_list(value, last[name]):
-            record[name] = value
-    return record
+def own_array(array: Array) -> Array:
+    """An array with the bytes of another one, which nobody else changes."""
+    own = Array.__new__(Array)
+    vars(own).update(dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
+    return own
+
+
+def plain_record(values: dict[str, Any]) -> ConfigRecord:
+    """Plain values as a record of a machine's state."""
+    return _record(ConfigRecord, values)
 
 
 def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
@@ -85,18 +88,3 @@ def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
     else:
         inside.update(values)
     return record
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    """Whether nobody could tell two plain values apart."""
-    kind = type(value)
-    if kind is not type(other) or kind not in _PLAIN or value != other:
-        return False
-    return kind is not float or value != 0.0  # which has two signs
-
-
-def _is_same_or_list(value: Any, other: Any) -> bool:
-    """As :func:`_is_same`, of lists of plain values too."""
-    if type(value) is not list or type(other) is not list:
-        return _is_same(value, other)
-    return len(value) == len(other) and all(map(_is_same, value, other))

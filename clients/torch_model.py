@@ -33,6 +33,7 @@ Loss = Callable[[Any, Any], Any]
 """``loss(output, target) -> scalar tensor``, as PyTorch's criteria."""
 
 _ROWS_AT_A_TIME = 8
+_WIDENED_VALUES = 1 << 20
 """Rows that are widened to float64 together: few enough for the processor's cache."""
 
 
@@ -224,6 +225,7 @@ class ModuleGradients:
             some = picked(samples[0], chosen), picked(samples[1], chosen)
             with np.errstate(all="ignore"):
                 if narrow:
+                    beside += 8 * self._width  # a row that is widened, later on
                     return _NarrowRows(np.asarray(self._rows(points[0], some, beside)), float(weight))  # type: ignore[arg-type]
                 at = partial(self._rows, beside=beside)
                 return DenseContributions(combined_gradients(at, points, weights_of(weights, chosen), some))  # type: ignore[arg-type]
@@ -322,11 +324,13 @@ class _NarrowRows:
 
     def norms(self) -> NDArray[np.float64]:
         squares = np.empty(len(self._rows))
+        together = min(max(_WIDENED_VALUES // self._rows.shape[1], 1), _ROWS_AT_A_TIME)
         with np.errstate(all="ignore"):
-            for start in range(0, len(self._rows), _ROWS_AT_A_TIME):
-                some = slice(start, start + _ROWS_AT_A_TIME)
+            for start in range(0, len(self._rows), together):
+                some = slice(start, start + together)
                 wide = self._rows[some].astype(np.float64)
                 squares[some] = np.einsum("ij,ij->i", wide, wide)
+                del wide  # before the next ones are made
             return abs(self._weight) * np.sqrt(squares)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:

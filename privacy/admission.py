@@ -220,7 +220,7 @@ class AdmissionRule:
         else:
             valid = ack > before and ack in pending
             # (P_j - P_old) - (P_new - P_old): the same prefixes, told from the new acknowledgement.
-            left = {j: counts - pending[ack] for j, counts in pending.items() if j > ack} if valid else NOTHING
+            left = {j: pending[j] - pending[ack] for j in pending if j > ack} if valid else NOTHING
         if not valid:
             raise RefusedError(
                 protocol.BAD_ACKNOWLEDGEMENT,

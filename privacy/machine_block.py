@@ -253,9 +253,9 @@ class MachineBlock:
         """The sum of some of the releases: integers, the same in any order."""
         return self._arithmetic.total(releases.counts, places)
 
-    def samples_counted(self, row: int) -> int:
-        """How many samples the server counts a machine's release for: public."""
-        return samples_counted(self.policy, int(self._num_samples[row]))
+    def samples_counted(self, rows: Sequence[int]) -> list[int]:
+        """How many samples the server counts each machine's release for: public."""
+        return [samples_counted(self.policy, size) for size in self._num_samples[np.asarray(rows)].tolist()]
 
     def _noised(
         self, streams: StreamBlock, index: NDArray[np.intp], contributions: StackedContributions

@@ -45,7 +45,7 @@ NONCE_BYTES = 16
 # How many pairs of a long row, and how many normals of short rows, are computed at a time: so many that the work arrays
 # stay in the second-level cache.
 _BLOCK_PAIRS = 1 << 14
-_NORMALS_TOGETHER = 1 << 17
+_NORMALS_TOGETHER = 1 << 16
 _CIPHER_BLOCK_BYTES = 16
 # The block of a row's keystream at which the words of the tail begin, and how many blocks each pair has there.
 _TAIL_BLOCKS = 1 << 127

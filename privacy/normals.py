@@ -45,6 +45,7 @@ low bits of counts. Proof: docs/proofs/grid-and-noise.md.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -71,6 +72,8 @@ FINEST_GRID = 2.0**-25
 
 _MISSED = 2.0**-20  # the share of delta that may be charged for the range
 _RESOLUTION = 2.0**-51
+
+_MOST_KEPT = 1 << 18  # values
 
 Words = NDArray[np.uint64]
 Tail = Callable[[int, int], NDArray[np.uint64]]
@@ -166,18 +169,34 @@ def fast_pairs(
     **Formal guarantees.** None: their gaps tell neighbouring data sets apart.
     """
     unit = np.float32(2.0**-32)
-    radius = radius_words.astype(np.float32)
+    work = _work_rows(radius_words.shape)
+    radius, angle = work
+    np.copyto(radius, radius_words, casting="unsafe")  # to the nearest float32, as astype
     radius += np.float32(0.5)
     radius *= unit
     np.log(radius, out=radius)
     radius *= np.float32(-2.0)
     np.sqrt(radius, out=radius)
-    angle = angle_words.astype(np.float32)
+    np.copyto(angle, angle_words, casting="unsafe")
     angle *= np.float32(2 * math.pi * 2.0**-32)
     np.cos(angle, out=cosines)
     np.sin(angle, out=sines)
     cosines *= radius
     sines *= radius
+
+
+_kept = threading.local()
+
+
+def _work_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Room for radii and angles, the same again and again: fresh memory takes longer to get than to fill."""
+    size = 2 * math.prod(shape)
+    room = getattr(_kept, "room", None)
+    if room is None or room.size < size:
+        room = np.empty(size, np.float32)
+        if size <= _MOST_KEPT:
+            _kept.room = room
+    return room[:size].reshape(2, *shape)
 
 
 def resolution_mu(num_values: int, grid_per_std: float) -> float:

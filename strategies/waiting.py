@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flwr.superlink.grid import InMemoryGrid
-
 MOST_NAMED = 10
 
 WITHOUT = "without"
@@ -26,6 +24,8 @@ def is_simulation(grid: object) -> bool:
     -----
     **Formal guarantees.** None rests on it.
     """
+    from flwr.superlink.grid import InMemoryGrid  # here, because a worker of a simulation never comes here
+
     return isinstance(grid, InMemoryGrid)
 
 

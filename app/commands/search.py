@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from ..config import RunConfig
 from .failing import fail, failing_clearly
-from .settings import AsJson, Assignments, ConfigFile, settings_of
+from .settings import AsJson, Assignments, ConfigFile, RayAddress, Workers, settings_of
 from .terminal import say
 
 Multiples = Annotated[str, typer.Option(help="Multiples of the preset's, separated by commas.")]
@@ -26,6 +27,8 @@ def search(
     public: Annotated[
         bool, typer.Option(help="Whether samples that runs are evaluated on are public, and choose without a count.")
     ] = False,
+    workers: Workers = None,
+    ray: RayAddress = "",
     as_json: AsJson = False,
 ) -> None:
     """Try multiples of the preset's clip and step in simulation, and train with the best: mu is that of everything."""
@@ -46,7 +49,8 @@ def search(
                 say(f"clip {trial.clip_norm:.4g}, step {trial.learning_rate:.4g}: {trial.score:.1%} {how}")
 
         config = RunConfig.from_mapping(settings_of(config_file, assignments))
-        found = run_search(config, candidates, share=share, counting=counting, public=public, on_trial=show)
+        where = {"workers": workers, "ray_address": ray, "say": partial(say, err=True)}
+        found = run_search(config, candidates, share=share, counting=counting, public=public, on_trial=show, **where)
     values, accuracy = found.result.experiment.values, found.result.progress[-1].accuracy
     if as_json:
         trials = [vars(trial) for trial in found.trials]

@@ -7,10 +7,9 @@ round's releases one sum comes back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
@@ -21,6 +20,11 @@ from .contributions import DeviceContributions
 from .counts import clipped_counts
 from .noise import DeviceNoise
 from .rows import RowTable
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 _SHARE_OF_MEMORY = 0.25
 _CPU_BYTES = 256 << 20

@@ -7,13 +7,19 @@ of whose rows has no finite norm goes the careful way, on this side: the same co
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from ...privacy.grid import MARK, Grid
 from ...privacy.row_bound import RowBound
-from ...privacy.training import observe
+from ...privacy.training import observe_releases
 from .contributions import DeviceContributions
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 _MARK = int(MARK)
 _ROUNDER = 1.5 * 2.0**52
@@ -45,14 +51,15 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
     grid.rounded(np.empty(0), bound.clip_norm * share)  # refuses a grid on which the bound does not fit
     scales = np.full(norms.shape, np.nan) if bound.nonnegative else bound.scales(norms)
     machines = scales.reshape(-1, rows_per_release)
-    careful = np.flatnonzero(~np.isfinite(machines).all(axis=1))
+    plain = np.isfinite(machines).all(axis=1)
+    if bound.observed:
+        observe_releases(norms.reshape(machines.shape)[plain], bound.clip_norm)
     factors = np.where(np.isfinite(machines), machines * (share / grid.spacing), 0.0)
     sent = torch.from_numpy(np.ascontiguousarray(factors.T)).to(stack.device)
     total = marked(stack.scaled(slice(0, None, rows_per_release), sent[0])).sub_(_MARK)
     for j in range(1, rows_per_release):
         total += marked(stack.scaled(slice(j, None, rows_per_release), sent[j])).sub_(_MARK)
-    _observe(norms.reshape(machines.shape), bound, careful)
-    for i in careful.tolist():
+    for i in np.flatnonzero(~plain).tolist():
         total[i] = _careful_counts(stack, bound, grid, i, rows_per_release, total.shape[1]).to(stack.device)
     return total
 
@@ -60,13 +67,6 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
 def marked(scaled: torch.Tensor) -> torch.Tensor:
     """:meth:`murmurfl.privacy.grid.Grid.marked` of float64 values that are bounded: the same integers, in place."""
     return scaled.add_(_ROUNDER).view(torch.int64)
-
-
-def _observe(norms: np.ndarray, bound: RowBound, careful: np.ndarray) -> None:
-    if not bound.observed:
-        return
-    for i in sorted(set(range(len(norms))) - set(careful.tolist())):
-        observe(norms[i], bound.clip_norm)
 
 
 def _careful_counts(

@@ -9,10 +9,9 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...clients.torch_model import ModuleGradients
@@ -22,6 +21,11 @@ from ..models.linear import LinearModel, LogisticRegression, MeanEstimation, Non
 from ..models.softmax import SoftmaxRegression
 from .contributions import DeviceContributions, DeviceOuterProducts, DeviceRows
 from .samples import DeviceBatch, DeviceSamples
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 Weight = float | NDArray[np.float64]
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
@@ -26,6 +25,11 @@ from ...privacy.normals import LARGEST_NORMAL
 from .counts import marked
 from .normals import standard_normal_rows
 from .rows import Name, RowTable
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 _MARK = int(MARK)
 

@@ -21,13 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ...privacy import ConfigurationError
 from ...privacy.noise import KEY_BYTES
 from .philox import WORD_BITS, philox_words
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 _PER_BLOCK = 4
 _BLOCKS_TOGETHER = 1 << 16

@@ -9,10 +9,16 @@ answers before it is used (:func:`check_known_answers`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...privacy import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+    Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+else:
+    from .late import torch
 
 ROUNDS = 10
 WORD_BITS = 32
@@ -31,8 +37,6 @@ KNOWN_ANSWERS: tuple[tuple[tuple[int, ...], tuple[int, int], tuple[int, ...]], .
     ),
 )
 """Counter, key and words, as the authors published them with their library Random123."""
-
-Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox_words(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -> Words:

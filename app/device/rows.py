@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
+
 
 Name = tuple[bytes, bytes]
 """A machine's secret key and the nonce of a release."""

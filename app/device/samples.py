@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..tasks.base import Shard
+
+if TYPE_CHECKING:
+    import torch
+else:
+    from .late import torch
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort
-from ...clients.cohort_block import BlockAnswer, PartAnswer
+from ...clients.cohort_block import BlockAnswer, PartAnswer, stacked_samples
 from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
 from ...privacy.ledger.block import BlockLedger
 from ...privacy.training import observing
@@ -26,6 +26,7 @@ from ..experiment import Experiment
 from ..network import reply_is_lost
 from ..statements import GroupedStatements, said_alike
 from ..tasks.base import Shard
+from ..tasks.parts import Shards
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Noise rows kept for taking back out, in MiB; beyond it they are regenerated."""
@@ -45,6 +46,8 @@ class ExperimentKinds:
         """Whether any are."""
         self.num_samples: NDArray[np.int64] = np.asarray(experiment.sizes, dtype=np.int64)
         self.ledgers = BlockLedger(len(self.num_samples))
+        sizes = np.unique(self.num_samples)
+        self._only_kind = int(sizes[0]) if self.alike and len(sizes) == 1 else None
 
     def row(self, name: str) -> int:
         """A machine's row: its number."""
@@ -52,11 +55,20 @@ class ExperimentKinds:
 
     def kind(self, name: str) -> Hashable | None:
         """The number of samples, from which policies follow."""
+        if self._only_kind is not None:
+            return self._only_kind
         return int(self.num_samples[int(name)]) if self.alike else None
 
     def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
         """Columns in which machines agree that state the same of themselves."""
         return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
+
+    def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
+        """Some samples of machines as one batch, machine after machine."""
+        shards = self._experiment.shards
+        if isinstance(shards, Shards):
+            return shards.batch([int(name) for name, _ in chosen], [samples for _, samples in chosen])
+        return stacked_samples([(shards[int(name)], samples) for name, samples in chosen])
 
     def samples(self, name: str) -> Shard:
         """A machine's samples."""
@@ -175,7 +187,6 @@ class CohortMachines:
             return
         streams, metrics = part.releases.streams, answer.client.public_entries("gradients")
         releases = streams.release.tolist()
-        self._sent |= {name: releases[i] for i, name in came}
         if request.sums_suffice:
             yield _summed(part, came, metrics)
         else:
@@ -183,7 +194,12 @@ class CohortMachines:
                 release = part.release(i)
                 said = {**metrics, protocol.NUM_EXAMPLES: release.samples}
                 yield Reply(name, release.release, release.ack, release, said)
-        self._acknowledge(request, [name for _, name in came])
+        told = [(i, releases[i]) for i, name in came if request.aggregated.get(name) == releases[i]]
+        if told:
+            part.acknowledge(request.session, told)
+        if len(told) < len(came):  # a server that sees only sums knows after the round
+            known = {i for i, _ in told}
+            self._sent |= {name: releases[i] for i, name in came if i not in known}
 
     def _is_lost(self, request: RoundRequest, name: str) -> bool:
         config = self._experiment.config
@@ -228,7 +244,7 @@ def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str,
         machines=tuple(name for _, name in came),
         releases=tuple(streams.release[places].tolist()),
         acks=tuple(streams.ack[places].tolist()),
-        samples=tuple(block.samples_counted(part.part.rows[part.releases.rows[i]]) for i in places),
+        samples=tuple(block.samples_counted([part.part.rows[part.releases.rows[i]] for i in places])),
         counts=block.total(part.releases, places),
         spacing=spacing,
         largest=min(math.ceil(block.plan.largest_value / spacing), LARGEST_COUNT),

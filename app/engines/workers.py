@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import protocol
+from ...privacy import MemoryLedger, protocol
 from ...privacy.outgoing import Release
 from ...privacy.training import ObservedFigures, TrainingFigures
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
@@ -28,11 +28,16 @@ from ...strategies.machine_names import NumberedNames
 from ...strategies.replies import SummedReplies
 from ..experiment import Experiment, model_of
 from ..statements import GroupedStatements, Statement
+from ..tasks.base import Dataset, Shard
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .pool import Pool, WorkerState
 
 logger = logging.getLogger(__name__)
 
+LEDGERS = "ledgers"
+"""Where a worker keeps the ledgers of machines by name, if it does."""
+EXPERIMENT = "experiment"
+"""Where a worker keeps the experiment of its last training."""
 _MACHINES = "machines"
 _SENT = "sent"
 _HEARD = "heard"
@@ -106,6 +111,10 @@ class WorkerMachines:
         With as many workers as there are machines, or fewer.
     row_cache_mib : float
         As :class:`~murmurfl.app.engines.cohort.CohortMachines`'s, of all workers together.
+    samples : Any, optional
+        What :func:`shared_samples` gave, where they were sent already; by default they are sent now.
+    keeps_ledgers : bool
+        Whether machines' ledgers are those of the trainings before on this pool; by default they are new ones.
 
     Notes
     -----
@@ -113,14 +122,23 @@ class WorkerMachines:
     follow the same release rule.
     """
 
-    def __init__(self, experiment: Experiment, pool: Pool, *, row_cache_mib: float = DEFAULT_ROW_CACHE_MIB) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        pool: Pool,
+        *,
+        row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
+        samples: Any = None,
+        keeps_ledgers: bool = False,
+    ) -> None:
         self._pool = pool
         self._names = NumberedNames(experiment.config.num_clients)
         self._asks_all = not experiment.model.rows_stand_alone
         # The model is made anew by whoever gets it: a network holds what cannot be sent.
-        without_model: Any = {"model": None}
-        shared = pool.share(replace(experiment, **without_model))
-        pool.on_all(begin_training, pool.size, shared, row_cache_mib / pool.size)
+        bare: Any = {"model": None, "data": None, "shards": ()}
+        sent = shared_samples(experiment, pool) if samples is None else samples
+        options = row_cache_mib / pool.size, keeps_ledgers
+        pool.on_all(begin_training, pool.size, pool.share(replace(experiment, **bare)), sent, *options)
         self._sent: list[dict[str, int]] = [{} for _ in range(pool.size)]
         self._said: set[str] = set()
 
@@ -206,15 +224,33 @@ class WorkerMachines:
         )
 
 
+def shared_samples(experiment: Experiment, pool: Pool) -> Any:
+    """An experiment's data and who has which of them, sent to the workers of a pool once."""
+    return pool.share((experiment.data, experiment.shards))
+
+
 # What workers do. Each function gets first what its worker keeps.
 
 
-def begin_training(state: WorkerState, worker: int, workers: int, experiment: Experiment, row_cache_mib: float) -> None:
+def begin_training(
+    state: WorkerState,
+    worker: int,
+    workers: int,
+    bare: Experiment,
+    samples: tuple[Dataset, Sequence[Shard]],
+    row_cache_mib: float,
+    keeps_ledgers: bool,
+) -> None:
     """Make a worker's machines."""
-    model = model_of(experiment.config, experiment.data)
-    mine = range(worker, experiment.config.num_clients, workers)
-    whole = replace(experiment, model=model)
-    state[_MACHINES] = CohortMachines(whole, row_cache_mib=row_cache_mib, machines=mine)
+    data, shards = samples
+    whole = replace(bare, data=data, shards=shards, model=model_of(bare.config, data))
+    # Who is asked for some machines alone need not be told that others are elsewhere.
+    mine = None if whole.model.rows_stand_alone else range(worker, whole.config.num_clients, workers)
+    ledgers = None
+    if keeps_ledgers:
+        ledgers = state.setdefault(LEDGERS, {str(i): MemoryLedger() for i in range(whole.config.num_clients)})
+    state[_MACHINES] = CohortMachines(whole, row_cache_mib=row_cache_mib, ledgers=ledgers, machines=mine)
+    state[EXPERIMENT] = whole
     state[_SENT] = {}
     if _HEARD not in state:
         state[_HEARD] = _Heard()

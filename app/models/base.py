@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from ...clients.gradient_memory import GRADIENT_MEMORY_MIB
 from ...privacy import ConfigurationError, derived_seed
@@ -118,6 +117,8 @@ def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> floa
     ones, zeros = int(positive.sum()), int((~positive).sum())
     if not ones or not zeros or not np.isfinite(scores).all():
         return math.nan
+    from scipy.stats import rankdata  # here, because workers import this file, and need none of it
+
     return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 

@@ -13,7 +13,6 @@ from ...privacy import ConfigurationError
 from ...privacy.clipping import clip_per_sample
 from ..config import RunConfig
 from .base import Batch, Model, ModelKind, OnlineConstants, Parameters
-from .rows import row_products
 
 _LARGEST_RATE_TOGETHER = 0.5
 
@@ -35,7 +34,6 @@ class LinearModel(Model):
     """
 
     clips_contractively = True
-    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, feature_bound: float) -> None:
         super().__init__(num_features, num_classes)
@@ -50,8 +48,7 @@ class LinearModel(Model):
 
     def __call__(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
         features = self.bounded(samples[0])
-        margins = row_products(features, np.asarray(parameters[0], np.float64)[:, None])[:, 0]
-        return self.slopes(margins, samples[1])[:, None] * features
+        return self.slopes(features @ np.asarray(parameters[0], np.float64), samples[1])[:, None] * features
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
         """The gradient of sample i at point i."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ...clients.outer_products import OuterProducts
 from .base import Batch, Model, ModelKind, Parameters
-from .rows import row_products
 
 
 class SoftmaxRegression(Model):
@@ -22,8 +21,6 @@ class SoftmaxRegression(Model):
     bias : bool
         Whether there is one; features with a constant among them need none.
     """
-
-    rows_stand_alone = True
 
     def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__(num_features, num_classes)
@@ -65,7 +62,7 @@ class SoftmaxRegression(Model):
 
     def _residuals(self, parameters: Parameters, features: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[Any]:
         """Softmax minus one-hot label, shape (samples, classes)."""
-        residuals = row_products(features, np.asarray(parameters[0], dtype=np.float64).T)
+        residuals = features @ np.asarray(parameters[0], dtype=np.float64).T
         if self.bias:
             residuals += parameters[1]
         residuals -= np.maximum.reduce(residuals, axis=1, keepdims=True)

@@ -62,6 +62,10 @@ class Parts(Sequence[NDArray[np.int64]]):
         end, size = self._ends[machine], self.sizes[machine]
         return self.numbers[end - size : end]
 
+    def starts(self, machines: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Where some machines' samples begin in :attr:`numbers`."""
+        return self._ends[machines] - self.sizes[machines]
+
     def shuffled(self, generator: np.random.Generator) -> Parts:
         """The same with each machine's in an order of its own: that of ``generator.permutation`` of one after another.
 
@@ -104,6 +108,23 @@ class Shards(Sequence[Shard]):
     def sizes(self) -> NDArray[np.int64]:
         """How many samples each machine has."""
         return self._parts.sizes
+
+    def batch(self, machines: Sequence[int], samples: Sequence[slice]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Some samples of each of several machines, machine after machine.
+
+        Parameters
+        ----------
+        machines : sequence of int
+        samples : sequence of slice
+            As many of each.
+        """
+        starts = np.array([chosen.start for chosen in samples])
+        counts = np.array([chosen.stop for chosen in samples]) - starts
+        if (counts != counts[0]).any() or (starts + counts > self.sizes[np.asarray(machines)]).any():
+            return Shard.stack([(self[i], chosen) for i, chosen in zip(machines, samples, strict=True)])
+        firsts = self._parts.starts(np.asarray(machines)) + starts
+        chosen = self._parts.numbers[(firsts[:, None] + np.arange(counts[0])).ravel()]
+        return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
 
     def __len__(self) -> int:
         return len(self._parts)

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import measure_apart
-from .run import CLIENTS, PER_ROUND, make_work, pfl_python, train_with_pfl, write_data
+from .run import (
+    CLIENTS,
+    PER_ROUND,
+    make_work,
+    measure_once,
+    nothing_measured,
+    pfl_python,
+    train_with_pfl,
+    write_data,
+)
 
 REPEATS = 5
 ROUNDS = 120
@@ -28,25 +37,25 @@ PFL, EQUAL, TWICE = "pfl", "noisy-sgd", "mu2"
 
 def measure(repeats: int = REPEATS, rounds: int = ROUNDS) -> dict[str, Any]:
     """Updates a second of pfl and of both methods on the in-process grid, and the ratios of each turn."""
-    work = make_work(rounds)
+    work, pfl = make_work(rounds), nothing_measured()
     pfl_python()  # made before anything is measured
-    rates: dict[str, list[float]] = {PFL: [], EQUAL: [], TWICE: []}
-    version = ""
+    ours: dict[str, list[dict[str, float]]] = {EQUAL: [], TWICE: []}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder).resolve() / "data.npz"
         write_data(data, work)
         for turn in range(1, repeats + 1):
-            result = train_with_pfl(work, data, turn)
-            version = str(result["version"])
-            rates[PFL].append(result["client_updates"] / result["seconds"])
-            for strategy in (EQUAL, TWICE):
-                rates[strategy].append(measure_apart("inprocess", rounds, strategy)["rate"])
+            measure_once(pfl, lambda turn=turn: train_with_pfl(work, data, turn))
+            for strategy, kept in ours.items():
+                kept.append(measure_apart("inprocess", rounds, strategy))
+    rates = {PFL: [1000 / seconds for seconds in pfl["seconds_per_1000"]]}
+    rates |= {strategy: [run["rate"] for run in kept] for strategy, kept in ours.items()}
     return {
         "clients": CLIENTS,
         "per_round": PER_ROUND,
         "rounds": rounds,
         "repeats": repeats,
-        "pfl version": version,
+        "pfl": pfl,
+        "peak_mib": {strategy: statistics.median(run["peak_mib"] for run in kept) for strategy, kept in ours.items()},
         "updates_per_second": {name: statistics.median(kept) for name, kept in rates.items()},
         "range": {name: [min(kept), max(kept)] for name, kept in rates.items()},
         "inprocess / pfl": _ratio(rates, EQUAL),
@@ -63,18 +72,19 @@ def _ratio(rates: dict[str, list[float]], strategy: str) -> dict[str, Any]:
 def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
     names = {
-        PFL: f"pfl {document['pfl version']}",
+        PFL: f"pfl {document['pfl']['version']}",
         EQUAL: "murmurfl, in-process grid, noisy SGD: equal work",
         TWICE: "murmurfl, in-process grid, DP-μ²-FL: two gradients, and last noise taken out",
     }
-    ratios = {EQUAL: document["inprocess / pfl"], TWICE: document["inprocess / pfl, two gradients"]}
-    lines = ["| | updates/s | times pfl's |", "|---|---|---|"]
+    peaks = {PFL: statistics.median(document["pfl"]["peak_mib"]), **document["peak_mib"]}
+    times = {PFL: "1"}
+    for name, key in ((EQUAL, "inprocess / pfl"), (TWICE, "inprocess / pfl, two gradients")):
+        low, high = document[key]["range"]
+        times[name] = f"{document[key]['median']:.2f} ({low:.2f} to {high:.2f})"
+    lines = ["| | updates/s | times pfl's | peak memory MiB |", "|---|---|---|---|"]
     for name, label in names.items():
-        low, high = document["range"][name]
-        ratio = ratios.get(name, {"median": 1.0, "range": [1.0, 1.0]})
-        least, most = ratio["range"]
-        times = f"{ratio['median']:.2f} ({least:.2f} to {most:.2f})" if name != PFL else "1"
-        lines.append(f"| {label} | {document['updates_per_second'][name]:,.0f} ({low:,.0f} to {high:,.0f}) | {times} |")
+        rate, (low, high) = document["updates_per_second"][name], document["range"][name]
+        lines.append(f"| {label} | {rate:,.0f} ({low:,.0f} to {high:,.0f}) | {times[name]} | {peaks[name]:,.0f} |")
     lines += [
         "",
         f"{document['clients']} machines, {document['per_round']} a round, {document['rounds']} rounds, one core each, "

@@ -192,26 +192,32 @@ def measure_flower(rounds: int = 0, repeats: int = REPEATS, *, noise: bool = Tru
 
 def _repeat(once: Callable[[Path, int], Measurement], work: Work, repeats: int) -> Measurement:
     """Measure with seeds 1, 2, ...: seconds of the training, and the memory of all processes that were started."""
-    measured: Measurement = {
-        "seconds_per_1000": [],
-        "peak_mib": [],
-        "peak_pss_mib": [],
-        "final_loss": [],
-        "client_updates": [],
-    }
+    measured = nothing_measured()
     for seed in range(1, repeats + 1):
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder).resolve() / "data.npz"
             write_data(data, work)
-            with PeakMemory() as memory:
-                result = once(data, seed)
-        measured["seconds_per_1000"].append(1000 * result["seconds"] / result["client_updates"])
-        measured["peak_mib"].append(memory.peak_mib)
-        measured["peak_pss_mib"].append(memory.peak_pss_mib)
-        measured["final_loss"].append(result["final_loss"])
-        measured["client_updates"].append(result["client_updates"])
-        measured["version"] = result["version"]
+            measure_once(measured, lambda data=data, seed=seed: once(data, seed))
     return measured
+
+
+def nothing_measured() -> Measurement:
+    """A measurement before the first repeat."""
+    names = ("seconds_per_1000", "peak_mib", "peak_pss_mib", "final_loss", "client_updates")
+    return {name: [] for name in names}
+
+
+def measure_once(measured: Measurement, once: Callable[[], Measurement]) -> Measurement:
+    """One more repeat, added to what was measured; what it says of itself."""
+    with PeakMemory() as memory:
+        result = once()
+    measured["seconds_per_1000"].append(1000 * result["seconds"] / result["client_updates"])
+    measured["peak_mib"].append(memory.peak_mib)
+    measured["peak_pss_mib"].append(memory.peak_pss_mib)
+    measured["final_loss"].append(result["final_loss"])
+    measured["client_updates"].append(result["client_updates"])
+    measured["version"] = result["version"]
+    return result
 
 
 def table(measured: dict[str, Measurement]) -> str:

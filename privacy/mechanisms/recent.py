@@ -24,7 +24,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from ..errors import ConfigurationError
 from ..noise import NONCE_BYTES
@@ -77,6 +76,8 @@ class RecentNoise(ToeplitzMechanism):
         return column[: self.num_releases]
 
     def _encoder_column(self) -> NDArray[np.float64]:
+        from scipy.signal import lfilter  # here, because it brings half of SciPy: a second of every worker's start
+
         # By the recurrence: a transform would leave errors of the size of the first entry in the last one.
         impulse = np.zeros(self.num_releases)
         impulse[0] = 1.0

@@ -32,6 +32,10 @@ for changes in ({"model": "mlp"}, {"task": "synthetic", "model": "cnn"}, {"task"
     except ConfigurationError as error:
         print(error)
 try:
+    run_cohort(RunConfig(**small, noise_quality="fast"), device="cuda")
+except ConfigurationError as error:
+    print(error)
+try:
     TorchGradients(None, None)
 except ConfigurationError as error:
     print(error)
@@ -42,8 +46,9 @@ def test_the_default_run_needs_no_torch_and_what_does_names_its_key_and_its_extr
     ran = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     said = [line for line in ran.stdout.splitlines() if line.startswith("Expected")]
-    extras = ["torch", "torch", "torch", "partitions", "torch"]
-    needed = ["model = 'mlp'", "model = 'cnn'", "task = 'mnist'", "partition = 'dirichlet'", "TorchGradients"]
+    extras = ["torch", "torch", "torch", "partitions", "torch", "torch"]
+    needed = ["model = 'mlp'", "model = 'cnn'", "task = 'mnist'", "partition = 'dirichlet'", "device 'cuda'"]
+    needed.append("TorchGradients")
     assert len(said) == len(needed)
     for line, what, extra in zip(said, needed, extras, strict=True):
         assert f" for {what}, got: " in line

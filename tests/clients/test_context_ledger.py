@@ -1,25 +1,38 @@
-"""The ledger in a node's context: what was sent stands in it once, in the very bytes of the reply."""
+"""The ledger in a node's context that travels: what was sent stands in it once, in the very bytes of the reply."""
 
+import math
 import pickle
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from murmurfl.clients import ContextLedger
-from murmurfl.privacy import Account, StreamRecord, protocol
+from murmurfl.clients.context_ledger import TravellingLedger
+from murmurfl.privacy import Account, LedgerError, StreamRecord, protocol
 
 SPACING = 2.0**-30
 COUNTS = np.random.Generator(np.random.Philox(key=5)).integers(-(2**40), 2**40, 3000)
-STREAM = StreamRecord("f", 2, 0, bytes(16), {1: COUNTS[::-1].copy(), 2: COUNTS}, (np.ones(3, np.float32),))
-ACCOUNT = Account(4, {"s": 1.5, "r": -0.5})
+COUNTS[-1] = 2**40 - 1
+STREAM = StreamRecord(
+    "f",
+    2,
+    0,
+    bytes(range(16)),
+    {1: COUNTS[::-1].copy(), 2: COUNTS},
+    (np.ones(3, np.float32),),
+    noted=(np.arange(4.0).reshape(2, 2),),
+    ids={1: bytes(16), 2: b"x" * 16},
+    order=b"y" * 16,
+)
+ACCOUNT = Account(4, {"s": 1.5, "r": -0.1, "t": math.inf}, reserved_local={"s": 3.0000000000000004})
 
 
 def recorded(stream=STREAM):
-    state = RecordDict()
-    ledger = ContextLedger(state, "7")
+    ledger = TravellingLedger("7")
+    ledger.arrive(state := RecordDict())
     with ledger.exclusive() as page:
         page.commit("s", stream, ACCOUNT)
-    return ledger
+    return ledger, state
 
 
 def reply(values, parts=3):
@@ -27,36 +40,57 @@ def reply(values, parts=3):
     return RecordDict({protocol.ARRAYS: arrays})
 
 
-def assert_says_the_same(ledger, stream=STREAM):
-    with ledger.exclusive() as page:
-        read, account = page.stream("s"), page.account()
-    assert account == ACCOUNT
-    assert list(read.pending) == list(stream.pending)
-    for j, counts in stream.pending.items():
-        assert read.pending[j].dtype == np.int64
-        assert (read.pending[j] == counts).all()
-    assert (read.release, read.ack, read.nonces, read.fingerprint) == (2, 0, bytes(16), "f")
-    assert all((a == b).all() for a, b in zip(read.noise_state, stream.noise_state, strict=True))
+def assert_says(state, stream=STREAM):
+    for ledger in (ContextLedger(state, "7"), TravellingLedger("7")):
+        if isinstance(ledger, TravellingLedger):
+            ledger.arrive(state)
+        with ledger.exclusive() as page:
+            read, account = page.stream("s"), page.account()
+        assert account == ACCOUNT
+        assert list(read.pending) == list(stream.pending)
+        for j, counts in stream.pending.items():
+            assert read.pending[j].dtype == np.int64
+            assert (read.pending[j] == counts).all()
+        for name in ("fingerprint", "release", "ack", "nonces", "ids", "order"):
+            assert getattr(read, name) == getattr(stream, name)
+        for name in ("noise_state", "noted"):
+            ours, theirs = getattr(read, name), getattr(stream, name)
+            assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True))
 
 
 def test_a_release_that_was_sent_weighs_nothing_beside_its_reply_and_can_be_read_as_before():
-    ledger, sent = recorded(), reply(COUNTS * SPACING)
-    before = len(pickle.dumps((sent, ledger.state)))
-    ledger.keep_as_sent("s", sent)
-    assert len(pickle.dumps((sent, ledger.state))) < before - COUNTS.nbytes
-    assert_says_the_same(ledger)
-    ledger.state = pickle.loads(pickle.dumps((sent, ledger.state)))[1]
-    assert_says_the_same(ledger)
+    (ledger, state), sent = recorded(), reply(COUNTS * SPACING)
+    ledger.leave(sent)
+    (other, plain), _ = recorded(), None
+    other.leave(None)
+    assert len(pickle.dumps((sent, state))) < len(pickle.dumps((sent, plain))) - 0.98 * COUNTS.nbytes
+    assert_says(state)
+    assert_says(plain)
+    assert_says(pickle.loads(pickle.dumps((sent, state)))[1])
+
+
+def test_nothing_is_in_the_state_before_a_message_leaves_and_nothing_of_it_in_the_next_one():
+    ledger, state = recorded()
+    assert not state
+    ledger.arrive(other := RecordDict())
+    ledger.leave(None)
+    assert not other
+    assert not state
+    with ledger.exclusive() as page:
+        assert page.stream("s") is None
+        assert page.account() == Account()
 
 
 def test_the_next_record_has_nothing_left_of_the_one_before():
-    ledger = recorded()
-    ledger.keep_as_sent("s", reply(COUNTS * SPACING))
-    later = StreamRecord("f", 2, 0, bytes(16), {2: COUNTS + 1}, STREAM.noise_state)
+    ledger, state = recorded()
+    ledger.leave(reply(COUNTS * SPACING))
+    later = StreamRecord("f", 3, 2, bytes(16), {3: COUNTS + 1}, STREAM.noise_state)
+    ledger.arrive(state)
     with ledger.exclusive() as page:
         page.commit("s", later, ACCOUNT)
-    assert_says_the_same(ledger, later)
-    assert list(ledger.state["murmurfl/7/arrays/s"]) == ["pending-2", "state-0"]
+    ledger.leave(None)
+    assert_says(state, later)
+    assert list(state["murmurfl/7/arrays/s"]) == ["pending-3", "state-0"]
 
 
 def one_bit_off(values):
@@ -69,29 +103,24 @@ def one_bit_off(values):
     [
         lambda values: values.astype(np.float32),
         lambda values: values[:2400],
-        lambda values: one_bit_off(np.ldexp(values, 13)),
-        lambda values: -values * np.where(np.arange(3000) % 2, 1, -1),
+        one_bit_off,
+        lambda values: values * np.where(np.arange(3000) % 2, 1, -1),
         lambda values: COUNTS.astype(np.uint64),
         np.zeros_like,
+        lambda values: np.full_like(values, np.nan),
     ],
-    ids=["float32", "fewer", "one bit off", "signs", "masked", "zeros"],
+    ids=["float32", "fewer", "one bit off", "signs", "masked", "zeros", "nan"],
 )
 def test_a_reply_that_does_not_say_the_release_to_the_last_bit_is_not_kept_for_it(other):
-    counts = COUNTS.copy()
-    counts[-1] = 2**40 - 1
-    stream = StreamRecord("f", 2, 0, bytes(16), {2: counts}, ())
-    ledger = recorded(stream)
-    before = pickle.dumps(ledger.state)
-    sent = other(counts * SPACING)
-    ledger.keep_as_sent("s", reply(sent))
-    ledger.keep_as_sent("another session", reply(counts * SPACING))
-    ledger.keep_as_sent("s", RecordDict())
-    assert pickle.dumps(ledger.state) == before
-    assert_says_the_same(ledger, stream)
+    ledger, state = recorded()
+    ledger.leave(reply(other(COUNTS * SPACING)))
+    assert "pending-2" in state["murmurfl/7/arrays/s"]
+    assert_says(state)
 
 
-def test_a_damaged_ledger_is_left_for_the_next_request_to_refuse():
-    ledger = recorded()
-    del ledger.state["murmurfl/7/arrays/s"]
-    ledger.keep_as_sent("s", reply(COUNTS * SPACING))
-    assert "murmurfl/7/arrays/s" not in ledger.state
+def test_an_array_that_is_not_what_it_says_is_a_damaged_ledger():
+    ledger, state = recorded()
+    ledger.leave(None)
+    state["murmurfl/7/arrays/s"]["pending-2"].data = Array(COUNTS.astype(np.int32)).data
+    with ContextLedger(state, "7").exclusive() as page, pytest.raises(LedgerError, match="damaged"):
+        page.stream("s").pending[2]

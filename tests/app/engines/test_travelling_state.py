@@ -12,7 +12,8 @@ from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import num_nodes, run_in_process
 from murmurfl.app.experiment import prepare
 from murmurfl.app.run import run_experiment
-from murmurfl.clients import ContextLedger, simulation
+from murmurfl.clients import simulation
+from murmurfl.clients.context_ledger import TravellingLedger
 from murmurfl.privacy import MurmurflError
 
 BASE = RunConfig(num_clients=6, clients_per_round=4, num_rounds=5, batch_size=2, lost_replies=0.3, checkpoint=False)
@@ -76,14 +77,17 @@ def test_whichever_worker_gets_a_machine_the_model_is_that_of_one_process_to_the
         assert sum(report.refusals for report in travelled.strategy.history) > 0
 
 
-def test_a_worker_that_went_by_the_ledger_it_kept_would_be_noticed(monkeypatch):
-    """The planted bug: a kept machine looks into the state of the last message that its worker had of it."""
-    monkeypatch.setattr(
-        ContextLedger,
-        "state",
-        property(lambda self: self.first, lambda self, state: vars(self).setdefault("first", state)),
-        raising=False,
-    )
+def stays_with_its_first_state(self, state, arrive=TravellingLedger.arrive):
+    vars(self).setdefault("arrivals", []).append(state)
+    if len(self.arrivals) <= 2:  # the first is that of its making
+        arrive(self, state)
+
+
+@pytest.mark.parametrize("bug", ["arrive", "leave"])
+def test_a_worker_that_went_by_the_ledger_it_kept_would_be_noticed(bug, monkeypatch):
+    """The planted bugs: a kept machine's ledger reads the state of an earlier message, or gives back none."""
+    planted = stays_with_its_first_state if bug == "arrive" else lambda self, reply: None
+    monkeypatch.setattr(TravellingLedger, bug, planted)
     with pytest.raises((AssertionError, MurmurflError)):
         test_whichever_worker_gets_a_machine_the_model_is_that_of_one_process_to_the_last_bit(
             "mu2, losses", monkeypatch

@@ -1,12 +1,13 @@
 """A cohort over several workers gives the model of one, to the last bit; here all workers are this process."""
 
+import contextlib
 import json
 import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import simulate
+from murmurfl.app import search, simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import run_cohort, workers
@@ -230,3 +231,22 @@ def test_computing_alone_puts_back_what_it_changed():
     with computing_alone():
         assert logger.level == logging.ERROR
     assert logger.level == before
+
+
+@pytest.mark.parametrize("rows_stand_alone", [False, True])
+def test_a_search_over_workers_finds_the_same_and_every_ledger_has_as_much_recorded(rows_stand_alone, monkeypatch):
+    monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", rows_stand_alone)
+    config = RunConfig(num_clients=5, clients_per_round=4, num_rounds=3, batch_size=4, checkpoint=False, epsilon=8.0)
+    candidates = [{"learning_rate": 0.5}, {"learning_rate": 2.0}]
+    alone = search.search(config, candidates)
+
+    @contextlib.contextmanager
+    def here(*arguments, **options):
+        yield HerePool(3)
+
+    monkeypatch.setattr(search, "opened_pool", here)
+    spread = search.search(config, candidates)
+    assert_same(alone.result, spread.result)
+    assert (alone.trials, alone.chosen, alone.spent) == (spread.trials, spread.chosen, spread.spent)
+    assert alone.guarantee == spread.guarantee
+    assert alone.spent == pytest.approx(config.mu)

@@ -1,0 +1,275 @@
+"""Models of a million and ten million parameters: updates a second, and memory in vectors of d float64.
+
+Run with ``python -m benchmarks.large``; every row is a process of its own. On the engines, softmax regression, one
+sample a machine and round, with noise of full dimension on every machine; memory is what the process holds at most,
+beyond its imports and data. On a real node, Flower's SuperLink and SuperNode over TLS on the loopback interface
+(:mod:`.footprint`); memory is that of the node's own process beyond what it holds while it waits. The last rows are
+gradients of a perceptron in PyTorch, sample by sample, in the memory that was stated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "large.json"
+MANY, MOST = 99_999, 999_999  # features: d = 10 x (features + 1)
+# Engine, features, machines, machines a round, rounds.
+ENGINES = [
+    ("cohort", MANY, 20, 10, 8),
+    ("cohort", MOST, 4, 2, 4),
+    ("inprocess", MANY, 20, 10, 4),
+    ("inprocess", MOST, 4, 2, 4),
+]
+NODES = [MANY, MOST]
+HIDDEN, SAMPLES, INPUTS, CLASSES = 1_000, 64, 988, 10  # of the perceptron: d = 1,000,000 and a little
+MEMORIES = [48.0, 128.0, 512.0]  # MiB
+NODE_IDLE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table of engines and nodes.
+
+    Parameters
+    ----------
+    engine : str
+    parameters : int
+        d.
+    machines, per_round : int
+        M and m; 1 and 1 of a real node.
+    updates_per_second : float
+        Of a real node, from one answer to the next, its server's work included.
+    base_mib, peak_mib : float
+        Resident memory of the process with imports and data, or of a node that waits; and at most.
+    vectors : float
+        The difference in vectors of d float64.
+    supernode_vectors : float
+        Of a real node, the same of Flower's SuperNode, a process of its own.
+    """
+
+    engine: str
+    parameters: int
+    machines: int
+    per_round: int
+    updates_per_second: float
+    base_mib: float
+    peak_mib: float
+    vectors: float
+    supernode_vectors: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Gradients of a perceptron in a stated memory.
+
+    Parameters
+    ----------
+    parameters, samples : int
+        d, and how many samples' gradients were computed.
+    stated_mib : float
+        ``gradient_memory_mib``.
+    needed_mib : float
+        What the process held at most, beyond what it held before.
+    seconds : float
+        For norms and the sum of all rows, each scaled.
+    """
+
+    parameters: int
+    samples: int
+    stated_mib: float
+    needed_mib: float
+    seconds: float
+
+
+def _memory_mib(entry: str) -> float:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{entry}:"))
+    return int(line.split()[1]) / 1024
+
+
+def _peak_from_here() -> float:
+    """Begin to look for the largest memory; what is held now, in MiB."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory_mib("VmRSS")
+
+
+def _vectors(mib: float, parameters: int) -> float:
+    return mib * 2**20 / (8 * parameters)
+
+
+def million(config: Any) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """A task of as few samples as a run uses, on which softmax regression has d = 1,000,000."""
+    return _samples(config, MANY)
+
+
+def ten_million(config: Any) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """The same with d = 10,000,000."""
+    return _samples(config, MOST)
+
+
+def _samples(config: Any, features: int) -> Any:
+    generator = np.random.Generator(np.random.Philox(key=1))
+    count = config.num_rounds * config.clients_per_round
+    rows = generator.random((count + CLASSES, features), dtype=np.float32)
+    labels = np.arange(count + CLASSES) % CLASSES
+    return rows[:count], labels[:count], rows[count:], labels[count:]
+
+
+def run_engine(engine: str, features: int, machines: int, per_round: int, rounds: int) -> Row:
+    """Measure an engine in this process."""
+    import logging
+
+    from murmurfl.app.config import RunConfig
+    from murmurfl.app.engines.start import run_cohort, run_in_process
+    from murmurfl.app.experiment import prepare
+    from threadpoolctl import threadpool_limits
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    threadpool_limits(1)
+    config = RunConfig(
+        task=f"benchmarks.large:{'ten_million' if features == MOST else 'million'}",
+        num_clients=machines,
+        clients_per_round=per_round,
+        batch_size=1,
+        num_rounds=rounds,
+        evaluate_every=rounds,
+        sampling="balanced",
+        noise_quality="fast",
+        checkpoint=False,
+    )
+    parameters = prepare(config).model.num_parameters
+    base = _peak_from_here()
+    result = {"cohort": run_cohort, "inprocess": run_in_process}[engine](config)
+    updates = sum(report.aggregated for report in result.strategy.history)
+    peak = _memory_mib("VmHWM")
+    speed, vectors = updates / result.seconds, _vectors(peak - base, parameters)
+    return Row(engine, parameters, machines, per_round, speed, base, peak, vectors)
+
+
+def run_node(features: int) -> Row:
+    """Measure a real node; its processes are started from this one."""
+    from .footprint import measure_one
+
+    made = measure_one(features, NODE_IDLE_S, growth=False)
+    return Row(
+        engine="a real node",
+        parameters=made.parameters,
+        machines=1,
+        per_round=1,
+        updates_per_second=1.0 / made.round_s,
+        base_mib=made.idle_mib,
+        peak_mib=made.peak_mib,
+        vectors=_vectors(made.peak_mib - made.idle_mib, made.parameters),
+        supernode_vectors=_vectors(made.supernode_peak_mib - made.supernode_idle_mib, made.parameters),
+    )
+
+
+def run_chunks(stated_mib: float) -> Chunk:
+    """Norms and sum of a perceptron's gradients, sample by sample, in this process."""
+    import torch
+    from murmurfl.app.nodes.large_blocks import give_back_large_blocks
+    from murmurfl.clients.gradients import stacked_gradients
+    from murmurfl.clients.torch_model import ModuleGradients
+
+    give_back_large_blocks()  # what was freed is not to be counted
+    torch.set_num_threads(1)
+    module = torch.nn.Sequential(torch.nn.Linear(INPUTS, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, CLASSES))
+    point = [values.detach().numpy() for values in module.parameters()]
+    generator = np.random.Generator(np.random.Philox(key=1))
+    samples = generator.random((SAMPLES, INPUTS), dtype=np.float32), generator.integers(CLASSES, size=SAMPLES)
+    width = sum(values.size for values in point)
+    total, row = np.full((2, width), 0.0)
+    loss = torch.nn.functional.cross_entropy
+    few = samples[0][:2], samples[1][:2]
+    ModuleGradients(module, loss)(point, few)  # PyTorch's own first time
+    gradients = ModuleGradients(module, loss, gradient_memory_mib=stated_mib)
+    base, started = _peak_from_here(), time.perf_counter()
+    stacked = stacked_gradients(gradients, [point], [1.0], samples)
+    for i, norm in enumerate(stacked.norms()):
+        stacked.write(i, 1.0 / max(norm, 1.0), row)
+        total += row
+    seconds = time.perf_counter() - started
+    return Chunk(width, SAMPLES, stated_mib, _memory_mib("VmHWM") - base, seconds)
+
+
+def _in_a_process(kind: str, *values: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.large", "--row", kind, *map(str, values)]
+    output = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=1800,
+    ).stdout  # fmt: skip
+    return json.loads(output.splitlines()[-1])
+
+
+def measure(*, nodes: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """Every row; without real nodes where there is no need for them."""
+    rows = [_in_a_process("engine", *row) for row in ENGINES]
+    if nodes:
+        rows += [_in_a_process("node", features) for features in NODES]
+    return {"rows": rows, "chunks": [_in_a_process("chunks", stated) for stated in MEMORIES]}
+
+
+def table(document: dict[str, list[dict[str, Any]]]) -> str:
+    """Engines and nodes as a Markdown table, and below it gradients in chunks."""
+    lines = [
+        "| engine | d | M | m | updates/s | memory before MiB | at most MiB | beyond, in vectors of d float64 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        beside = f", and {row['supernode_vectors']:.1f} in Flower's SuperNode" if row["supernode_vectors"] else ""
+        lines.append(
+            f"| {row['engine']} | {row['parameters']:,} | {row['machines']} | {row['per_round']} | "
+            f"{row['updates_per_second']:.3g} | {row['base_mib']:,.0f} | {row['peak_mib']:,.0f} | "
+            f"{row['vectors']:.1f}{beside} |"
+        )
+    lines += [
+        "",
+        "| gradients in PyTorch, d | samples | memory stated MiB | needed MiB | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['parameters']:,} | {row['samples']} | {row['stated_mib']:,.0f} | {row['needed_mib']:,.0f} | "
+        f"{row['seconds']:.2f} |"
+        for row in document["chunks"]
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--row", nargs="+", default=None, help="one row in this process: its kind and what it is made of"
+    )
+    parser.add_argument("--without-nodes", action="store_true", help="engines and gradients only")
+    arguments = parser.parse_args()
+    if arguments.row:
+        kind, *values = arguments.row
+        makers: dict[str, Callable[[], Row | Chunk]] = {
+            "engine": lambda: run_engine(values[0], *map(int, values[1:])),
+            "node": lambda: run_node(int(values[0])),
+            "chunks": lambda: run_chunks(float(values[0])),
+        }
+        print(json.dumps(asdict(makers[kind]())))
+        return
+    document = measure(nodes=not arguments.without_nodes)
+    if not arguments.without_nodes:
+        DOCUMENT.write_text(json.dumps(document, indent=2) + "\n")
+    print(table(document))
+
+
+if __name__ == "__main__":
+    main()
