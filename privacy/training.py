@@ -100,7 +100,7 @@ class TrainingFigures:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ObservedFigures(TrainingFigures):
     """Figures with what it takes to put several of them together as if all rows had been observed in one place.
 
@@ -116,7 +116,13 @@ class ObservedFigures(TrainingFigures):
     **Formal guarantees.** None: not private, for simulations only.
     """
 
-    medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), compare=False, repr=False)
+    medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainingFigures) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values().items()))
 
     @classmethod
     def united(cls, figures: Sequence[ObservedFigures]) -> ObservedFigures:
