@@ -17,6 +17,7 @@ import os
 import pickle
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -40,8 +41,7 @@ from ray import cloudpickle
 from .engines import NODES, PER_ROUND, configuration
 from .peers.memory import PeakMemory
 
-ROUNDS = 60
-CANDIDATES = ("fedavg", "mu2", "noisy-sgd")
+ROUNDS = 50
 POINTS = {"mu2": 2, "noisy-sgd": 1}
 """Points of the model's shapes in a request of ours."""
 
@@ -123,7 +123,7 @@ SIZES = ("request", "state", "reply", "reply and state")
 
 
 class _PicklingGrid(InProcessGrid):
-    """Everything is pickled on its way, as Ray does it, in this process; how long each part takes, and what it weighs."""
+    """Everything is pickled on its way, as Ray does it, in this process; how long each part takes, what it weighs."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -197,6 +197,7 @@ def _module(name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"Expected {name}.py in the plain app's folder.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its functions are pickled by their names, as those of a bundle
     spec.loader.exec_module(module)
     return module
 
