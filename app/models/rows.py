@@ -35,11 +35,12 @@ def row_products(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDAr
     count, size = rows.shape
     whole = count - count % _AT_A_TIME
     products = np.empty((count, matrix.shape[1]))
-    np.matmul(
-        rows[:whole].reshape(-1, _AT_A_TIME, size),
-        matrix,
-        out=products[:whole].reshape(-1, _AT_A_TIME, matrix.shape[1]),
-    )
+    if whole:
+        np.matmul(
+            rows[:whole].reshape(-1, _AT_A_TIME, size),
+            matrix,
+            out=products[:whole].reshape(-1, _AT_A_TIME, matrix.shape[1]),
+        )
     if whole < count:
         last = np.zeros((1, _AT_A_TIME, size))
         last[0, : count - whole] = rows[whole:]
