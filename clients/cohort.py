@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import NoiseKeys, PrivateMachine, RefusedError, Release
-from ..privacy.contributions import StackedContributions
 from ..privacy.ledger.block import BlockLedger
 from ..privacy.machine_block import BlockArithmetic, MachineBlock
 from ..privacy.release_rule import ReleaseRule
 from .base import PrivateClient, Request
 from .cohort_block import BlockAnswer, Computing, Part, stacked_samples
-from .gradients import PerSampleGradients, Samples
+from .gradients import Samples
 from .release_of import read_release_of
 
 logger = logging.getLogger(__name__)
@@ -35,28 +34,6 @@ _BLOCK_VALUES = 1 << 22
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
 
 Answer = tuple[str, Release | RefusedError]
-
-
-class StackableGradients(PerSampleGradients, Protocol):
-    """Gradients that can combine several points in closed form, without a row for every sample. Not required."""
-
-    def stacked(
-        self,
-        points: Sequence[Sequence[NDArray[Any]]],
-        weights: Sequence[float | NDArray[np.float64]],
-        samples: Any,
-    ) -> StackedContributions:
-        """As :func:`~murmurfl.clients.gradients.combined_gradients`, without a row for every sample."""
-        ...
-
-
-class StackableSamples(Samples, Protocol):
-    """Samples of many machines that come from one place. Not required."""
-
-    @classmethod
-    def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
-        """The batch of all parts, one after the other; a part is a machine's samples and a slice of them."""
-        ...
 
 
 class Kinds(Protocol):

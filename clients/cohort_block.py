@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,35 @@ from ..privacy import ConfigurationError, RefusedError, Release
 from ..privacy.contributions import ChosenContributions, StackedContributions
 from ..privacy.machine_block import BlockAdmission, BlockReleases, MachineBlock
 from .base import PrivateClient
+from .gradients import PerSampleGradients, Samples
 from .requests import Request
 from .together import Together
 
 Placed = tuple[int, int, slice, bool]
 """Of a machine that may release: its place among those asked, its part, its fresh samples, and whether it is computed
 here."""
+
+
+class StackableGradients(PerSampleGradients, Protocol):
+    """Gradients that can combine several points in closed form, without a row for every sample. Not required."""
+
+    def stacked(
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
+    ) -> StackedContributions:
+        """As :func:`~murmurfl.clients.gradients.combined_gradients`, without a row for every sample."""
+        ...
+
+
+class StackableSamples(Samples, Protocol):
+    """Samples of many machines that come from one place. Not required."""
+
+    @classmethod
+    def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
+        """The batch of all parts, one after the other; a part is a machine's samples and a slice of them."""
+        ...
 
 
 @dataclass(frozen=True)
