@@ -139,7 +139,11 @@ class ObservedFigures(TrainingFigures):
 
 
 def _median(medians: NDArray[np.float64]) -> float:
-    return min(float(np.median(medians)), _LARGEST_RATIO) if len(medians) else 0.0
+    if not len(medians):
+        return 0.0
+    ordered, half = np.sort(medians), len(medians) // 2  # in a tenth of numpy.median's time, for a few of them
+    middle = ordered[half] if len(medians) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
+    return min(float(middle), _LARGEST_RATIO)
 
 
 def times(ratio: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from logging import WARNING
 from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, RecordDict
 from flwr.common.logger import log
 
 from ..privacy import protocol
@@ -37,12 +37,25 @@ def request_messages(
     """
     # What is equal for all machines is made and checked once: a copy of a record shares its values.
     entries, content = _common_entries(config, request), RecordDict(dict(points))
-    messages = []
+    messages: list[Message] = []
     for name, ack in request.acks.items():
         own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack})
         records = _put(content.copy(), {protocol.CONFIG: own})
-        messages.append(Message(records, dst_node_id=nodes[name], message_type=message_type))
+        alike = _alike(messages[0], records, nodes[name]) if messages else None
+        messages.append(alike or Message(records, dst_node_id=nodes[name], message_type=message_type))
     return messages
+
+
+def _alike(message: Message, content: RecordDict, node_id: int) -> Message | None:
+    """A copy of a message that was not sent yet, with other content and for another node; None if Flower has changed.
+
+    Making a message, Flower looks at each argument in every way it can be given, and at the clock.
+    """
+    made, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
+    vars(metadata).update(vars(message.metadata))
+    metadata.dst_node_id = node_id
+    vars(made).update(vars(message), _metadata=metadata, _content=content)
+    return made if vars(made).keys() == vars(message).keys() else None
 
 
 def _put(record: RecordT, values: Mapping[str, Any]) -> RecordT:

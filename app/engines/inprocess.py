@@ -23,6 +23,7 @@ from ...clients.simulation import simulated_in_process
 _SERVER_NODE = 1
 _FIRST_NODE = 1000
 _UNKNOWN_ERROR = 0
+_UNCHANGEABLE = frozenset((bool, int, float, str, bytes))
 
 
 class InProcessGrid(Grid):
@@ -128,6 +129,8 @@ def _own_record(record: Any) -> Any:
     own = record.copy()
     values = own.__dict__["_data"]
     for key, value in values.items():
+        if type(value) in _UNCHANGEABLE:
+            continue
         if isinstance(value, Array):
             values[key] = Array.__new__(Array)
             values[key].__dict__.update(value.__dict__)  # what it holds cannot change: strings, integers, bytes

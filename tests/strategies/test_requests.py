@@ -1,9 +1,10 @@
 """The messages of a round: each machine's own, of what is equal for all of them."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.privacy import protocol
+from murmurfl.strategies import requests
 from murmurfl.strategies.replies import RoundRequest
 from murmurfl.strategies.requests import request_messages
 
@@ -34,6 +35,22 @@ def test_every_machine_is_asked_with_its_own_name_and_acknowledgement():
             protocol.ACK: ack,
         }
         assert list(message.content) == [protocol.ARRAYS, protocol.PREVIOUS_ARRAYS, protocol.CONFIG]
+
+
+def test_messages_are_as_flower_makes_them():
+    for message in messages():
+        made = Message(message.content, message.metadata.dst_node_id, MessageType.TRAIN)
+        made.metadata.created_at = message.metadata.created_at  # one clock for a round
+        assert vars(message).keys() == vars(made).keys()
+        assert message.metadata == made.metadata
+        assert message.content == made.content
+        assert not message.has_error()
+
+
+def test_where_flower_keeps_a_messages_parts_elsewhere_it_makes_them_itself(monkeypatch):
+    expected = [shown(message.content) for message in messages()]
+    monkeypatch.setattr(requests, "_alike", lambda *_: None)
+    assert [shown(message.content) for message in messages()] == expected
 
 
 def test_the_callers_entries_do_not_stand_in_for_the_protocols():
