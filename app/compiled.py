@@ -21,14 +21,14 @@ from ..privacy.contributions import StackedContributions
 from ..privacy.grid import MARK
 from ..privacy.ledger.block import Counts, StreamBlock
 from ..privacy.mechanisms import CancellingNoise
-from ..privacy.noise import each_normal_row, row_key
+from ..privacy.noise import KEY_BYTES, NoiseQuality, each_normal_row, row_key, standard_normal_rows
 from ..privacy.noise_stream import Past
 from ..privacy.release_rule import ReleaseRule
 from ..privacy.row_by_row import RowByRow
 from ..privacy.training import observe_releases
 from .experiment import Experiment
 
-WORTH_COMPILING = 1
+WORTH_COMPILING = 1 << 28
 """Values of releases of a run from which compiling, a second or two, is soon made up for."""
 
 
@@ -39,10 +39,10 @@ def worth_compiling(experiment: Experiment) -> bool:
     return values >= WORTH_COMPILING and find_spec("numba") is not None
 
 
-def compiled_rows() -> Callable[[ReleaseRule], CompiledRows]:
-    """What makes the arithmetic of blocks, compiled by now."""
+def compiled_rows(quality: NoiseQuality) -> Callable[[ReleaseRule], CompiledRows]:
+    """What makes the arithmetic of blocks, compiled by now for normals of a quality."""
     dense, outer = _loops()
-    for normals in (np.zeros(2, np.float32), np.zeros(2)):
+    for normals in standard_normal_rows([bytes(KEY_BYTES)], 2, quality):
         for again in (False, True):
             dense(np.zeros(2), normals, 1.0, again, *np.zeros((3, 2), np.int64))
             outer(np.zeros(1), np.zeros(1), True, normals, 1.0, again, *np.zeros((3, 2), np.int64))

@@ -124,7 +124,7 @@ class CohortMachines:
             only=self._here,
         )
         if worth_compiling(experiment):
-            self.cohort.arithmetic = compiled_rows()
+            self.cohort.arithmetic = compiled_rows(experiment.policy().noise_quality)
         initial = experiment.model.initial_parameters(experiment.config.seed)
         self._sent: dict[str, int] = {}
         self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]
