@@ -126,8 +126,7 @@ class Cohort:
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
         """What computes the values of releases; None for NumPy."""
         self.all_answer = False
-        """Whether nobody refuses, as caps and samples tell: machines that are computed elsewhere have their places then,
-        and are not looked at."""
+        """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
         self.block_values = _BLOCK_VALUES
         """How many values of contributions may be in memory at a time."""
 
