@@ -146,6 +146,8 @@ class Computing:
     together : Together
     batch : callable
         Given names and slices of samples, one batch of them.
+    all_answer : bool
+        Whether it is known that nobody refuses: parts then have none of the machines that are computed elsewhere.
     """
 
     names: list[str]
@@ -153,6 +155,7 @@ class Computing:
     request: Request
     together: Together
     batch: Callable[[list[tuple[str, slice]]], Any]
+    all_answer: bool = False
 
     def answer(self, parts: Sequence[Part]) -> BlockAnswer:
         """The answers of all of them, recorded."""
@@ -180,6 +183,8 @@ class Computing:
         ]
         if not any(here for *_, here in placed):
             return [None] * len(parts)
+        if self.all_answer:
+            placed += self._elsewhere(placed, parts)
         # Whatever their policies are, they stand in the order in which they were asked, with zeros in the place of
         # those that are computed elsewhere: products of matrices of another shape differ in their last bits.
         placed.sort(key=lambda entry: entry[0])
@@ -198,6 +203,15 @@ class Computing:
         chosen = [np.flatnonzero(np.repeat(here & (number == part), share)) for part in range(len(parts))]
         pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
         return [pick(rows) if rows.size else None for rows in chosen]
+
+    def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
+        """The machines that are computed elsewhere, of which nothing is known but their places."""
+        if len(placed) < sum(len(part.rows) for part in parts):
+            raise ConfigurationError(
+                "Expected every machine to answer, as its cap and its samples allow, but one refused: use one worker."
+            )
+        known = {place for place, *_ in placed}
+        return [(place, -1, slice(0), False) for place in range(len(self.names)) if place not in known]
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
