@@ -28,7 +28,8 @@ from ..privacy import (
 )
 from ..privacy.counting import counted, counting_policy, release_count
 from .config import RunConfig
-from .engines.pool import Pool, WorkerState, opened_pool, say_nothing
+from .engines.chosen_pool import opened_pool
+from .engines.pool import Pool, WorkerState, say_nothing
 from .engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
 from .experiment import Experiment, prepare
 from .guarantees import Figures, run_guarantee

@@ -99,15 +99,14 @@ class Cluster:
     Parameters
     ----------
     nodes : int
-    node_gib, first_gib : float
-        What a node takes, and the one that the server's half is on, when every machine was asked.
+    node_gib : float
+        What a node takes when every machine was asked; the one with the server's half has fewer machines.
     round_s : float
         Of a round.
     """
 
     nodes: int
     node_gib: float
-    first_gib: float
     round_s: float
 
 
@@ -118,13 +117,11 @@ def cluster(found: Parts, per_round: int) -> Cluster:
     split = MACHINES * (found.asked - found.acks + found.data)
     server = MACHINES * found.acks
     room = USABLE * NODE_GIB * 2**30
-    if every + server >= room:
-        raise ValueError(f"A node of {NODE_GIB} GiB has no room for the server's half of {MACHINES} machines.")
     nodes = math.ceil((split + server) / (room - every))
     workers = CORES * nodes
     compute = per_round / (found.updates_per_second * min(workers, per_round) * EFFICIENCY)
     travel = LATENCY_S + 8 * found.parameters * (2 + workers) / NETWORK  # two query points, and a sum of each worker
-    return Cluster(nodes, (every + split / nodes) / 2**30, (every + server + split / nodes) / 2**30, compute + travel)
+    return Cluster(nodes, (every + (split + server) / nodes) / 2**30, compute + travel)
 
 
 def paragraphs(rows: Rows) -> str:
@@ -142,19 +139,17 @@ def paragraphs(rows: Rows) -> str:
         f"**{MACHINES:,} machines, on paper**: nobody ran this. From the parts above, on nodes with {CORES} cores and "
         f"{NODE_GIB} GiB, d = {found.parameters:,}, one sample a machine, every machine asked once:",
         "",
-        "| machines a round | nodes | memory of a node, GiB | of the first one, GiB | seconds a round |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {m:,} | {one.nodes} | {one.node_gib:,.0f} | {one.first_gib:,.0f} | {one.round_s:,.2f} |"
-            for m, one in shown
-        ),
+        "| machines a round | nodes | memory of a node, GiB | seconds a round |",
+        "|---|---|---|---|",
+        *(f"| {m:,} | {one.nodes} | {one.node_gib:,.0f} | {one.round_s:,.2f} |" for m, one in shown),
         "",
-        f"Before the first round it takes {MACHINES * found.before_s / nodes / 60:,.0f} minutes if every node makes "
-        f"its own machines' data, and after the last one {MACHINES * found.after_s / 60:,.0f} minutes. Assumed, and not "
-        f"measured: memory and time grow with M as between the rows above. Which samples are whose lies once on every "
-        f"node, the rest of a machine that was never asked in each of its processes, and data and streams on one node "
-        f"only. {100 * USABLE:.0f} % of a node's memory can be used. A core among many does {100 * EFFICIENCY:.0f} % "
-        f"of what one alone does. A round's messages take {1000 * LATENCY_S:.0f} ms and travel at {NETWORK / 1e9:g} GB "
-        f"a second, and the first node adds up the sums of all workers.",
+        f"Before the first round it takes {MACHINES * found.before_s / nodes / 60:,.1f} minutes, if every node makes "
+        f"its own machines' data, and after the last one {MACHINES * found.after_s / 60:,.1f}. Assumed, not measured: "
+        "memory and time grow with M as between the rows above. Which samples are whose lies once on every node, the "
+        "rest of a machine that was never asked in each of its processes, and data and streams on one node only; the "
+        f"first node has the server's half and fewer machines. {100 * USABLE:.0f} % of a node's memory can be used. A "
+        f"core among many does {100 * EFFICIENCY:.0f} % of what one alone does. A round's messages take "
+        f"{1000 * LATENCY_S:.0f} ms and travel at {NETWORK / 1e9:g} GB a second, and the first node adds up the sums "
+        "of all workers.",
     ]
     return "\n".join(lines)

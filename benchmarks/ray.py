@@ -17,8 +17,11 @@ import os
 import pickle
 import shutil
 import statistics
+import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,12 +35,13 @@ from murmurfl.app.engines.start import ray_environment, ray_overrides
 from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.experiment import prepare
 from murmurfl.app.run import run_experiment
+from murmurfl.clients import simulation
+from ray import cloudpickle
 
 from .engines import NODES, PER_ROUND, configuration
 from .peers.memory import PeakMemory
 
-ROUNDS = 60
-CANDIDATES = ("fedavg", "mu2", "noisy-sgd")
+ROUNDS = 50
 POINTS = {"mu2": 2, "noisy-sgd": 1}
 """Points of the model's shapes in a request of ours."""
 
@@ -111,40 +115,80 @@ def write_timed_app(folder: Path) -> None:
     )
 
 
-class _CountingGrid(InProcessGrid):
-    """Bytes of the requests and replies of trainings, and of the nodes' contexts, as Ray pickles them."""
+PARTS = ("app", "request", "state", "app read", "request read", "state read", "call", "reply and state", "both read")
+"""What is done for a message beside transport, in order: pickled by the driver, read by a worker, and back."""
+
+SIZES = ("request", "state", "reply", "reply and state")
+"""What travels, in bytes; a reply goes back in one piece with the node's state."""
+
+
+class _PicklingGrid(InProcessGrid):
+    """Everything is pickled on its way, as Ray does it, in this process; how long each part takes, what it weighs."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.sizes: list[tuple[int, int, int]] = []
+        self.seconds: list[list[float]] = []
+        self.sizes: list[list[int]] = []
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """As the engine's, counted."""
-        asked = list(messages)
-        contexts = [len(pickle.dumps(self._contexts[m.metadata.dst_node_id])) for m in asked]
-        replies = list(super().send_and_receive(asked, timeout=timeout))
-        if asked and asked[0].metadata.message_type == MessageType.TRAIN:
-            for request, reply, context in zip(asked, replies, contexts, strict=True):
-                self.sizes.append((len(pickle.dumps(request.content)), len(pickle.dumps(reply.content)), context))
-        return replies
+    def _handle(self, message: Message, identifier: str) -> Message:
+        node = message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = identifier
+        at = [time.perf_counter()]
+
+        def noted(made: Any) -> Any:
+            at.append(time.perf_counter())
+            return made
+
+        app = self._client_app
+        sent = [noted(cloudpickle.dumps(part)) for part in (lambda: app, message, self._contexts[node])]
+        make_app, request, context = (noted(pickle.loads(part)) for part in sent)
+        reply = noted(make_app()(request, context))
+        back = noted(cloudpickle.dumps((reply, context)))
+        reply, self._contexts[node] = noted(pickle.loads(back))
+        if message.metadata.message_type == MessageType.TRAIN:
+            self.sizes.append([len(sent[1]), len(sent[2]), len(pickle.dumps(reply)), len(back)])
+            self.seconds.append([later - earlier for earlier, later in itertools.pairwise(at)])
+        reply.metadata.__dict__["_message_id"] = f"{identifier}-reply"
+        return reply
 
 
-def message_bytes(candidate: str, rounds: int = 4) -> dict[str, float]:
-    """What a request, its reply and the node's context weigh: medians of the rounds after the first."""
+def looked_into(candidate: str, rounds: int = 12) -> dict[str, dict[str, float]]:
+    """What messages weigh and how long their parts take beside transport, after the second round."""
+    with _as_worker():
+        grid = _run_over(_PicklingGrid, candidate, rounds)
+    parts, sizes = (zip(*rows[2 * PER_ROUND :], strict=True) for rows in (grid.seconds, grid.sizes))
+    return {
+        # The lower quartile: other work of a computer makes single ones longer, and none shorter.
+        "parts_ms": {name: 1e3 * statistics.quantiles(part, n=4)[0] for name, part in zip(PARTS, parts, strict=True)},
+        "bytes": dict(zip(SIZES, map(statistics.median, sizes), strict=True)),
+    }
+
+
+@contextmanager
+def _as_worker() -> Iterator[None]:
+    """Have this process be a worker of Ray's, whose nodes' states travel."""
+    before, simulation._known_as_worker = simulation._known_as_worker, True
+    try:
+        yield
+    finally:
+        simulation._known_as_worker = before
+
+
+def _run_over(grid_type: type[Any], candidate: str, rounds: int) -> Any:
+    """Run a candidate over a grid of this process."""
     kind, _, like = candidate.partition(":")
-    if kind == "fedavg":
-        config = plain_config(rounds, POINTS[like])
-        with tempfile.TemporaryDirectory() as folder:
-            grid = _CountingGrid(_module("client_app").app, NODES, config)
-            settings = {**config, "out-dir": folder}
-            context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
-            _module("server_app").main(grid, context)
-    else:
+    if kind != "fedavg":
         own = configuration(rounds, kind)
-        grid = _CountingGrid(private_app, NODES, own.to_mapping())
-        run_experiment(grid, own, engine="inprocess")
-    sizes = zip(*grid.sizes[PER_ROUND:], strict=True)
-    return dict(zip(("request", "reply", "context"), map(statistics.median, sizes), strict=True))
+        grid = grid_type(private_app, NODES, own.to_mapping())
+        run_experiment(grid, own, engine="ray")
+        return grid
+    config = plain_config(rounds, POINTS[like])
+    grid = grid_type(_module("client_app").app, NODES, config)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**config, "out-dir": folder}
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=settings)
+        _module("server_app").main(grid, context)
+    return grid
 
 
 def _module(name: str) -> ModuleType:
@@ -153,6 +197,7 @@ def _module(name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"Expected {name}.py in the plain app's folder.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its functions are pickled by their names, as those of a bundle
     spec.loader.exec_module(module)
     return module
 
@@ -170,7 +215,7 @@ def measure(repeats: int, rounds: int = ROUNDS, strategies: Iterable[str] = ("mu
         name: {
             **{key: statistics.median(run[key] for run in kept) for key in keys},
             "range": [min(run["rate"] for run in kept), max(run["rate"] for run in kept)],
-            "bytes": message_bytes(name),
+            **looked_into(name),
         }
         for name, kept in runs.items()
     }
@@ -195,18 +240,21 @@ def measure(repeats: int, rounds: int = ROUNDS, strategies: Iterable[str] = ("mu
 def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
     lines = [
-        "| | messages/s | request, kB | reply, kB | state, kB | a round, s | start, s | peak memory MiB |",
+        "| | messages/s | request, kB | reply, kB | reply with state, kB | a round, s | start, s | peak memory MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, entry in document["candidates"].items():
-        kind, _, like = name.partition(":")
-        label = f"Flower's FedAvg, messages of {like}" if like else f"murmurfl, {kind}"
         size = entry["bytes"]
         lines.append(
-            f"| {label} | {entry['rate']:,.0f} ({entry['range'][0]:,.0f} to {entry['range'][1]:,.0f}) "
-            f"| {size['request'] / 1e3:.1f} | {size['reply'] / 1e3:.1f} | {size['context'] / 1e3:.1f} "
+            f"| {_label(name)} | {entry['rate']:,.0f} ({entry['range'][0]:,.0f} to {entry['range'][1]:,.0f}) "
+            f"| {size['request'] / 1e3:.1f} | {size['reply'] / 1e3:.1f} | {size['reply and state'] / 1e3:.1f} "
             f"| {entry['median_round_s']:.2f} | {entry['start_s']:.1f} | {entry['peak_mib']:,.0f} |"
         )
+    names = list(document["candidates"])
+    parts = [entry["parts_ms"] for entry in document["candidates"].values()]
+    shown = [f"| ms of a message beside transport | {' | '.join(map(_label, names))} |", f"|---{'|---' * len(names)}|"]
+    shown += [f"| {part} | {' | '.join(f'{one[part]:.3f}' for one in parts)} |" for part in PARTS]
+    shown += [f"| together | {' | '.join(f'{sum(one.values()):.2f}' for one in parts)} |"]
     ratios = "; ".join(f"{name} {ratio:.2f}" for name, ratio in document["ratios"].items())
     return "\n".join(
         [
@@ -215,8 +263,15 @@ def table(document: dict[str, Any]) -> str:
             f"{document['nodes']} nodes, {document['per_round']} a round, d = {document['parameters']:,}, rounds 2 to "
             f"{document['rounds']}, medians of {document['repeats']} on {document['cores']} cores. Ours to FedAvg's "
             f"with as many bytes: {ratios}.",
+            "",
+            *shown,
         ]
     )
+
+
+def _label(candidate: str) -> str:
+    kind, _, like = candidate.partition(":")
+    return f"Flower's FedAvg, messages of {like}" if like else f"murmurfl, {kind}"
 
 
 def main() -> None:

@@ -26,6 +26,21 @@ class OuterProducts:
         self._split = residuals.shape[1] * features.shape[1]
         self._shape = (residuals.shape[1], features.shape[1])
 
+    @property
+    def residuals(self) -> NDArray[np.float64]:
+        """A row r for each sample."""
+        return self._residuals
+
+    @property
+    def features(self) -> NDArray[np.float64]:
+        """A row x for each sample."""
+        return self._features
+
+    @property
+    def bias(self) -> bool:
+        """Whether the layer has one."""
+        return self._bias
+
     def norms(self) -> NDArray[np.float64]:
         """||[r x^T, r]|| = ||r|| sqrt(||x||^2 + 1), and ||r x^T|| = ||r|| ||x||."""
         with np.errstate(all="ignore"):

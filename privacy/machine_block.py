@@ -342,21 +342,13 @@ class BlockAdmission:
 _ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewhere
 
 
-@dataclass(frozen=True)
 class _Asked:
     """Some machines of a block, to the rule of admission."""
 
-    block: MachineBlock
-    index: NDArray[np.intp]
-    ledgers: BlockLedger | JoinedLedgers
-
-    @property
-    def num_samples(self) -> NDArray[np.int64]:
-        return self.block._num_samples[self.index]
-
-    @property
-    def fingerprints(self) -> list[str]:
-        return [self.block._key(row)[1] for row in self.index.tolist()]
+    def __init__(self, block: MachineBlock, index: NDArray[np.intp], ledgers: BlockLedger | JoinedLedgers) -> None:
+        self.block, self.index, self.ledgers = block, index, ledgers
+        self.num_samples: NDArray[np.int64] = block._num_samples[index]
+        self.fingerprints = [block._key(row)[1] for row in index.tolist()]
 
     def order_nonce(self, row: int, session: str) -> bytes:
         return self.block._key(int(self.index[row]))[0].nonce(session, 0)

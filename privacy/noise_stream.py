@@ -107,6 +107,7 @@ class NoiseStream:
         self._mechanism, self._memory = plan.mechanism, plan.mechanism.memory
         self._silent = plan.noise_std == 0.0
         self._bounds: dict[int, float | None] = {}
+        self._factors: dict[int, float] = {}
 
     def add_to(
         self,
@@ -163,6 +164,37 @@ class NoiseStream:
             return nonce
         nonces = nonces + nonce
         return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
+
+    def last_row(self, stream: Past | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
+        """Of a mechanism that removes its last row: the factor of its next row, and the marked counts of the last one.
+
+        Parameters
+        ----------
+        stream, key
+            See :meth:`add_to`.
+
+        Returns
+        -------
+        factor : float
+            From normals to units of the grid's spacing.
+        last : ndarray of shape (d,), int64, or None
+            The caller's from now on; None before the first release.
+        """
+        release = stream.release + 1
+        state, kept = self._before(stream, release, key)
+        if kept is None and state:
+            kept = self._marked(state[0], self._bound(release))
+        if release not in self._factors:
+            self.plan.grid.marked(np.empty(0), self._bound(release))  # that noise fits the grid
+            self._factors[release] = self._mechanism.row_std(release) * self._scale
+        return self._factors[release], kept
+
+    def kept(self, key: bytes, nonce: bytes, room: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Where the marked counts of a release's row are to be written, so that the next one can remove them."""
+        row = np.empty(self.num_parameters, np.int64) if room is None else room
+        if self._rows is not None:
+            self._rows.keep(key, nonce, (row,))
+        return row
 
     def draws_a_row(self, release: int) -> bool:
         """Whether a release is made with one row of normals, which can be made before with others'."""

@@ -79,7 +79,8 @@ def is_left(words):
     # Features of 70,000 images take a minute and more; `reproduce best-accuracy` has them.
     taught = taught or "features=scattering+strokes" in words
     no_gpu = any(word.startswith("cuda") for word in words)
-    return whole or taught or no_gpu or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
+    no_cluster = "--ray" in words
+    return whole or taught or no_gpu or no_cluster or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
 
 
 def run(words, folder):

@@ -22,6 +22,7 @@ from ...privacy.training import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.machine_names import NumberedNames
 from ...strategies.replies import LARGEST_COUNT, SummedReplies
+from ..compiled import compiled_rows, worth_compiling
 from ..experiment import Experiment
 from ..network import reply_is_lost
 from ..statements import GroupedStatements, said_alike
@@ -122,6 +123,8 @@ class CohortMachines:
             kinds=kinds if ledgers is None else None,
             only=self._here,
         )
+        if worth_compiling(experiment):
+            self.cohort.arithmetic = compiled_rows(experiment.policy().noise_quality)
         initial = experiment.model.initial_parameters(experiment.config.seed)
         self._sent: dict[str, int] = {}
         self._layout = [(values.shape, values.dtype, math.prod(values.shape)) for values in initial]

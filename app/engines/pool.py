@@ -8,7 +8,6 @@ as they end. What a worker keeps between calls lies in a mapping that each funct
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -139,46 +138,6 @@ def checked_workers(workers: int | None, engine: str = "cohort", ray_address: st
 
 
 @contextmanager
-def opened_pool(
-    workers: int | None, ray_address: str = "", *, most: int, of: str, say: Callable[[str], None], data_bytes: int = 0
-) -> Iterator[Pool]:
-    """The pool for a number of workers, until the block ends: this process for one, Ray for more of them.
-
-    Parameters
-    ----------
-    workers : int or None
-        None for one on each core of the cluster, or of this computer.
-    ray_address : str
-        Of a Ray cluster, on which even one worker is another process; empty for this computer.
-    most : int
-        More than that would have nothing to do, and are not started.
-    of : str
-        What there are so many of, in words.
-    say : callable
-        Told what is waited for.
-    data_bytes : int
-        About how much will be shared.
-
-    Raises
-    ------
-    ConfigurationError
-    WorkerError
-    """
-    checked_workers(workers, ray_address=ray_address)
-    asked = workers or (0 if ray_address else cores())
-    size = min(asked, max(most, 1))
-    if workers is not None and size < workers:
-        say(f"{size} of {workers} workers are enough: there are {most} {of}.")
-    if size == 1 and not ray_address:
-        yield HerePool()
-        return
-    from .ray_pool import ray_pool
-
-    with ray_pool(size, ray_address, say=say, most=most, data_bytes=data_bytes) as pool:
-        yield pool
-
-
-@contextmanager
 def computing_alone() -> Iterator[None]:
     """In one thread, and without the lines of Flower's log: as many workers as cores leave no core for a second thread.
 
@@ -212,8 +171,3 @@ def _one_torch_thread() -> Iterator[None]:
 
 def say_nothing(said: str) -> None:
     """For those who need not be told what is waited for."""
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

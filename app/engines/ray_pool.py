@@ -53,6 +53,8 @@ class RayPool(Pool):
 
     Parameters
     ----------
+    ray : module
+        Connected.
     size : int
     search : list of str
         Folders in which workers look for modules after their own: things of one's own may lie there.
@@ -64,11 +66,9 @@ class RayPool(Pool):
         Whether they go to as many nodes as there are.
     """
 
-    def __init__(self, size: int, search: list[str], where: str, say: Say, *, spread: bool) -> None:
-        import ray
-
+    def __init__(self, ray: Any, size: int, search: list[str], where: str, say: Say, *, spread: bool) -> None:
         self.size = size
-        self._ray: Any = ray
+        self._ray = ray
         self._where = where
         strategy = "SPREAD" if spread else "DEFAULT"
         kind: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy=strategy)(_Worker)
@@ -184,7 +184,7 @@ def ray_pool(size: int, address: str = "", *, say: Say, most: int = 0, data_byte
         try:
             if address:
                 size = _on_cores(ray, size, most, where)
-            pool = RayPool(size, _search_path(), where, say, spread=bool(address))
+            pool = RayPool(ray, size, _search_path(), where, say, spread=bool(address))
             yield pool
         finally:
             protect()  # a second Ctrl-C must not stop the stopping
@@ -207,7 +207,7 @@ def _connected(size: int, address: str, say: Say, data_bytes: int) -> tuple[Any,
     if not address and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    ray = importlib.import_module("ray")
+    ray = importlib.import_module("ray")  # flwr[simulation] brings it, and says which
     if ray.is_initialized():
         if address:
             raise ConfigurationError(

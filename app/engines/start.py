@@ -26,10 +26,11 @@ from ..registry import registry
 from ..result import Progress, RunResult
 from ..run import run_experiment
 from ..tasks.features.weights import FOLDER, WEIGHTS_VARIABLE
+from .chosen_pool import opened_pool
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .flower_run import run_flower_app
 from .inprocess import InProcessGrid
-from .pool import checked_workers, opened_pool
+from .pool import checked_workers
 from .workers import WorkerMachines
 
 ENGINES = ("cohort", "inprocess", "ray")

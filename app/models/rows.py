@@ -1,8 +1,8 @@
-"""Gradients of which a row is the same to the last bit, whichever other rows are computed with it.
+"""Networks' gradients of which a row is the same to the last bit, whichever other rows are computed with it.
 
-Libraries choose how to multiply by how many rows there are, and each way rounds differently. A simulation computes the
+PyTorch chooses how to multiply by how many rows there are, and each way rounds differently. A simulation computes the
 gradients of many machines at once, and which machines stand together depends on how many processes share the work. So
-products are made of a fixed number of rows at a time, and networks are never asked for fewer than a few.
+networks are never asked for fewer than a few rows.
 """
 
 from __future__ import annotations
@@ -13,39 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_AT_A_TIME = 8
 _FEWEST = 4
 """PyTorch multiplies up to three rows in another way than more of them."""
 _FEW_VALUES = 1 << 21
 """Gradients of more values stand alone: a block of machines has no room for two of them."""
-
-
-def row_products(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``rows @ matrix``, each row by the same arithmetic however many there are, and as fast.
-
-    Parameters
-    ----------
-    rows : ndarray of shape (n, k)
-    matrix : ndarray of shape (k, c)
-
-    Returns
-    -------
-    ndarray of shape (n, c)
-    """
-    count, size = rows.shape
-    whole = count - count % _AT_A_TIME
-    products = np.empty((count, matrix.shape[1]))
-    if whole:
-        np.matmul(
-            rows[:whole].reshape(-1, _AT_A_TIME, size),
-            matrix,
-            out=products[:whole].reshape(-1, _AT_A_TIME, matrix.shape[1]),
-        )
-    if whole < count:
-        last = np.zeros((1, _AT_A_TIME, size))
-        last[0, : count - whole] = rows[whole:]
-        products[whole:] = np.matmul(last, matrix)[0, : count - whole]
-    return products
 
 
 class SteadyRows:

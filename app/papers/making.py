@@ -15,7 +15,8 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ..config import RunConfig
-from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
+from ..engines.chosen_pool import opened_pool
+from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, say_nothing
 from ..engines.start import run_document
 from ..experiment import prepare
 from ..methods import METHODS

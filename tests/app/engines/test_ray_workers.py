@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from murmurfl.app.config import RunConfig
 from murmurfl.app.engines import WorkerError, ray_pool, run_cohort
+from murmurfl.app.engines.chosen_pool import opened_pool
 from murmurfl.app.engines.loopback import free_port, scratch_parent
-from murmurfl.app.engines.pool import opened_pool
 from murmurfl.app.engines.processes import Processes
 from murmurfl.app.papers import Cell
 from murmurfl.app.papers.accuracy import AccuracyTable
