@@ -94,7 +94,8 @@ def table(document: dict[str, Any]) -> str:
         "",
         f"{document['clients']} machines, {document['per_round']} a round, {document['rounds']} rounds, one core each, "
         f"medians of {document['repeats']} turns; ratios are those of each turn. By processor time, "
-        f"which a busy computer changes less, they are {document['inprocess / pfl, by processor time']['median']:.2f} and "
+        "which a busy computer changes less, they are "
+        f"{document['inprocess / pfl, by processor time']['median']:.2f} and "
         f"{document['inprocess / pfl, two gradients, by processor time']['median']:.2f}.",
     ]
     return "\n".join(lines)
