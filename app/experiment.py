@@ -286,7 +286,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
     bound, constant = feature_bound(config), constant_feature(config) or centred
     model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
-    model.gradient_memory_mib = config.gradient_memory_mib
+    model.set_gradient_memory(config.gradient_memory_mib)
     return model
 
 

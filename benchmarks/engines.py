@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,16 @@ def measure_here(engine: str, rounds: int, strategy: str) -> dict[str, float]:
     config = configuration(rounds, strategy)
     if engine == "ray":
         document = run_on_ray(config)
-        updates, seconds = document["aggregated"], document["seconds"]
+        updates, seconds, cpu_seconds = document["aggregated"], document["seconds"], math.nan  # other processes' work
     else:
         prepare(config)
+        used = time.process_time()
         result = (run_cohort if engine == "cohort" else run_in_process)(config)
+        cpu_seconds = time.process_time() - used
         updates, seconds = sum(report.aggregated for report in result.strategy.history), result.seconds
     parameters = prepare(config).model.num_parameters
-    return {"updates": updates, "seconds": seconds, "rate": updates / seconds, "parameters": parameters}
+    rates = {"rate": updates / seconds, "cpu_rate": updates / cpu_seconds}
+    return {"updates": updates, "seconds": seconds, **rates, "parameters": parameters}
 
 
 def measure_apart(engine: str, rounds: int, strategy: str = "mu2") -> dict[str, float]:

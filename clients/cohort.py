@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import NoiseKeys, PrivateMachine, RefusedError, Release
-from ..privacy.contributions import StackedContributions
 from ..privacy.ledger.block import BlockLedger
 from ..privacy.machine_block import BlockArithmetic, MachineBlock
 from ..privacy.release_rule import ReleaseRule
 from .base import PrivateClient, Request
 from .cohort_block import BlockAnswer, Computing, Part, stacked_samples
-from .gradients import PerSampleGradients, Samples
+from .gradients import Samples
 from .release_of import read_release_of
 
 logger = logging.getLogger(__name__)
@@ -35,28 +34,6 @@ _BLOCK_VALUES = 1 << 22
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
 
 Answer = tuple[str, Release | RefusedError]
-
-
-class StackableGradients(PerSampleGradients, Protocol):
-    """Gradients that can combine several points in closed form, without a row for every sample. Not required."""
-
-    def stacked(
-        self,
-        points: Sequence[Sequence[NDArray[Any]]],
-        weights: Sequence[float | NDArray[np.float64]],
-        samples: Any,
-    ) -> StackedContributions:
-        """As :func:`~murmurfl.clients.gradients.combined_gradients`, without a row for every sample."""
-        ...
-
-
-class StackableSamples(Samples, Protocol):
-    """Samples of many machines that come from one place. Not required."""
-
-    @classmethod
-    def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
-        """The batch of all parts, one after the other; a part is a machine's samples and a slice of them."""
-        ...
 
 
 class Kinds(Protocol):
@@ -125,6 +102,8 @@ class Cohort:
         self._alone: set[type[PrivateClient]] = set()
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
         """What computes the values of releases; None for NumPy."""
+        self.all_answer = False
+        """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
         self.block_values = _BLOCK_VALUES
         """How many values of contributions may be in memory at a time."""
 
@@ -272,17 +251,25 @@ class Cohort:
             self._say_alone(client)
             yield from self._one_by_one(names, block.request, asked)
             return
-        yield Computing(names, client, block.request, together, self._batch).answer(self._parts(names, asked))
+        yield Computing(names, client, block.request, together, self._batch, self.all_answer).answer(
+            self._parts(names, asked)
+        )
 
     def _parts(self, names: list[str], asked: _Asked) -> list[Part]:
         """The machines by their policies."""
+        here, places = list(map(self._is_here, names)), list(range(len(names)))
+        if self.all_answer:
+            places = [place for place in places if here[place]]
+            names, here = [names[place] for place in places], [True] * len(places)
+        if not names:
+            return []
         kinds = list(map(self._kind, names))
-        first, here = kinds[0], list(map(self._is_here, names))
+        first = kinds[0]
         if first is not None and kinds.count(first) == len(kinds):
             rows, acks = list(map(self._row, names)), [asked.acks[name] for name in names]
-            return [Part(self._block(first, names, first), names, list(range(len(names))), rows, acks, here)]
+            return [Part(self._block(first, names, first), names, places, rows, acks, here)]
         parts: dict[Hashable, Part] = {}
-        for place, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        for number, (place, name, kind) in enumerate(zip(places, names, kinds, strict=True)):
             machine = self.client(name).machine if kind is None else None
             key = kind if machine is None else (machine.plan.fingerprint, machine.policy)
             if key not in parts:
@@ -292,7 +279,7 @@ class Cohort:
             part.places.append(place)
             part.rows.append(len(part.rows) if kind is None else self._row(name))
             part.acks.append(asked.acks[name])
-            part.here.append(here[place])
+            part.here.append(here[number])
         return list(parts.values())
 
     def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> MachineBlock:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,35 @@ from ..privacy import ConfigurationError, RefusedError, Release
 from ..privacy.contributions import ChosenContributions, StackedContributions
 from ..privacy.machine_block import BlockAdmission, BlockReleases, MachineBlock
 from .base import PrivateClient
+from .gradients import PerSampleGradients, Samples
 from .requests import Request
 from .together import Together
 
 Placed = tuple[int, int, slice, bool]
 """Of a machine that may release: its place among those asked, its part, its fresh samples, and whether it is computed
 here."""
+
+
+class StackableGradients(PerSampleGradients, Protocol):
+    """Gradients that can combine several points in closed form, without a row for every sample. Not required."""
+
+    def stacked(
+        self,
+        points: Sequence[Sequence[NDArray[Any]]],
+        weights: Sequence[float | NDArray[np.float64]],
+        samples: Any,
+    ) -> StackedContributions:
+        """As :func:`~murmurfl.clients.gradients.combined_gradients`, without a row for every sample."""
+        ...
+
+
+class StackableSamples(Samples, Protocol):
+    """Samples of many machines that come from one place. Not required."""
+
+    @classmethod
+    def stack(cls, parts: Sequence[tuple[Any, slice]]) -> Any:
+        """The batch of all parts, one after the other; a part is a machine's samples and a slice of them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -123,6 +146,8 @@ class Computing:
     together : Together
     batch : callable
         Given names and slices of samples, one batch of them.
+    all_answer : bool
+        Whether it is known that nobody refuses: parts then have none of the machines that are computed elsewhere.
     """
 
     names: list[str]
@@ -130,6 +155,7 @@ class Computing:
     request: Request
     together: Together
     batch: Callable[[list[tuple[str, slice]]], Any]
+    all_answer: bool = False
 
     def answer(self, parts: Sequence[Part]) -> BlockAnswer:
         """The answers of all of them, recorded."""
@@ -157,6 +183,8 @@ class Computing:
         ]
         if not any(here for *_, here in placed):
             return [None] * len(parts)
+        if self.all_answer:
+            placed += self._elsewhere(placed, parts)
         # Whatever their policies are, they stand in the order in which they were asked, with zeros in the place of
         # those that are computed elsewhere: products of matrices of another shape differ in their last bits.
         placed.sort(key=lambda entry: entry[0])
@@ -175,6 +203,15 @@ class Computing:
         chosen = [np.flatnonzero(np.repeat(here & (number == part), share)) for part in range(len(parts))]
         pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
         return [pick(rows) if rows.size else None for rows in chosen]
+
+    def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
+        """The machines that are computed elsewhere, of which nothing is known but their places."""
+        if len(placed) < sum(len(part.rows) for part in parts):
+            raise ConfigurationError(
+                "Expected every machine to answer, as its cap and its samples allow, but one refused: use one worker."
+            )
+        known = {place for place, *_ in placed}
+        return [(place, -1, slice(0), False) for place in range(len(self.names)) if place not in known]
 
 
 def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:

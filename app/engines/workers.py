@@ -137,7 +137,8 @@ class WorkerMachines:
         # The model is made anew by whoever gets it: a network holds what cannot be sent.
         bare: Any = {"model": None, "data": None, "shards": ()}
         sent = shared_samples(experiment, pool) if samples is None else samples
-        options = row_cache_mib / pool.size, keeps_ledgers
+        # Of other sessions on the same ledgers nothing is known here.
+        options = row_cache_mib / pool.size, keeps_ledgers, not keeps_ledgers and experiment.shortage is None
         pool.on_all(begin_training, pool.size, pool.share(replace(experiment, **bare)), sent, *options)
         self._sent: list[dict[str, int]] = [{} for _ in range(pool.size)]
         self._said: set[str] = set()
@@ -240,6 +241,7 @@ def begin_training(
     samples: tuple[Dataset, Sequence[Shard]],
     row_cache_mib: float,
     keeps_ledgers: bool,
+    all_answer: bool,
 ) -> None:
     """Make a worker's machines."""
     data, shards = samples
@@ -250,6 +252,7 @@ def begin_training(
     if keeps_ledgers:
         ledgers = state.setdefault(LEDGERS, {str(i): MemoryLedger() for i in range(whole.config.num_clients)})
     state[_MACHINES] = CohortMachines(whole, row_cache_mib=row_cache_mib, ledgers=ledgers, machines=mine)
+    state[_MACHINES].cohort.all_answer = mine is not None and all_answer
     state[EXPERIMENT] = whole
     state[_SENT] = {}
     if _HEARD not in state:

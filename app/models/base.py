@@ -61,6 +61,10 @@ class Model(ABC):
         """D."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    def set_gradient_memory(self, memory_mib: float) -> None:
+        """Set aside memory for gradients of several samples, in MiB."""
+        self.gradient_memory_mib = memory_mib
+
     @abstractmethod
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
         """Where training starts; public."""

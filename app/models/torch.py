@@ -31,13 +31,8 @@ class _InPyTorch(Model):
 
     _gradients: TorchGradients
 
-    @property
-    def gradient_memory_mib(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What computing gradients of several samples may take at a time, in MiB."""
-        return self._gradients.gradient_memory_mib
-
-    @gradient_memory_mib.setter
-    def gradient_memory_mib(self, memory_mib: float) -> None:
+    def set_gradient_memory(self, memory_mib: float) -> None:
+        super().set_gradient_memory(memory_mib)
         self._gradients.gradient_memory_mib = memory_mib
 
 

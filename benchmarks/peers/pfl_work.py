@@ -117,7 +117,7 @@ def train(arguments: argparse.Namespace) -> dict[str, float | int | str]:
         ],
     )
     counter = UpdateCounter()
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=arguments.rounds,
@@ -133,11 +133,12 @@ def train(arguments: argparse.Namespace) -> dict[str, float | int | str]:
         callbacks=[counter],
         send_metrics_to_platform=False,
     )
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - used
     with torch.no_grad():
         final_loss = module.loss(test_features, test_labels).item()
     return {
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "client_updates": counter.updates,
         "final_loss": final_loss,
         "version": version("pfl"),

@@ -28,6 +28,7 @@ from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed,
 from murmurfl.privacy.ledger import format as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
 from murmurfl.privacy.ledger import page as ledger_page
+from murmurfl.privacy.release_rule import ReleaseRule
 
 PLAN = json.loads(Path(sys.argv.pop(1)).read_text())
 FOLDER = Path(PLAN["folder"])
@@ -131,18 +132,21 @@ def counted_rows(self, rows):
 
 
 PrivateMachine._mean_counts = counted_rows
-finish = PrivateMachine._finish
+answer = PrivateMachine._answer
 
 
-def noted_finish(self, admission, *arguments, **options):
-    samples = [admission.samples.start, admission.samples.stop]
-    line = {"session": admission.session, "release": admission.release, "round": now["round"], "samples": samples}
-    note("made", line)
-    return finish(self, admission, *arguments, **options)
+def noted_answer(self, session, ack, compute, record):
+    def noted(admission, counts):
+        samples = [admission.samples.start, admission.samples.stop]
+        line = {"session": admission.session, "release": admission.release, "round": now["round"], "samples": samples}
+        note("made", line)
+        return record(admission, counts)
+
+    return answer(self, session, ack, compute, noted)
 
 
-PrivateMachine._finish = noted_finish
-around(PrivateMachine, "_advance", "noise", "noise made")
+PrivateMachine._answer = noted_answer
+around(ReleaseRule, "advance", "noise", "noise made")
 around(ledger_page.SQLitePage, "_write_stream", "write", "written")
 around(ledger_mark.LedgerState, "write_mark", "mark", "marked")
 around(Path, "replace", "mark written", "mark renamed")

@@ -15,7 +15,13 @@ from tests.deployment.rig import (
 
 pytestmark = pytest.mark.deployment
 
-SETTINGS = {"batch_size": 16, "node_deadline_s": 120.0, "round_timeout_s": 15.0, "give_up_after": 0}
+SETTINGS = {
+    "batch_size": 16,
+    "mechanism": "cancelling",
+    "node_deadline_s": 120.0,
+    "round_timeout_s": 15.0,
+    "give_up_after": 0,
+}
 
 # Every node dies in rounds 2, 3, 4, 5 and 6, where it stands: 20 steps in one run.
 STEPS = {

@@ -15,7 +15,7 @@ from murmurfl.app.engines.chosen_pool import opened_pool
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone
 from murmurfl.app.engines.workers import WorkerMachines
-from murmurfl.app.experiment import prepare
+from murmurfl.app.experiment import Experiment, prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.record import result_document
 from murmurfl.app.run import run_experiment
@@ -251,3 +251,10 @@ def test_a_search_over_workers_finds_the_same_and_every_ledger_has_as_much_recor
     assert (alone.trials, alone.chosen, alone.spent) == (spread.trials, spread.chosen, spread.spent)
     assert alone.guarantee == spread.guarantee
     assert alone.spent == pytest.approx(config.mu)
+
+
+def test_where_it_was_said_that_nobody_refuses_a_refusal_ends_the_run_and_changes_no_bit(monkeypatch):
+    """The bug that would be: products of another shape than in one process, and nobody is told."""
+    monkeypatch.setattr(Experiment, "shortage", None)
+    with pytest.raises(ConfigurationError, match="one refused"):
+        over(CONFIGURATIONS["mu2, refusals"], 3)
