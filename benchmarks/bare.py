@@ -1,85 +1,278 @@
-"""The arithmetic of DP-mu^2-FL and nothing else: what a computer's speed would allow.
+"""The arithmetic of DP-mu^2-FL and nothing else, in torch on one thread, and the cohort engine beside it.
 
-Run with ``python -m benchmarks.bare``. NumPy's own generator, float32 noise as it comes, one sum a round: no
-keys, no grid, no ledger, no release rule, no refusals, nothing that could be regenerated, audited or lost. It releases
-nothing and protects nobody. The cohort engine is measured beside it, because updates per second alone say as much about
-the computer as about the code.
+Run with ``python -m benchmarks.bare``. The bare loop computes the gradients of a round at once, clips them, draws a
+block of torch's normals, takes the last ones out of kept rows and steps, all in float32: no keys, no grid, no ledger,
+no release rule, no refusals, nothing that could be regenerated, audited or lost. It releases nothing and protects
+nobody. Updates a second alone say as much about the computer as about the code; a ratio to this loop does not.
+
+Two sizes. At d = 7,850 the sum of a round's gradients is one product of matrices. At d = 1,000,000 gradients are
+dense: softmax regression of which every machine's gradient is written out as a row of d values, which is then measured,
+scaled and added up; the cohort engine is given a model that writes the same rows (:func:`written_out`). Each turn is a
+process of its own for the loop, the engine, and the engine without its compiled loops.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from murmurfl.app.models.base import Batch, Parameters
+from murmurfl.app.models.softmax import SoftmaxRegression
+from murmurfl.privacy.contributions import DenseContributions
 from numpy.typing import NDArray
 
-FEATURES, CLASSES = 784, 10
-SIZE = CLASSES * FEATURES + CLASSES
-CLIP_NORM = 1.0
-NOISE_STD = 10.0
-LEARNING_RATE = 1e-3
+CLASSES = 10
+CLIP_NORM, NOISE_STD, LEARNING_RATE = 1.0, 10.0, 1e-3
+LOOP, COHORT, NUMPY = "bare", "cohort", "cohort without compiled loops"
+"""What is measured at each size; the first is what the others are held against."""
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def measure_here(machines: int, per_round: int, rounds: int) -> dict[str, float]:
-    """Updates a second of one pass in this process.
+@dataclass(frozen=True)
+class Size:
+    """What is computed at one size.
 
     Parameters
     ----------
+    features : int
+        d = 10 x (features + 1).
     machines, per_round, rounds : int
         M, m and T; one fresh sample a machine and round.
+    dense : bool
+        Whether each machine's gradient is written out as a row of d values.
+    target : float
+        The most that the cohort engine is to take, in times of the bare loop.
     """
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((rounds * per_round, FEATURES))
-    labels = rng.integers(0, CLASSES, rounds * per_round)
-    samples = rng.permutation(rounds * per_round)  # as scattered in memory as those of sampled machines are
-    last_noise = np.zeros((machines, SIZE), dtype=np.float32)
-    model, query, last_query, gradient = (np.zeros(SIZE) for _ in range(4))
-    started = time.perf_counter()
-    for t in range(1, rounds + 1):
-        asked = rng.permutation(machines)[:per_round]
-        chosen = samples[(t - 1) * per_round : t * per_round]
+
+    features: int
+    machines: int
+    per_round: int
+    rounds: int
+    dense: bool
+    target: float
+
+
+SIZES = (Size(784, 100, 50, 1_200, False, 1.3), Size(99_999, 20, 20, 15, True, 1.5))
+
+
+class WrittenOut(SoftmaxRegression):
+    """Softmax regression whose gradients are rows of d values in float32, as of any model that has no closed form."""
+
+    def stacked(  # type: ignore[override]
+        self, points: Sequence[Parameters], weights: Sequence[float | NDArray[np.float64]], samples: Batch
+    ) -> DenseContributions:
+        """Weighted sums of a sample's gradients at several points, each written out once."""
+        outer = super().stacked(points, weights, samples)
+        residuals, split = outer.residuals.astype(np.float32), self.num_classes * self.num_features
+        rows = np.empty((len(residuals), self.num_parameters), np.float32)
+        by_class = rows[:, :split].reshape(len(rows), self.num_classes, self.num_features)
+        np.multiply(residuals[:, :, None], np.asarray(samples[0], np.float32)[:, None, :], out=by_class)
+        rows[:, split:] = residuals
+        return DenseContributions(rows)
+
+
+def written_out(num_features: int, num_classes: int) -> WrittenOut:
+    """The model of the cohort engine where gradients are dense."""
+    return WrittenOut(num_features, num_classes)
+
+
+def bare(size: Size) -> dict[str, float]:
+    """The loop, in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(1)
+    count, split = size.rounds * size.per_round, CLASSES * size.features
+    d = split + CLASSES
+    features = torch.randn(count, size.features, generator=generator)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    order = torch.randperm(count, generator=generator)  # as scattered in memory as those of sampled machines are
+    last = torch.zeros(size.machines, d)
+    model, query, last_query, gradient = (torch.zeros(d) for _ in range(4))
+
+    def residuals(point: Any, batch: Any, truth: Any) -> Any:
+        made = torch.softmax(batch @ point[:split].view(CLASSES, -1).T + point[split:], 1)
+        made[torch.arange(len(truth)), truth] -= 1
+        return made
+
+    started, processor = time.perf_counter(), time.process_time()
+    for t in range(1, size.rounds + 1):
+        asked = torch.randperm(size.machines, generator=generator)[: size.per_round]
+        chosen = order[(t - 1) * size.per_round : t * size.per_round]
         batch, truth = features[chosen], labels[chosen]
-        residuals = t * _residuals(query, batch, truth) - (t - 1) * _residuals(last_query, batch, truth)
-        norms = np.sqrt(np.einsum("ij,ij->i", residuals, residuals) * (np.einsum("ij,ij->i", batch, batch) + 1.0))
-        residuals *= np.minimum(1.0, CLIP_NORM / norms)[:, None]
-        total = np.empty(SIZE)
-        np.dot(residuals.T, batch, out=total[:-CLASSES].reshape(CLASSES, FEATURES))
-        total[-CLASSES:] = residuals.sum(axis=0)
-        for machine in asked:
-            noise = rng.standard_normal(SIZE, dtype=np.float32)
-            noise *= np.float32(NOISE_STD)
-            total += noise
-            total -= last_noise[machine]
-            last_noise[machine] = noise
-        gradient += total / per_round
+        made = t * residuals(query, batch, truth) - (t - 1) * residuals(last_query, batch, truth)
+        if size.dense:
+            rows = torch.empty(size.per_round, d)
+            by_class = rows[:, :split].view(size.per_round, CLASSES, -1)
+            torch.mul(made[:, :, None], batch[:, None, :], out=by_class)
+            rows[:, split:] = made
+            rows *= (CLIP_NORM / torch.linalg.vector_norm(rows, dim=1)).clamp(max=1)[:, None]
+            total = rows.sum(0)
+        else:
+            norms = ((made * made).sum(1) * ((batch * batch).sum(1) + 1)).sqrt()
+            made *= (CLIP_NORM / norms).clamp(max=1)[:, None]
+            total = torch.cat([(made.T @ batch).reshape(-1), made.sum(0)])
+        normals = torch.randn(size.per_round, d, generator=generator)
+        total += NOISE_STD * (normals.sum(0) - last[asked].sum(0))
+        last[asked] = normals
+        gradient += total / size.per_round
         model -= LEARNING_RATE * gradient
-        last_query, query = query, query + (model - query) * (2.0 / (t + 2.0))
-    seconds = time.perf_counter() - started
-    if not np.isfinite(query).all():
+        last_query, query = query, query + (model - query) * (2 / (t + 2))
+    seconds, processor = time.perf_counter() - started, time.process_time() - processor
+    if not torch.isfinite(query).all():
         raise RuntimeError("Expected a finite model.")
-    updates = rounds * per_round
-    return {"updates": updates, "seconds": seconds, "rate": updates / seconds, "parameters": SIZE}
+    return {"updates": count, "seconds": seconds, "processor_s": processor, "parameters": d, "compile_s": 0.0}
 
 
-def _residuals(parameters: NDArray[np.float64], batch: NDArray[np.float64], truth: NDArray[Any]) -> NDArray[np.float64]:
-    """Softmax minus one-hot label, shape (samples, classes)."""
-    scores = batch @ parameters[:-CLASSES].reshape(CLASSES, FEATURES).T
-    scores += parameters[-CLASSES:]
-    scores -= scores.max(axis=1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=1, keepdims=True)
-    scores[np.arange(len(truth)), truth] -= 1.0
-    return scores
+def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
+    """The cohort engine with the papers' mechanism, in this process; compiling stands beside its seconds."""
+    import logging
+
+    from murmurfl.app import compiled as loops
+    from murmurfl.app.config import RunConfig
+    from murmurfl.app.engines.start import run_cohort
+    from murmurfl.app.experiment import prepare
+    from threadpoolctl import threadpool_limits
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    threadpool_limits(1)
+    config = RunConfig(
+        task="benchmarks.large:million" if size.dense else "synthetic",
+        model="benchmarks.bare:written_out" if size.dense else "softmax",
+        mechanism="cancelling",
+        synthetic_samples=6_000 if size.dense else size.rounds * size.per_round,
+        num_clients=size.machines,
+        clients_per_round=size.per_round,
+        batch_size=1,
+        num_rounds=size.rounds,
+        sampling="balanced",
+        evaluate_every=size.rounds,
+        noise_quality="fast",
+        checkpoint=False,
+    )
+    experiment = prepare(config)
+    compile_s = 0.0
+    if not compiled:
+        loops.WORTH_COMPILING = 1 << 62
+    elif loops.worth_compiling(experiment):
+        started = time.perf_counter()
+        loops.compiled_rows("fast")
+        compile_s = time.perf_counter() - started
+    processor = time.process_time()
+    result = run_cohort(config)
+    return {
+        "updates": sum(report.aggregated for report in result.strategy.history),
+        "seconds": result.seconds,
+        "processor_s": time.process_time() - processor,
+        "parameters": experiment.model.num_parameters,
+        "compile_s": compile_s,
+    }
+
+
+MEASURES: dict[str, Callable[[Size], dict[str, float]]] = {
+    LOOP: bare,
+    COHORT: lambda size: cohort(size, compiled=True),
+    NUMPY: lambda size: cohort(size, compiled=False),
+}
+
+
+def _apart(which: str, size: Size) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.bare", "--one", which, str(SIZES.index(size))]
+    output = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[1],
+        env={**os.environ, **_ONE_THREAD}, timeout=1800,
+    ).stdout  # fmt: skip
+    return json.loads(output.splitlines()[-1])
+
+
+def measure(repeats: int = 3) -> list[dict[str, Any]]:
+    """A row for each size: medians, and the median of each turn's ratio to the bare loop."""
+    rows = []
+    for size in SIZES:
+        runs: dict[str, list[dict[str, float]]] = {which: [] for which in MEASURES}
+        for _ in range(repeats):
+            for which, kept in runs.items():
+                kept.append(_apart(which, size))
+        rows.append(row(size, runs))
+    return rows
+
+
+def row(size: Size, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """The row of a size, from the runs of each turn."""
+    loops = [run["seconds"] for run in runs[LOOP]]
+    return {
+        "parameters": int(runs[LOOP][0]["parameters"]),
+        "machines": size.machines,
+        "per_round": size.per_round,
+        "rounds": size.rounds,
+        "dense": size.dense,
+        "target": size.target,
+        "repeats": len(loops),
+        "compile_s": statistics.median(run["compile_s"] for run in runs[COHORT]),
+        "measured": {
+            which: {
+                "updates_per_second": statistics.median(run["updates"] / run["seconds"] for run in kept),
+                "seconds": statistics.median(run["seconds"] for run in kept),
+                "processor_s": statistics.median(run["processor_s"] for run in kept),
+                "times_bare": statistics.median(run["seconds"] / loop for run, loop in zip(kept, loops, strict=True)),
+                "range": [f(run["seconds"] / loop for run, loop in zip(kept, loops, strict=True)) for f in (min, max)],
+            }
+            for which, kept in runs.items()
+        },
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The measurement as Markdown."""
+    lines = [
+        "| d | M | m | rounds | gradients | | updates/s | seconds | times the bare loop |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    names = {LOOP: "bare torch loop", COHORT: "cohort engine", NUMPY: "cohort engine, NumPy alone"}
+    for one in rows:
+        what = "a row for each machine" if one["dense"] else "one product"
+        head = f"{one['parameters']:,} | {one['machines']} | {one['per_round']} | {one['rounds']:,} | {what}"
+        for which, name in names.items():
+            made = one["measured"][which]
+            low, high = made["range"]
+            times = "1" if which == LOOP else f"{made['times_bare']:.2f} ({low:.2f} to {high:.2f})"
+            lines.append(f"| {head} | {name} | {made['updates_per_second']:,.0f} | {made['seconds']:.2f} | {times} |")
+    compiling = " and ".join(f"{one['compile_s']:.1f} s at d = {one['parameters']:,}" for one in rows)
+    targets = " and ".join(f"{one['target']:g} at d = {one['parameters']:,}" for one in rows)
+    lines += [
+        "",
+        f"One thread, b = 1, medians of {rows[0]['repeats']} turns; ratios are those of each turn. Compiling is not in "
+        f"the seconds and takes {compiling}, once a process. The aim was at most {targets}.",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1_200)
-    print(json.dumps(measure_here(100, 50, parser.parse_args().rounds)))
+    parser.add_argument("--one", nargs=2, metavar=("WHICH", "SIZE"), default=None)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    if arguments.one:
+        which, number = arguments.one
+        print(json.dumps(MEASURES[which](SIZES[int(number)])))
+        return
+    rows = measure(arguments.repeats)
+    print(table(rows))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":
