@@ -323,8 +323,9 @@ def forecast_of(
     noise = math.sqrt(sum(one.after(times) ** 2 for one, times in zip(stated, asked, strict=True)) / len(stated))
     path = sum(one.longest * times for one, times in zip(stated, asked, strict=True)) / len(stated)
     most = max(stated, key=lambda one: one.mu)
+    heard = min(machines, rounds * per_round)  # of very many machines a short training asks few
     return Forecast(
-        ratio=math.sqrt(num_parameters / machines) * noise / path,
+        ratio=math.sqrt(num_parameters / heard) * noise / path,
         num_parameters=num_parameters,
         machines=machines,
         per_round=per_round,

@@ -64,6 +64,12 @@ def test_updates_of_whole_machines_have_noise_of_a_length_that_clip_and_rounds_d
     assert found.clip_unit == "update"
 
 
+def test_machines_that_are_never_asked_do_not_help():
+    one = stated(UPDATES, unit="machine")
+    few, many = (forecast(one, machines, per_round=5, rounds=4) for machines in (20, 100_000))
+    assert many.ratio == few.ratio
+
+
 def test_full_batches_are_divided_by_all_samples():
     found = forecast(stated({**FULL, "order": "all", "release_rule": "paper"}, samples=30), machines=20)
     assert found.ratio == pytest.approx(2 * math.sqrt(D * 20) / (20 * 30 * MU), rel=ROUNDING)
