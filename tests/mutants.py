@@ -41,7 +41,10 @@ ADMISSION = "tests/privacy/test_admission.py"
 ALLOCATION = "tests/privacy/test_allocation.py"
 AMPLIFICATION = "tests/privacy/test_amplification.py"
 ASKED = "tests/privacy/test_asked.py"
-COHORT = "tests/privacy/test_cohort.py"
+BLOCK = "tests/privacy/test_machine_block.py"
+BLOCK_LEDGER = "tests/privacy/ledger/test_block.py"
+COMPILED = "tests/app/test_compiled.py"
+WORKERS_RUNS = "tests/app/engines/test_workers.py"
 MACHINE = "tests/privacy/test_machine.py"
 MASKING = "tests/privacy/test_masking.py"
 FULL_BATCH = "tests/strategies/test_full_batch.py"
@@ -204,7 +207,7 @@ MUTANTS = (
     Mutant(
         "rows that others used since join a secret order",
         "privacy/admission.py",
-        "account.reserved.keys() != {session}",
+        "reserved.keys() != {streams.session}",
         "False",
         (SECRET_ORDER,),
     ),
@@ -588,15 +591,15 @@ MUTANTS = (
     ),
     Mutant(
         "a secret order is drawn again for what was computed for another",
-        "privacy/admission.py",
-        "if session not in self._drawn:",
+        "privacy/machine.py",
+        "if session not in self._orders:",
         "if True:",
         (SECRET_ORDER,),
     ),
     Mutant(
         "samples of a secret order are used again, and used ones hide in it",
         "privacy/admission.py",
-        "self._check_alone(page, account)",
+        "self._check_alone(machines, row, account)",
         "pass",
         (SECRET_ORDER,),
     ),
@@ -609,9 +612,9 @@ MUTANTS = (
     ),
     Mutant(
         "a release of a secret order says all samples",
-        "privacy/machine.py",
-        'if self.policy.order == "all" else',
-        "if self.policy.sums_samples else",
+        "privacy/recording.py",
+        'if policy.order == "all" else',
+        "if policy.sums_samples else",
         (SECRET_ORDER,),
     ),
     Mutant(
@@ -729,31 +732,144 @@ MUTANTS = (
     Mutant(
         "a release is never committed",
         "privacy/machine.py",
-        "admission.page.commit(admission.session, stream, account)",
+        "admission.page.commit(admission.session, streams.record(0), accounts.record(0))",
         "pass",
         (MACHINE,),
     ),
     Mutant(
         "one admission makes two releases",
-        "privacy/machine.py",
-        "        self._open.discard(admission)\n        before",
-        "        before",
-        (COHORT,),
+        "privacy/machine_block.py",
+        "        self.close()\n        index",
+        "        index",
+        (BLOCK,),
     ),
     Mutant(
-        "a caller finishes a real machine's release",
-        "privacy/release.py",
-        """if not self.simulated:
-            raise ConfigurationError("Expected a simulated machine, got one with real keys: it must release""",
-        """if False:
-            raise ConfigurationError("Expected a simulated machine, got one with real keys: it must release""",
-        (COHORT,),
+        "a caller computes what real machines release",
+        "privacy/machine_block.py",
+        "            _refuse_real(keys.simulated)",
+        "            pass",
+        (BLOCK,),
+    ),
+    Mutant(
+        "who is refused in a block gives another machine its samples",
+        "privacy/admission.py",
+        "start[rows], stop[rows]",
+        "start[: len(rows)], stop[: len(rows)]",
+        (BLOCK,),
+    ),
+    Mutant(
+        "what a block refuses is recorded",
+        "privacy/admission.py",
+        "        if refused:\n            rows",
+        "        if False:\n            rows",
+        (BLOCK,),
+    ),
+    Mutant(
+        "a block records a release as that of a machine it refused",
+        "privacy/machine_block.py",
+        "self._index[admitted.rows], [_ELSEWHERE]",
+        "self._index[: len(self.places)], [_ELSEWHERE]",
+        (BLOCK,),
+    ),
+    Mutant(
+        "all releases of a block's machine have one nonce",
+        "privacy/machine_block.py",
+        "key.nonce(streams.session, release + 1)",
+        "key.nonce(streams.session, 1)",
+        (BLOCK,),
+    ),
+    Mutant(
+        "a block computes what is computed elsewhere",
+        "privacy/machine_block.py",
+        "computed = np.flatnonzero(self.here)",
+        "computed = np.arange(len(self.here))",
+        (BLOCK,),
+    ),
+    Mutant(
+        "a worker computes with the machines of another",
+        "clients/cohort_block.py",
+        "np.repeat(here & (number == part), share)",
+        "np.repeat(number == part, share)",
+        (WORKERS_RUNS,),
+    ),
+    Mutant(
+        "a block names a machine twice",
+        "privacy/ledger/block.py",
+        "len(np.unique(rows)) < len(rows) or any(",
+        "any(",
+        (BLOCK,),
+    ),
+    Mutant(
+        "a machine of a block is in two transactions of one thread",
+        "privacy/ledger/block.py",
+        "self._entered.append(rows)",
+        "pass",
+        (BLOCK,),
+    ),
+    Mutant(
+        "machines of a block share a place in its ledger",
+        "privacy/ledger/block.py",
+        "np.arange(self._used, needed, dtype=np.int32)",
+        "np.full(len(new), self._used, dtype=np.int32)",
+        (
+            BLOCK_LEDGER,
+            BLOCK,
+        ),
+    ),
+    Mutant(
+        "who gets a block's release can change what its ledger remembers",
+        "privacy/machine_block.py",
+        "counts.setflags(write=False)",
+        "pass",
+        (BLOCK,),
+    ),
+    Mutant(
+        "what was sent is not remembered, and is not carried over",
+        "privacy/release_rule.py",
+        "pending[release + 1] = counts",
+        "pending[release + 1] = 0 * counts",
+        (CARRIED_OVER,),
+    ),
+    Mutant(
+        "a machine of a block is clipped as if its rows were finite",
+        "privacy/row_by_row.py",
+        "np.isfinite(scales).all(axis=1)",
+        "np.isfinite(scales).any(axis=1)",
+        (BLOCK,),
+    ),
+    Mutant(
+        "compiled loops round what is not finite",
+        "app/compiled.py",
+        "if not np.isfinite(scales).all():",
+        "if not np.isfinite(scales).any():",
+        (COMPILED,),
+    ),
+    Mutant(
+        "compiled loops leave the last row of noise in",
+        "app/compiled.py",
+        "last is not None",
+        "False",
+        (COMPILED,),
+    ),
+    Mutant(
+        "a sum of compiled loops leaves out what was carried over",
+        "app/compiled.py",
+        "nothing_carried and len(places)",
+        "len(places)",
+        (COMPILED,),
+    ),
+    Mutant(
+        "a sender's word is taken for an array's header",
+        "privacy/arrays.py",
+        " and data.startswith(header):",
+        ":",
+        ("tests/privacy/test_arrays_quick.py",),
     ),
     Mutant(
         "the cap is off by one",
         "privacy/admission.py",
-        "stream.release >= self.policy.max_participations",
-        "stream.release > self.policy.max_participations",
+        "streams.release >= self.policy.max_participations",
+        "streams.release > self.policy.max_participations",
         (ADMISSION,),
     ),
     Mutant(
@@ -800,44 +916,44 @@ MUTANTS = (
     ),
     Mutant(
         "samples are forgotten in a second session that notes something",
-        "privacy/admission.py",
-        "return max(self.account.samples_used, self.samples.stop)",
-        "return self.samples.stop - (bool(self.stream.noted) and len(self.account.reserved) > 1)",
+        "privacy/admitted.py",
+        "return np.maximum(self.accounts.samples_used, self.stop)",
+        "return self.stop - (bool(self.streams.noted[0]) and len(self.accounts.reserved[0]) > 1)",
         (ADMISSION,),
     ),
     Mutant(
         "the last sample is used once more",
         "privacy/admission.py",
-        "if start + batch > self.num_samples",
-        "if start + batch > self.num_samples + batch",
+        "_refuse(stop > machines.num_samples,",
+        "_refuse(stop > machines.num_samples + self.policy.batch_size,",
         (ADMISSION,),
     ),
     Mutant(
         "samples return one release too early",
         "privacy/admission.py",
-        "stream.release % self.policy.min_separation * batch",
-        "stream.release % max(self.policy.min_separation - 1, 1) * batch",
+        "streams.release % self.policy.min_separation * batch",
+        "streams.release % max(self.policy.min_separation - 1, 1) * batch",
         (ADMISSION,),
     ),
     Mutant(
         "acknowledgements go backwards under the papers' rule",
         "privacy/admission.py",
-        "valid = stream.ack < ack <= stream.release",
-        "valid = ack <= stream.release",
+        "valid = before < ack <= release",
+        "valid = ack <= release",
         (ADMISSION,),
     ),
     Mutant(
         "a release that was given up can be acknowledged",
         "privacy/admission.py",
-        "valid = ack > stream.ack and ack in stream.pending",
-        "valid = ack > stream.ack",
+        "valid = ack > before and ack in pending",
+        "valid = ack > before",
         (ADMISSION,),
     ),
     Mutant(
         "a stream goes on under another policy or key",
         "privacy/admission.py",
-        "if stream.fingerprint != self.fingerprint:",
-        "if not self.fingerprint:",
+        "if theirs != ours and row not in refused:",
+        "if not ours and row not in refused:",
         (ADMISSION,),
     ),
     Mutant(
@@ -863,8 +979,8 @@ MUTANTS = (
     ),
     Mutant(
         "what a lost reply carried is not carried over",
-        "privacy/release.py",
-        "counts += stream.pending[stream.release]",
+        "privacy/release_rule.py",
+        "counts += streams.pending[row][release]",
         "counts += 0",
         (CARRIED_OVER,),
     ),
@@ -877,14 +993,14 @@ MUTANTS = (
     ),
     Mutant(
         "fast noise on a real machine",
-        "privacy/machine.py",
+        "privacy/machine_checks.py",
         'if policy.noise_quality != "exact":',
         "if policy.noise_quality is None:",
         (MACHINE,),
     ),
     Mutant(
         "a real machine may forget",
-        "privacy/machine.py",
+        "privacy/machine_checks.py",
         "if not ledger.durable:",
         "if not ledger:",
         (MACHINE,),
@@ -927,8 +1043,8 @@ MUTANTS = (
     Mutant(
         "what is too long is not clipped",
         "privacy/clipping.py",
-        "within = safe_norms <= bound / scale_free",
-        "within = safe_norms <= 2 * bound / scale_free",
+        "within = unit_norms <= bound / scale_free",
+        "within = unit_norms <= 2 * bound / scale_free",
         ("tests/privacy/test_clipping.py",),
     ),
     Mutant(
@@ -962,8 +1078,8 @@ MUTANTS = (
     Mutant(
         "a state is made from one nonce too few",
         "privacy/noise_stream.py",
-        "nonces = nonces[-NONCE_BYTES * self.plan.mechanism.remembered :]",
-        "nonces = nonces[-NONCE_BYTES * max(1, self.plan.mechanism.remembered - 1) :]",
+        "nonces[-NONCE_BYTES * self._mechanism.remembered :]",
+        "nonces[-NONCE_BYTES * max(1, self._mechanism.remembered - 1) :]",
         ("tests/privacy/mechanisms/test_recent.py", RELEASE),
     ),
     Mutant(
@@ -1130,15 +1246,15 @@ MUTANTS = (
     Mutant(
         "a release is built on one without a name",
         "privacy/admission.py",
-        "- set(stream.ids))",
-        "- {stream.ack, *stream.pending})",
+        "- set(streams.ids[row]))",
+        "- {ack, *streams.pending[row]})",
         (SUMS,),
     ),
     Mutant(
         "all releases have one name",
-        "privacy/machine.py",
-        "stream.release: secrets.token_bytes(_ID_BYTES)",
-        "stream.release: _NO_ID",
+        "privacy/recording.py",
+        "release: secrets.token_bytes(_ID_BYTES)",
+        "release: _NO_ID",
         (SUMS,),
     ),
     Mutant(
@@ -1389,9 +1505,9 @@ MUTANTS = (
     ),
     Mutant(
         "a session outlives the helpers of its roster",
-        "privacy/machine.py",
-        'terms = self.plan.fingerprint.encode() + (b"\\x00" + roster.encode() if roster else b"")',
-        "terms = self.plan.fingerprint.encode()",
+        "privacy/recording.py",
+        'terms = plan.fingerprint.encode() + (b"\\x00" + roster.encode() if roster else b"")',
+        "terms = plan.fingerprint.encode()",
         (OPENING,),
     ),
     Mutant(

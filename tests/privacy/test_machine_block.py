@@ -193,3 +193,17 @@ def test_a_block_acknowledges_as_each_machine_alone_does():
         subject.release("s", [0], [0], rows)
     assert ledgers[1].stream("s") is None
     assert block._ledgers.ledger(1).stream("s") is None
+
+
+def test_a_row_that_is_not_finite_is_nothing_in_a_block_too():
+    """Beside a good row of the same machine, and beside machines all of whose rows are good."""
+    data = DATA.copy()
+    data[0, 1], data[3, 0] = np.nan, np.inf
+    block, machines = block_of(), [alone(row) for row in range(2)]
+    for ack in range(2):
+        made = block.release(
+            "s", [0, 1], [ack, 0], lambda _, parts: DenseContributions(np.concatenate([data[part] for part in parts]))
+        )
+        for row, subject in enumerate(machines):
+            expected = subject.release("s", (ack, 0)[row], lambda samples: data[samples])
+            assert (made.counts[row] == expected.counts).all()
