@@ -269,6 +269,17 @@ def table(document: dict[str, Any]) -> str:
     )
 
 
+def before_and_after(before: dict[str, Any], document: dict[str, Any]) -> str:
+    """What was done for a message of ours beside transport at one time, and what is done now."""
+    ours, *_ = (entry for name, entry in document["candidates"].items() if ":" not in name)
+    lines = ["| a message of ours on Ray | before | now |", "|---|---|---|"]
+    lines += [f"| {part}, ms | {before['parts_ms'][part]:.3f} | {ours['parts_ms'][part]:.3f} |" for part in PARTS]
+    sums = (sum(found["parts_ms"].values()) for found in (before, ours))
+    lines.append(f"| together, ms | {' | '.join(f'{one:.2f}' for one in sums)} |")
+    lines += [f"| {size}, kB | {before['bytes'][size] / 1e3:.1f} | {ours['bytes'][size] / 1e3:.1f} |" for size in SIZES]
+    return "\n".join([*lines, f"| messages/s | {before['rate']:,.0f} | {ours['rate']:,.0f} |"])
+
+
 def _label(candidate: str) -> str:
     kind, _, like = candidate.partition(":")
     return f"Flower's FedAvg, messages of {like}" if like else f"murmurfl, {kind}"
