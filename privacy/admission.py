@@ -196,9 +196,11 @@ class AdmissionRule:
         Raises
         ------
         RefusedError
-            If the acknowledgement moves backwards, or names a release that was not made or that can no longer be
-            acknowledged.
+            If there is no stream, the acknowledgement moves backwards, or it names a release that was not made or that
+            can no longer be acknowledged.
         """
+        if not streams.has(row):
+            raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
         before, release, pending = int(streams.ack[row]), int(streams.release[row]), streams.pending[row]
         if ack == before:
             return

@@ -17,11 +17,10 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import protocol
 from .admission import AdmissionRule, has_secret_order
 from .admitted import Admission
 from .data_digest import DataDigest, RowBytes, any_data
-from .errors import ConfigurationError, RefusedError
+from .errors import ConfigurationError
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage
 from .ledger.block import AccountBlock, StreamBlock
@@ -260,10 +259,7 @@ class LedgeredMachine:
         **Formal guarantees.** Releases nothing.
         """
         with self._ledger.exclusive() as page:
-            stream = page.stream(session)
-            if stream is None:
-                raise RefusedError(protocol.BAD_ACKNOWLEDGEMENT, "there is nothing to acknowledge in this session")
-            streams = StreamBlock.of(session, stream)
+            streams = StreamBlock.of(session, page.stream(session))
             self.admission.acknowledge(streams, 0, ack)
             page.commit(session, streams.record(0), page.account())
 

@@ -226,6 +226,11 @@ class MachineBlock:
     def acknowledge(self, session: str, rows: Sequence[int], acks: Sequence[int]) -> None:
         """:meth:`PrivateMachine.acknowledge` of several machines.
 
+        Raises
+        ------
+        RefusedError
+            If one of them refuses; others may have taken note.
+
         Notes
         -----
         **Formal guarantees.** Releases nothing.
@@ -247,6 +252,7 @@ class MachineBlock:
         """One of the releases, as the machine by itself would have made it."""
         num_samples = int(self._num_samples[row])
         counts = self._arithmetic.sent(releases.counts[place])
+        counts.setflags(write=False)  # the ledger holds the very array
         return release_of(releases.streams, place, counts, self.plan, self.policy, num_samples)
 
     def total(self, releases: BlockReleases, places: Sequence[int]) -> Counts:

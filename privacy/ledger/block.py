@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ConfigurationError
 from ..mechanisms import State
 from .records import Account, Ledger, LedgerPage, StreamRecord
 
@@ -192,6 +193,7 @@ class BlockLedger:
     def __init__(self, machines: int) -> None:
         self.machines = machines
         self._lock = threading.RLock()
+        self._entered: list[NDArray[np.intp]] = []  # the machines of each transaction that is open
         # Where each machine's entries stand in the columns: at first all of them in row 0, which stays empty.
         self._place = np.zeros(machines, np.int32)
         self._used = self._rows = 1
@@ -209,10 +211,27 @@ class BlockLedger:
         return _RowLedger(self, row)
 
     @contextmanager
-    def exclusive(self, rows: NDArray[np.intp] | None = None) -> Iterator[BlockLedger]:
-        """A transaction of all machines together."""
+    def exclusive(self, rows: NDArray[np.intp]) -> Iterator[BlockLedger]:
+        """A transaction of some machines together.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of them is in a transaction of this thread's, or is named twice: both would make the same release.
+        """
         with self._lock:
-            yield self
+            # Other threads wait. Who waited for itself would wait for ever.
+            if len(np.unique(rows)) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
+                raise ConfigurationError(
+                    "Expected every machine once and in one transaction at a time, got one again before its "
+                    "transaction has ended; nothing was released."
+                )
+            self._entered.append(rows)
+            try:
+                yield self
+            finally:
+                # By what it is: arrays of equal rows are equal, and transactions may end in any order.
+                self._entered = [others for others in self._entered if others is not rows]
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
         """A session's streams of some machines, copied."""
@@ -266,7 +285,7 @@ class _RowLedger(Ledger, LedgerPage):
 
     @contextmanager
     def _entered(self) -> Iterator[LedgerPage]:
-        with self._block.exclusive():
+        with self._block.exclusive(self._rows):
             yield self
 
     def exclusive(self) -> AbstractContextManager[LedgerPage]:

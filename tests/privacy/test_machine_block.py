@@ -148,3 +148,48 @@ def test_a_block_of_machines_and_sessions_keeps_each_machines_own_account():
     assert [sorted(account.reserved) for account in accounts] == [["s"], ["s", "t"]]
     assert [account.samples_used for account in accounts] == [2, 4]
     assert len(DATA[0]) == D
+
+
+def test_no_machine_is_in_two_transactions_of_one_thread_or_twice_in_one():
+    """Both would make the same release, under one nonce: the difference of the two has no noise."""
+    block = block_of()
+    with pytest.raises(ConfigurationError, match="once"):
+        block.release("s", [1, 2, 1], [0, 0, 0], rows)
+    with block.admitted("s", [0, 1], [0, 0]) as first:
+        with pytest.raises(ConfigurationError, match="one transaction"), block.admitted("s", [1, 2], [0, 0]):
+            pass
+        with pytest.raises(ConfigurationError, match="one transaction"):
+            block.acknowledge("s", [1], [0])
+        with pytest.raises(ConfigurationError, match="one transaction"):
+            alone(0, ledger=block._ledgers.ledger(0)).release("s", 0, contribution)
+        assert block.release("s", [2, 3], [0, 0], rows).rows == [0, 1], "others are not concerned"
+        assert first.release(rows(None, first.slices)).streams.release.tolist() == [1, 1]
+    assert block.release("s", range(MACHINES), [1] * MACHINES, rows).streams.release.tolist() == [2] * MACHINES
+
+
+def test_what_is_handed_out_cannot_change_what_the_ledger_remembers():
+    """A ledger in memory holds the very counts: what is lost is carried over from them."""
+    block = block_of()
+    made = block.release("s", [0], [0], rows)
+    release = block.made(made, 0, 0)
+    with pytest.raises(ValueError, match="read-only"):
+        release.counts += 1
+    with pytest.raises(ValueError, match="read-only"):
+        block._ledgers.ledger(0).stream("s").pending[1][0] = 0
+
+
+def test_a_block_acknowledges_as_each_machine_alone_does():
+    """Also where there is nothing to acknowledge: then nothing is written either."""
+    block, ledgers = block_of(), [MemoryLedger() for _ in range(2)]
+    joined = MachineBlock.of([alone(row, ledger=ledgers[row]) for row in range(2)])
+    for subject in (block, joined):
+        for session in ("s", "t"):
+            for ack in (0, 1):
+                with pytest.raises(RefusedError) as refusal:
+                    subject.acknowledge(session, [1], [ack])
+                with pytest.raises(RefusedError) as expected:
+                    alone(1).acknowledge(session, ack)
+                assert refusal.value.reason == expected.value.reason
+        subject.release("s", [0], [0], rows)
+    assert ledgers[1].stream("s") is None
+    assert block._ledgers.ledger(1).stream("s") is None
