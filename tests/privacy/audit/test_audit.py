@@ -75,7 +75,8 @@ def streams(policy, plant=lambda machine: None, keys=SimulatedKeys):
             row = DIRECTION if str(k) in (canary or "").split() else -DIRECTION
             block, rows = MachineBlock.of(machines), range(len(machines))
             made = block.release("s", rows, acks, lambda p, s: DenseContributions(np.tile(row, (len(p), 1))))
-            return (block.made(made, i, i) for i in rows)
+            places = {row: place for place, row in enumerate(made.rows)}
+            return (block.made(made, places[i], i) if i in places else made.refused[i] for i in rows)
 
         return answers
 
