@@ -42,8 +42,8 @@ def _cohort(measured: list[Mapping[str, Any]]) -> tuple[Row, Row]:
     times = 1 / ours["times_bare"]
     name = "a bare torch loop, the arithmetic alone, no privacy"
     return (
-        ("murmurfl, cohort engine, DP-μ²-FL", ours["updates_per_second"], times, None),
-        (name, loop["updates_per_second"], None, None),
+        ("murmurfl, cohort engine, DP-μ²-FL", ours["updates_per_second"], times, ours["peak_mib"]),
+        (name, loop["updates_per_second"], None, loop["peak_mib"]),
     )
 
 

@@ -36,7 +36,6 @@ from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.experiment import prepare
 from murmurfl.app.run import run_experiment
 from murmurfl.clients import simulation
-from ray import cloudpickle
 
 from .engines import NODES, PER_ROUND, configuration
 from .peers.memory import PeakMemory
@@ -131,6 +130,8 @@ class _PicklingGrid(InProcessGrid):
         self.sizes: list[list[int]] = []
 
     def _handle(self, message: Message, identifier: str) -> Message:
+        from ray import cloudpickle  # here, because tests read this module's tables, and Ray takes long to import
+
         node = message.metadata.dst_node_id
         message.metadata.__dict__["_message_id"] = identifier
         at = [time.perf_counter()]
