@@ -94,7 +94,8 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Takes about half an hour and, for pfl's own environment, the network. ARGS="--without-peers" does without.
+# Takes about half an hour and, for other frameworks' environments, the network. ARGS="--without-peers" does without it,
+# ARGS="--only bare" measures one part.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.pages

@@ -31,6 +31,8 @@ from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.privacy.contributions import DenseContributions
 from numpy.typing import NDArray
 
+from .peers.memory import PeakMemory
+
 CLASSES = 10
 CLIP_NORM, NOISE_STD, LEARNING_RATE = 1.0, 10.0, 1e-3
 LOOP, COHORT, NUMPY = "bare", "cohort", "cohort without compiled loops"
@@ -189,11 +191,12 @@ MEASURES: dict[str, Callable[[Size], dict[str, float]]] = {
 
 def _apart(which: str, size: Size) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.bare", "--one", which, str(SIZES.index(size))]
-    output = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[1],
-        env={**os.environ, **_ONE_THREAD}, timeout=1800,
-    ).stdout  # fmt: skip
-    return json.loads(output.splitlines()[-1])
+    with PeakMemory() as memory:
+        output = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[1],
+            env={**os.environ, **_ONE_THREAD}, timeout=1800,
+        ).stdout  # fmt: skip
+    return {**json.loads(output.splitlines()[-1]), "peak_mib": memory.peak_mib}
 
 
 def measure(repeats: int = 3) -> list[dict[str, Any]]:
@@ -225,6 +228,7 @@ def row(size: Size, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
                 "updates_per_second": statistics.median(run["updates"] / run["seconds"] for run in kept),
                 "seconds": statistics.median(run["seconds"] for run in kept),
                 "processor_s": statistics.median(run["processor_s"] for run in kept),
+                "peak_mib": statistics.median(run["peak_mib"] for run in kept),
                 "times_bare": statistics.median(run["seconds"] / loop for run, loop in zip(kept, loops, strict=True)),
                 "range": [f(run["seconds"] / loop for run, loop in zip(kept, loops, strict=True)) for f in (min, max)],
             }
@@ -236,8 +240,8 @@ def row(size: Size, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The measurement as Markdown."""
     lines = [
-        "| d | M | m | rounds | gradients | | updates/s | seconds | times the bare loop |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| d | M | m | rounds | gradients | | updates/s | seconds | times the bare loop | peak memory MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     names = {LOOP: "bare torch loop", COHORT: "cohort engine", NUMPY: "cohort engine, NumPy alone"}
     for one in rows:
@@ -247,7 +251,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             made = one["measured"][which]
             low, high = made["range"]
             times = "1" if which == LOOP else f"{made['times_bare']:.2f} ({low:.2f} to {high:.2f})"
-            lines.append(f"| {head} | {name} | {made['updates_per_second']:,.0f} | {made['seconds']:.2f} | {times} |")
+            lines.append(
+                f"| {head} | {name} | {made['updates_per_second']:,.0f} | {made['seconds']:.2f} | {times} "
+                f"| {made['peak_mib']:,.0f} |"
+            )
     compiling = " and ".join(f"{one['compile_s']:.1f} s at d = {one['parameters']:,}" for one in rows)
     targets = " and ".join(f"{one['target']:g} at d = {one['parameters']:,}" for one in rows)
     lines += [

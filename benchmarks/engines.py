@@ -2,8 +2,8 @@
 
 Run with ``python -m benchmarks.engines``; all engines in one run, taking turns, each in a process of its own, medians
 over repeats. The task is synthetic, with the sizes of softmax regression on MNIST: same model, same messages, nothing
-to download. The cohort engine also runs the papers' whole 1,200 rounds, ours and noisy SGD in turn, and with them the
-arithmetic alone (:mod:`benchmarks.bare`), which tells a slow computer from slow code.
+to download. The cohort engine also runs the papers' whole 1,200 rounds, ours and noisy SGD in turn; the arithmetic
+alone stands beside it in :mod:`benchmarks.bare`, which tells a slow computer from slow code.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.start import ENGINES, run_cohort, run_in_process, run_on_ray
 from murmurfl.app.experiment import prepare
 
-from . import bare
 from .peers.memory import PeakMemory
 
 NODES, PER_ROUND = 100, 50
 # Rounds of a measurement: seconds on each engine.
 ROUNDS = {"ray": 60, "inprocess": 120, "cohort": 600}
 WHOLE_PASS = 1_200
-BARE = "bare"
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -55,8 +53,6 @@ def configuration(rounds: int, strategy: str = "mu2") -> RunConfig:
 
 def measure_here(engine: str, rounds: int, strategy: str) -> dict[str, float]:
     """One measurement in this process: data are made before the clock starts."""
-    if engine == BARE:
-        return bare.measure_here(NODES, PER_ROUND, rounds)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = configuration(rounds, strategy)
     if engine == "ray":
@@ -85,18 +81,16 @@ def measure_apart(engine: str, rounds: int, strategy: str = "mu2") -> dict[str, 
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Every engine, taking turns; then ours, noisy SGD and the bare arithmetic, taking turns."""
+    """Every engine, taking turns; then ours and noisy SGD, taking turns."""
     runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
-    passes: dict[str, list[dict[str, float]]] = {"mu2": [], BARE: [], "noisy-sgd": []}
+    passes: dict[str, list[dict[str, float]]] = {"mu2": [], "noisy-sgd": []}
     for _ in range(repeats):
         for engine, kept in runs.items():
             kept.append(measure_apart(engine, ROUNDS[engine]))
         for strategy, kept in passes.items():
-            engine = BARE if strategy == BARE else "cohort"
-            kept.append(measure_apart(engine, WHOLE_PASS, strategy))
+            kept.append(measure_apart("cohort", WHOLE_PASS, strategy))
     ours = passes["mu2"]
     to_sgd = [one["seconds"] / other["seconds"] for one, other in zip(ours, passes["noisy-sgd"], strict=True)]
-    to_bare = [one["rate"] / other["rate"] for one, other in zip(ours, passes[BARE], strict=True)]
     engines = {
         engine: {
             "rounds": ROUNDS[engine],
@@ -124,7 +118,6 @@ def measure(repeats: int) -> dict[str, Any]:
                 for name, kept in passes.items()
             },
             "mu2 / noisy-sgd, seconds": statistics.median(to_sgd),
-            "mu2 / bare, updates per second": statistics.median(to_bare),
         },
     }
 
@@ -148,10 +141,7 @@ def table(document: dict[str, Any]) -> str:
             f"On the cohort engine the papers' {whole['rounds']:,} rounds run at "
             f"{whole['mu2']['updates_per_second']:,.0f} updates/s with DP-μ²-FL and "
             f"{whole['noisy-sgd']['updates_per_second']:,.0f} with noisy SGD: ours takes "
-            f"{whole['mu2 / noisy-sgd, seconds']:.2f} times as long (the paper's: 1.44). "
-            f"The arithmetic of DP-μ²-FL alone, in NumPy and with its generator, without keys, grid, ledger or release "
-            f"rule, runs at {whole[BARE]['updates_per_second']:,.0f} updates/s on this machine: the engine reaches "
-            f"{whole['mu2 / bare, updates per second']:.2f} of that.",
+            f"{whole['mu2 / noisy-sgd, seconds']:.2f} times as long (the paper's: 1.44).",
         ]
     )
 

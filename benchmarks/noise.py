@@ -1,8 +1,9 @@
-"""Keyed noise and every mechanism's stream against NumPy's own normals, in one run, medians over repeats.
+"""Keyed noise against torch's and NumPy's normals, and every mechanism's stream, in one run, medians over repeats.
 
-Run with ``python -m benchmarks.noise``. A stream's row is what one release needs: its normals from key and nonce, and
-the mechanism's increment, with the state kept; "regenerated" draws the state anew as well, as a machine does that keeps
-a nonce and no array.
+Run with ``python -m benchmarks.noise``; one thread. Short rows are drawn fifty at a time by everybody, as the machines
+of a round need them: seconds are those of one row. A stream's row is what one release needs: its normals from key and
+nonce, and the mechanism's increment, with the state kept; "regenerated" draws the state anew as well, as a machine
+does that keeps a nonce and no array.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from murmurfl.privacy import MECHANISMS, make_mechanism, row_key, standard_normals
+from murmurfl.privacy.noise import NoiseQuality, each_normal_row
 from numpy.typing import NDArray
 
-SIZES = (7_850, 100_000, 1_000_000)
+ROWS_AT_ONCE = {7_850: 50, 100_000: 1, 1_000_000: 1}
+"""Values of a row, and how many rows a round needs of that size."""
+TORCH = "torch.randn float32"
 STREAM_SIZE = 1_000_000
 RELEASES = 16
 REFERENCE = "NumPy PCG64 float32"
@@ -96,21 +100,44 @@ def _stream(name: str, regenerated: bool) -> Callable[[], object]:
     return last_release
 
 
+def _keyed(size: int, rows: int, quality: NoiseQuality) -> None:
+    for _ in each_normal_row([row_key(bytes(32), bytes([row] * 16)) for row in range(rows)], size, quality):
+        pass
+
+
+def _version_1(size: int, rows: int) -> None:
+    for row in range(rows):
+        version_1(row_key(bytes(32), bytes([row] * 16)), size)
+
+
+def _row_of(size: int, together: int, repeats: int) -> dict[str, Any]:
+    """One row of the table: everybody's seconds for one row of normals."""
+    import torch
+
+    shape = (together, size)
+    generator = torch.Generator().manual_seed(1)
+    pcg, philox = np.random.Generator(np.random.PCG64(1)), np.random.Generator(np.random.Philox(1))
+    calls: dict[str, Callable[[], object]] = {
+        "fast": lambda: _keyed(size, together, "fast"),
+        TORCH: lambda: torch.randn(shape, generator=generator),
+        "exact": lambda: _keyed(size, together, "exact"),
+        VERSION_1: lambda: _version_1(size, together),
+        REFERENCE: lambda: pcg.standard_normal(shape, dtype=np.float32),
+        "NumPy PCG64 float64": lambda: pcg.standard_normal(shape),
+        "NumPy Philox float64": lambda: philox.standard_normal(shape),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = medians(calls, repeats)
+    finally:
+        torch.set_num_threads(threads)
+    return {"size": size, "together": together, "seconds": {name: one / together for name, one in seconds.items()}}
+
+
 def measure(repeats: int = 30) -> dict[str, Any]:
     """Rows of normals of several sizes, and a row of every mechanism's stream."""
-    rows = []
-    for size in SIZES:
-        generator = np.random.Generator(np.random.PCG64(1))
-        philox = np.random.Generator(np.random.Philox(1))
-        calls: dict[str, Callable[[], object]] = {
-            "fast": lambda size=size: standard_normals(row_key(bytes(32), bytes(16)), size, "fast"),
-            "exact": lambda size=size: standard_normals(row_key(bytes(32), bytes(16)), size, "exact"),
-            VERSION_1: lambda size=size: version_1(row_key(bytes(32), bytes(16)), size),
-            REFERENCE: lambda size=size, g=generator: g.standard_normal(size, dtype=np.float32),
-            "NumPy PCG64 float64": lambda size=size, g=generator: g.standard_normal(size),
-            "NumPy Philox float64": lambda size=size, g=philox: g.standard_normal(size),
-        }
-        rows.append({"size": size, "seconds": medians(calls, 500 if size < 50_000 else repeats)})
+    rows = [_row_of(size, together, repeats) for size, together in ROWS_AT_ONCE.items()]
     generator = np.random.Generator(np.random.PCG64(1))
     streams: dict[str, Callable[[], object]] = {
         REFERENCE: lambda: generator.standard_normal(STREAM_SIZE, dtype=np.float32)
@@ -126,14 +153,18 @@ def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
     names = list(document["rows"][0]["seconds"])
     lines = [
-        "| values | " + " | ".join(names) + " | fast / float64 | exact / version 1 |",
-        "|---" * (len(names) + 3) + "|",
+        "| values | " + " | ".join(names) + " | fast / torch | fast / float64 | exact / version 1 |",
+        "|---" * (len(names) + 4) + "|",
     ]
     for row in document["rows"]:
         seconds = row["seconds"]
         times = " | ".join(f"{1e6 * value:,.0f} µs" for value in seconds.values())
-        ratios = seconds["fast"] / seconds["NumPy PCG64 float64"], seconds["exact"] / seconds[VERSION_1]
-        lines.append(f"| {row['size']:,} | {times} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        fast = seconds["fast"]
+        # Documents of before have no torch in them.
+        to_torch = f"{fast / seconds[TORCH]:.2f}" if TORCH in seconds else ""
+        ratios = fast / seconds["NumPy PCG64 float64"], seconds["exact"] / seconds[VERSION_1]
+        together = f", {row['together']} rows at once" if row.get("together", 1) > 1 else ""
+        lines.append(f"| {row['size']:,}{together} | {times} | {to_torch} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
     reference = document["streams"][REFERENCE]
     lines += ["", f"| stream, {document['stream size']:,} values a row | ms | times NumPy's float32 |", "|---|---|---|"]
     lines += [

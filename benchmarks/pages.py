@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,28 @@ from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
 from murmurfl.privacy import rounded_up
 
-from . import engines, footprint, forecast, masks, mechanisms, momentum, noise, picture, profile, scale, streams
+from . import (
+    bare,
+    device,
+    engines,
+    footprint,
+    forecast,
+    glance,
+    large,
+    masks,
+    mechanisms,
+    momentum,
+    noise,
+    picture,
+    profile,
+    ray,
+    scale,
+    streams,
+    workers,
+)
+from .peers import in_process
 from .peers import run as peers
+from .unmeasured import is_missing, shown
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ROOT / "docs" / "results"
@@ -36,11 +55,11 @@ def document(name: str) -> dict[str, Any]:
 
 
 ROWS = 8
-"""Rows of the README's table."""
+"""Rows of a table of the README, at most."""
 
 
 def summary() -> str:
-    """The README's table: the picture's lines, and a record of others."""
+    """The README's table of results: the picture's lines, and a record of others."""
     made = document("best-accuracy")
     drawn = picture.drawn(made)
     epsilons = sorted({row["epsilon"] for rows in drawn.values() for row in rows if row["epsilon"] is not None})
@@ -108,39 +127,34 @@ def crosswise(name: str) -> str:
     return "\n\n".join([further[0].caption, *shown])
 
 
-def performance() -> str:
-    """The table of speed and memory: every engine and both peers, on work of the same size."""
-    measured = document("performance")
-    rows = [
-        (f"murmurfl, {engine} engine", entry["updates_per_second"], entry["peak_mib"])
-        for engine, entry in measured["engines"]["engines"].items()
-    ]
-    names = {"pfl": "pfl", "flower-localdp": "Flower FedAvg with LocalDpMod on Ray, flwr"}
-    rows += [
-        (
-            f"{names[name]} {peer['version']}",
-            1000 / statistics.median(peer["seconds_per_1000"]),
-            statistics.median(peer["peak_mib"]),
-        )
-        for name, peer in measured["peers"].items()
-    ]
-    lines = ["| | updates/s | seconds per 1,000 | peak memory MiB |", "|---|---|---|---|"]
-    lines += [
-        f"| {name} | {rate:,.0f} | {1000 / rate:.3g} | {peak:,.0f} |"
-        for name, rate, peak in sorted(rows, key=lambda row: -row[1])
-    ]
-    return "\n".join(lines)
+def speed() -> str:
+    """The table of speed: each engine beside its peer."""
+    return glance.table(document("performance"))
 
 
 def part(name: str, table: Callable[[Any], str]) -> Callable[[], str]:
     """A table of docs/performance.md."""
-    return lambda: table(document("performance")[name])
+    return lambda: shown(document("performance").get(name), table)
+
+
+def other_frameworks() -> str:
+    """What the same work takes in other frameworks, in the documents that have them."""
+    measured = document("performance")
+    made = measured.get("inprocess")
+    pfl = {} if is_missing(made) else {"pfl": made["pfl"]}
+    others = measured.get("peers")
+    return shown(others, lambda found: peers.table(found | pfl))
+
+
+def ray_before_and_after() -> str:
+    """What became of a message on Ray."""
+    return shown(document("performance").get("ray"), lambda now: ray.before_and_after(document("ray-before"), now))
 
 
 def measured_on() -> str:
     """The machine of the benchmarks."""
     told = document("performance")["machine"]
-    packages = ", ".join(f"{name} {told[name]}" for name in ("flwr", "ray", "torch", "numpy"))
+    packages = ", ".join(f"{name} {told[name]}" for name in ("flwr", "ray", "torch", "numpy", "numba") if name in told)
     return f"Python {told['python']} on {told['cores']} cores, {packages}."
 
 
@@ -169,19 +183,26 @@ def result_table() -> str:
 
 
 BLOCKS = {
-    "README.md": {"results": summary},
+    "README.md": {"results": summary, "speed": speed},
     "docs/performance.md": {
         "machine": measured_on,
-        "performance": performance,
+        "speed": speed,
         "engines": part("engines", engines.table),
-        "noise": part("noise", noise.table),
-        "streams": part("streams", streams.table),
         "profile": part("profile", profile.table),
         "profile-before": lambda: profile.table(document("profile-before")),
+        "bare": part("bare", bare.table),
+        "workers": part("workers", workers.table),
+        "ray": part("ray", ray.table),
+        "ray-before": ray_before_and_after,
+        "inprocess": part("inprocess", in_process.table),
+        "large": part("large", large.table),
         "scale": part("scale", scale.table),
-        "masks": part("masks", masks.table),
-        "peers": part("peers", peers.table),
+        "device": part("device", device.table),
+        "noise": part("noise", noise.table),
+        "streams": part("streams", streams.table),
         "footprint": lambda: footprint.table(document("footprint")),
+        "masks": part("masks", masks.table),
+        "peers": other_frameworks,
     },
     "docs/forecast.md": {"measured": lambda: forecast.table(document("forecast"))},
     "docs/keys.md": {"keys": key_table},

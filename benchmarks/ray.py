@@ -36,7 +36,6 @@ from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.experiment import prepare
 from murmurfl.app.run import run_experiment
 from murmurfl.clients import simulation
-from ray import cloudpickle
 
 from .engines import NODES, PER_ROUND, configuration
 from .peers.memory import PeakMemory
@@ -131,6 +130,8 @@ class _PicklingGrid(InProcessGrid):
         self.sizes: list[list[int]] = []
 
     def _handle(self, message: Message, identifier: str) -> Message:
+        from ray import cloudpickle  # here, because tests read this module's tables, and Ray takes long to import
+
         node = message.metadata.dst_node_id
         message.metadata.__dict__["_message_id"] = identifier
         at = [time.perf_counter()]
@@ -267,6 +268,17 @@ def table(document: dict[str, Any]) -> str:
             *shown,
         ]
     )
+
+
+def before_and_after(before: dict[str, Any], document: dict[str, Any]) -> str:
+    """What was done for a message of ours beside transport at one time, and what is done now."""
+    ours, *_ = (entry for name, entry in document["candidates"].items() if ":" not in name)
+    lines = ["| a message of ours on Ray | before | now |", "|---|---|---|"]
+    lines += [f"| {part}, ms | {before['parts_ms'][part]:.3f} | {ours['parts_ms'][part]:.3f} |" for part in PARTS]
+    sums = (sum(found["parts_ms"].values()) for found in (before, ours))
+    lines.append(f"| together, ms | {' | '.join(f'{one:.2f}' for one in sums)} |")
+    lines += [f"| {size}, kB | {before['bytes'][size] / 1e3:.1f} | {ours['bytes'][size] / 1e3:.1f} |" for size in SIZES]
+    return "\n".join([*lines, f"| messages/s | {before['rate']:,.0f} | {ours['rate']:,.0f} |"])
 
 
 def _label(candidate: str) -> str:

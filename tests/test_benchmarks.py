@@ -1,0 +1,155 @@
+"""What the benchmarks say of what they measured: from small documents that are made up here."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import benchmarks.__main__ as benchmarks
+from benchmarks import bare, glance, noise, pages, ray, unmeasured
+
+
+def turn(seconds, updates=100, compile_s=0.0):
+    return {
+        "updates": updates,
+        "seconds": seconds,
+        "processor_s": seconds,
+        "parameters": 7_850,
+        "compile_s": compile_s,
+        "peak_mib": 500,
+    }
+
+
+def bare_row(loop, ours, plain):
+    """The row of turns that took so many seconds."""
+    runs = {bare.LOOP: [turn(s) for s in loop], bare.COHORT: [turn(s, compile_s=1.5) for s in ours]}
+    return bare.row(bare.SIZES[0], {**runs, bare.NUMPY: [turn(s) for s in plain]})
+
+
+def of_ray(ours=200.0, plain=180.0):
+    def candidate(rate):
+        parts = dict.fromkeys(ray.PARTS, 0.1)
+        return {
+            "rate": rate, "range": [rate, rate], "start_s": 1.0, "median_round_s": 0.2, "peak_mib": 1_000,
+            "bytes": dict.fromkeys(ray.SIZES, 64_000), "parts_ms": parts,
+        }  # fmt: skip
+
+    candidates = {"mu2": candidate(ours), "fedavg:mu2": candidate(plain)}
+    return {
+        "nodes": 100, "per_round": 50, "parameters": 7_850, "rounds": 40, "repeats": 1, "cores": 2,
+        "candidates": candidates, "ratios": {"mu2": ours / plain},
+    }  # fmt: skip
+
+
+def in_process(ours=2_000.0, pfl=800.0):
+    return {
+        "pfl": {"version": "0.6.0", "peak_mib": [800, 900]},
+        "peak_mib": {"noisy-sgd": 150},
+        "updates_per_second": {"pfl": pfl, "noisy-sgd": ours},
+        "inprocess / pfl": {"median": ours / pfl},
+    }
+
+
+WHOLE = {"inprocess": in_process(), "ray": of_ray(), "bare": [bare_row([1.0], [1.25], [2.0])]}
+
+
+def test_a_ratio_to_the_bare_loop_is_that_of_each_turn():
+    row = bare_row(loop=[1.0, 2.0, 4.0], ours=[1.2, 2.8, 4.8], plain=[2.0, 4.0, 8.0])
+    ours = row["measured"][bare.COHORT]
+    assert ours["times_bare"] == pytest.approx(1.2)
+    assert ours["range"] == pytest.approx([1.2, 1.4])
+    assert ours["updates_per_second"] == pytest.approx(100 / 2.8)
+    text = bare.table([row])
+    assert "1.20 (1.20 to 1.40)" in text
+    assert "takes 1.5 s at d = 7,850" in text
+    assert "at most 1.3 at d = 7,850" in text
+
+
+def test_peers_of_equal_work_stand_below_each_engine():
+    names = [name for pair in glance.pairs(WHOLE) for name, *_ in pair]
+    assert ["pfl" in name or "FedAvg" in name or "torch loop" in name for name in names] == [False, True] * 3
+    lines = glance.table(WHOLE).splitlines()
+    assert lines[2].endswith("| 2,000 | 2.50 | 150 |")
+    assert lines[4].endswith("| 200 | 1.11 | 1,000 |")
+    assert lines[6].endswith("| 80 | 0.80 | 500 |")
+
+
+def test_parts_that_are_missing_are_no_rows_and_are_said_to_be_missing():
+    failed = {unmeasured.WHY: "URLError"}
+    assert len(glance.pairs({"bare": WHOLE["bare"], "inprocess": failed})) == 1
+    assert unmeasured.shown(failed, bare.table) == "Not measured: URLError."
+    assert unmeasured.shown(None, bare.table) == "Not measured yet."
+
+
+def test_pages_are_written_with_parts_missing(monkeypatch):
+    found = pages.document("performance")
+    monkeypatch.setattr(pages, "document", lambda name: {"machine": found["machine"]} if name == "performance" else {})
+    blocks = pages.BLOCKS["docs/performance.md"]
+    others = {name: blocks[name] for name in blocks.keys() - {"profile-before", "footprint"}}
+    said = {name: write() for name, write in others.items()}
+    assert {said[name] for name in said.keys() - {"machine", "speed"}} == {"Not measured yet."}
+
+
+def test_a_part_that_fails_is_noted_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    def refuse():
+        raise OSError("no network at /somewhere")
+
+    made = {"peers": (refuse, str), "noise": (lambda: {"rows": 1}, str)}
+    monkeypatch.setattr(benchmarks, "parts", lambda repeats: made)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--json", str(tmp_path / "all.json")])
+    benchmarks.main()
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert document["peers"] == {unmeasured.WHY: "OSError"}
+    assert document["noise"] == {"rows": 1}
+    assert "Not measured: OSError." in capsys.readouterr().out
+
+
+def test_every_part_has_its_place_on_the_page():
+    assert benchmarks.parts(1).keys() <= pages.BLOCKS["docs/performance.md"].keys()
+    assert set(benchmarks.NEED_PEERS) <= benchmarks.parts(1).keys()
+
+
+def test_noise_stands_beside_torch_and_documents_of_before_are_read():
+    seconds = {"fast": 2e-5, noise.TORCH: 4e-5, "exact": 1e-4, noise.VERSION_1: 1e-4, "NumPy PCG64 float64": 8e-5}
+    streams = {noise.REFERENCE: 1e-3}
+    document = {
+        "rows": [{"size": 7_850, "together": 50, "seconds": seconds}],
+        "stream size": 10,
+        "streams": streams,
+    }
+    assert "| 7,850, 50 rows at once |" in noise.table(document)
+    assert "| 0.50 | 0.25 | 1.00 |" in noise.table(document)
+    del seconds[noise.TORCH]
+    assert "|  | 0.25 | 1.00 |" in noise.table(document)
+
+
+def test_a_message_on_ray_stands_beside_what_it_was():
+    before = {"rate": 80.0, "parts_ms": dict.fromkeys(ray.PARTS, 0.2), "bytes": dict.fromkeys(ray.SIZES, 128_000)}
+    text = ray.before_and_after(before, of_ray())
+    assert "| call, ms | 0.200 | 0.100 |" in text
+    assert "| together, ms | 1.80 | 0.90 |" in text
+    assert "| messages/s | 80 | 200 |" in text
+
+
+@pytest.mark.long  # PyTorch takes seconds to import
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_bare_loop_and_the_model_that_writes_its_gradients_out_do_what_they_say(dense):
+    size = bare.Size(features=5, machines=4, per_round=2, rounds=3, dense=dense, target=1.3)
+    found = bare.bare(size)
+    assert (found["updates"], found["parameters"]) == (6, 60)
+
+
+def test_written_out_gradients_are_those_of_softmax_regression():
+    rng = np.random.Generator(np.random.Philox(key=1))
+    model = bare.written_out(5, 10)
+    points = [[rng.normal(size=(10, 5)), rng.normal(size=10)] for _ in range(2)]
+    samples = rng.random((3, 5), dtype=np.float32), np.array([0, 3, 9])
+    dense, known = (
+        stacked(points, [3.0, -2.0], samples) for stacked in (model.stacked, super(bare.WrittenOut, model).stacked)
+    )
+    np.testing.assert_allclose(dense.norms(), known.norms(), rtol=1e-6)
+    rows = np.empty((2, 60))
+    for one, row in zip((dense, known), rows, strict=True):
+        one.write(1, 0.5, row)
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-6, atol=1e-7)
