@@ -85,6 +85,14 @@ def test_everything_that_comes_out_is_as_of_one_process(name):
         assert any(report.closed for report in alone.strategy.history)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_release_is_its_own_machines_where_kinds_differ(workers):
+    """A sum comes in the order of kinds: told by the order of the question, machines would get others' releases."""
+    changes = {"partition": "dirichlet", "num_clients": 13, "clients_per_round": 9, "run_dry": True, "seed": 1030}
+    config = replace(BASE, num_rounds=10, model="mlp", **changes)
+    assert_same(run_cohort(config), over(config, workers))
+
+
 def test_models_whose_rows_do_not_stand_alone_are_asked_for_all_machines(monkeypatch):
     monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", False)
     config = replace(BASE, lost_replies=0.2)
