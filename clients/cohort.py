@@ -251,14 +251,15 @@ class Cohort:
             self._say_alone(client)
             yield from self._one_by_one(names, block.request, asked)
             return
-        yield Computing(names, client, block.request, together, self._batch, self.all_answer).answer(
-            self._parts(names, asked)
-        )
+        # What a class of its own computes together may depend on what is recorded of all machines.
+        all_answer = self.all_answer and client.together.__func__ is PrivateClient.together.__func__
+        computing = Computing(names, client, block.request, together, self._batch, all_answer)
+        yield computing.answer(self._parts(names, asked, all_answer=all_answer))
 
-    def _parts(self, names: list[str], asked: _Asked) -> list[Part]:
+    def _parts(self, names: list[str], asked: _Asked, *, all_answer: bool) -> list[Part]:
         """The machines by their policies."""
         here, places = list(map(self._is_here, names)), list(range(len(names)))
-        if self.all_answer:
+        if all_answer:
             places = [place for place in places if here[place]]
             names, here = [names[place] for place in places], [True] * len(places)
         if not names:

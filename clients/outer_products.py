@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 from ..privacy.contributions import squared_lengths
 
+LEAST_SQUARES = 1e-300
+"""Sums of squares below this have lost digits."""
+
 
 class OuterProducts:
     """Per-sample gradients of a linear layer, [r x^T, r] for a sample's r and x, not written out.
@@ -44,8 +47,8 @@ class OuterProducts:
     def norms(self) -> NDArray[np.float64]:
         """||[r x^T, r]|| = ||r|| sqrt(||x||^2 + 1), and ||r x^T|| = ||r|| ||x||."""
         with np.errstate(all="ignore"):
-            squares = squared_lengths(self._features) + (1.0 if self._bias else 0.0)
-            return np.sqrt(squared_lengths(self._residuals) * squares)
+            squares = _told(self._features) + (1.0 if self._bias else 0.0)
+            return np.sqrt(_told(self._residuals) * squares)
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         """Write ``scale`` times a row."""
@@ -60,3 +63,11 @@ class OuterProducts:
         residuals = self._residuals * scales[:, None]
         weight = (residuals.T @ self._features).ravel()
         return np.concatenate([weight, residuals.sum(axis=0)]) if self._bias else weight
+
+
+def _told(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The squared length of every row; NaN of one so short that it cannot be told, which a long factor would show."""
+    squares = squared_lengths(rows)
+    if squares.min(initial=1.0) < LEAST_SQUARES:
+        squares[(squares < LEAST_SQUARES) & rows.any(axis=1)] = np.nan
+    return squares

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.outer_products import LEAST_SQUARES
+
 if TYPE_CHECKING:
     import torch
 else:
@@ -65,8 +67,7 @@ class DeviceOuterProducts(DeviceContributions):
         return self._residuals.device
 
     def squared_norms(self) -> torch.Tensor:
-        squares = self._features.square().sum(dim=1) + (1.0 if self._bias else 0.0)
-        return self._residuals.square().sum(dim=1) * squares
+        return _told(self._residuals) * (_told(self._features) + (1.0 if self._bias else 0.0))
 
     def chosen(self, rows: NDArray[np.intp]) -> DeviceOuterProducts:
         index = torch.from_numpy(rows).to(self.device)
@@ -106,3 +107,9 @@ class DeviceRows(DeviceContributions):
 
     def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
         return self._rows[rows] * factors[:, None]
+
+
+def _told(rows: torch.Tensor) -> torch.Tensor:
+    """The squared length of every row; NaN of one so short that it cannot be told, which a long factor would show."""
+    squares = rows.square().sum(dim=1)
+    return squares.masked_fill((squares < LEAST_SQUARES) & rows.any(dim=1), torch.nan)

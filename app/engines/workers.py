@@ -190,7 +190,8 @@ class WorkerMachines:
 
     def _summed(self, worker: int, part: _Part, names: list[str], request: RoundRequest) -> SummedReplies:
         """A worker's sum as strategies take it; the counts alone came as they are."""
-        everybody = len(part.positions) == len(names)
+        # In the order of the part, which is that of the question only where machines are all of one kind.
+        everybody = np.array_equal(part.positions, np.arange(len(names)))
         machines = tuple(names) if everybody else tuple(names[i] for i in part.positions.tolist())
         releases = tuple(part.releases.tolist())
         self._sent[worker].update(zip(machines, releases, strict=True))

@@ -93,3 +93,19 @@ def test_a_row_that_cannot_be_measured_is_bounded_by_itself(value, residual):
     kept = np.arange(40) != 3
     others = bound.total(PulledOuterProducts(residuals[kept], features[kept], pull), 24)
     assert np.linalg.norm(total - others) <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_of_a_tiny_and_a_huge_factor_is_as_long_as_it_is_told_or_not_told(bias):
+    """The squares of the tiny one lose their digits, or are zero: a norm made of them would be too short."""
+    for tiny, huge in ((1e-170, 1e154), (3e-161, 2e150), (1e-162, 1e153), (0.0, 1e150), (1e-150, 1e140)):
+        residuals, features = np.array([[tiny, 0.3 * tiny], [1.0, 2.0]]), np.array([[huge, 0.7 * huge], [3.0, 4.0]])
+        for stack in (OuterProducts(residuals, features, bias=bias), OuterProducts(features, residuals, bias=bias)):
+            rows = written(stack, 2, 4 + 2 * bias)
+            told = stack.norms()
+            with np.errstate(all="ignore"):
+                length = np.abs(rows).max(axis=1)
+                length *= np.linalg.norm(rows / np.where(length, length, 1.0)[:, None], axis=1)
+            known = np.isfinite(told)
+            assert known[1]
+            assert np.allclose(told[known], length[known], rtol=1e-12, atol=0.0)

@@ -19,6 +19,7 @@ from murmurfl.app.experiment import Experiment, prepare
 from murmurfl.app.models.softmax import SoftmaxRegression
 from murmurfl.app.record import result_document
 from murmurfl.app.run import run_experiment
+from murmurfl.clients import delayed_momentum
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.training import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner
@@ -83,6 +84,32 @@ def test_everything_that_comes_out_is_as_of_one_process(name):
         assert sum(report.lost for report in alone.strategy.history) > 0
     if "closed" in name:
         assert any(report.closed for report in alone.strategy.history)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_release_is_its_own_machines_where_kinds_differ(workers):
+    """A sum comes in the order of kinds: told by the order of the question, machines would get others' releases."""
+    changes = {"partition": "dirichlet", "num_clients": 13, "clients_per_round": 9, "run_dry": True, "seed": 1030}
+    config = replace(BASE, num_rounds=10, model="mlp", **changes)
+    assert_same(run_cohort(config), over(config, workers))
+
+
+def test_gradients_that_follow_from_what_all_machines_noted_are_the_same(monkeypatch):
+    """Of machines that a worker does not look at it knows no notes: their points would be missing from its products."""
+    summed, made = delayed_momentum.stacked_gradients, []
+
+    def noting(gradients, points, *others):
+        made.append(len(points))
+        return summed(gradients, points, *others)
+
+    monkeypatch.setattr(delayed_momentum, "stacked_gradients", noting)
+    config = replace(BASE, strategy="delayed-momentum", num_clients=8, clients_per_round=4, num_rounds=8, batch_size=1)
+    alone, alone_points = run_cohort(config), made.copy()
+    made.clear()
+    assert_same(alone, over(config, 2))
+    for points in alone_points:
+        assert made[:2] == [points] * 2
+        del made[:2]
 
 
 def test_models_whose_rows_do_not_stand_alone_are_asked_for_all_machines(monkeypatch):
