@@ -14,9 +14,9 @@ Row = tuple[str, float, float | None, float | None]
 """A name, updates a second, times its peer's, and peak memory in MiB, where they are known."""
 
 
-def pairs(document: Mapping[str, Any]) -> list[tuple[Row, Row]]:
-    """Ours and its peer, for every pair that was measured."""
-    makers = {"inprocess": _in_process, "ray": _on_ray, "bare": _cohort}
+def pairs(document: Mapping[str, Any], *, loop: bool) -> list[tuple[Row, Row]]:
+    """Ours and its peer, for every pair that was measured; the bare loop, which is no framework, only where asked."""
+    makers = {"inprocess": _in_process, "ray": _on_ray, **({"bare": _cohort} if loop else {})}
     return [make(document[name]) for name, make in makers.items() if not is_missing(document.get(name))]
 
 
@@ -53,10 +53,10 @@ def _cohort(measured: list[Mapping[str, Any]]) -> tuple[Row, Row]:
     )
 
 
-def table(document: Mapping[str, Any]) -> str:
+def table(document: Mapping[str, Any], *, loop: bool = True) -> str:
     """The pairs as Markdown."""
     lines = ["| | updates/s | times its peer below | peak memory MiB |", "|---|---|---|---|"]
-    for name, rate, times, peak in (row for pair in pairs(document) for row in pair):
+    for name, rate, times, peak in (row for pair in pairs(document, loop=loop) for row in pair):
         beside = "" if times is None else f"{times:.2f}"
         lines.append(f"| {name} | {rate:,.0f} | {beside} | {'' if peak is None else f'{peak:,.0f}'} |")
     return "\n".join(lines)
