@@ -30,4 +30,4 @@ def shown(document: Any, table: Callable[[Any], str]) -> str:
     """A part's table, or that there is none."""
     if document is None:
         return "Not measured yet."
-    return f"Not measured: {document[WHY]}." if is_missing(document) else table(document)
+    return f"Not measured: {document[WHY]} where the others ran." if is_missing(document) else table(document)

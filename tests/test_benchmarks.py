@@ -78,7 +78,7 @@ def test_peers_of_equal_work_stand_below_each_engine():
 def test_parts_that_are_missing_are_no_rows_and_are_said_to_be_missing():
     failed = {unmeasured.WHY: "URLError"}
     assert len(glance.pairs({"bare": WHOLE["bare"], "inprocess": failed})) == 1
-    assert unmeasured.shown(failed, bare.table) == "Not measured: URLError."
+    assert unmeasured.shown(failed, bare.table) == "Not measured: URLError where the others ran."
     assert unmeasured.shown(None, bare.table) == "Not measured yet."
 
 
@@ -102,7 +102,7 @@ def test_a_part_that_fails_is_noted_and_the_others_go_on(tmp_path, monkeypatch, 
     document = json.loads((tmp_path / "all.json").read_text())
     assert document["peers"] == {unmeasured.WHY: "OSError"}
     assert document["noise"] == {"rows": 1}
-    assert "Not measured: OSError." in capsys.readouterr().out
+    assert "Not measured: OSError where the others ran." in capsys.readouterr().out
 
 
 def test_every_part_has_its_place_on_the_page():
