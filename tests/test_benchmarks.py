@@ -67,8 +67,9 @@ def test_a_ratio_to_the_bare_loop_is_that_of_each_turn():
 
 
 def test_peers_of_equal_work_stand_below_each_engine():
-    names = [name for pair in glance.pairs(WHOLE) for name, *_ in pair]
+    names = [name for pair in glance.pairs(WHOLE, loop=True) for name, *_ in pair]
     assert ["pfl" in name or "FedAvg" in name or "torch loop" in name for name in names] == [False, True] * 3
+    assert glance.pairs(WHOLE, loop=False) == glance.pairs(WHOLE, loop=True)[:2]
     lines = glance.table(WHOLE).splitlines()
     assert lines[2].endswith("| 2,000 | 2.50 | 150 |")
     assert lines[4].endswith("| 200 | 1.11 | 1,000 |")
@@ -77,7 +78,7 @@ def test_peers_of_equal_work_stand_below_each_engine():
 
 def test_parts_that_are_missing_are_no_rows_and_are_said_to_be_missing():
     failed = {unmeasured.WHY: "URLError"}
-    assert len(glance.pairs({"bare": WHOLE["bare"], "inprocess": failed})) == 1
+    assert len(glance.pairs({"bare": WHOLE["bare"], "inprocess": failed}, loop=True)) == 1
     assert unmeasured.shown(failed, bare.table) == "Not measured: URLError where the others ran."
     assert unmeasured.shown(None, bare.table) == "Not measured yet."
 
