@@ -793,6 +793,27 @@ MUTANTS = (
         (WORKERS_RUNS,),
     ),
     Mutant(
+        "releases that a worker added up are told by the order of the question",
+        "app/engines/workers.py",
+        "np.array_equal(part.positions, np.arange(len(names)))",
+        "len(part.positions) == len(names)",
+        (f"{WORKERS_RUNS}::test_every_release_is_its_own_machines_where_kinds_differ",),
+    ),
+    Mutant(
+        "a worker knows no notes of machines that others compute",
+        "clients/cohort.py",
+        "self.all_answer and client.together.__func__ is PrivateClient.together.__func__",
+        "self.all_answer",
+        (f"{WORKERS_RUNS}::test_gradients_that_follow_from_what_all_machines_noted_are_the_same",),
+    ),
+    Mutant(
+        "a gradient's tiny factor is measured by squares that are lost",
+        "clients/outer_products.py",
+        "squares.min(initial=1.0) < LEAST_SQUARES",
+        "False",
+        (OUTER_PRODUCTS,),
+    ),
+    Mutant(
         "a block names a machine twice",
         "privacy/ledger/block.py",
         "len(np.unique(rows)) < len(rows) or any(",
