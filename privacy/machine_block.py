@@ -117,7 +117,7 @@ class MachineBlock:
         _refuse_real(machine.simulated)
         self.policy, self.plan, self.num_parameters = machine.policy, machine.plan, machine.num_parameters
         self._admission: AdmissionRule = machine.admission
-        self.releases: ReleaseRule = machine.releases
+        self.releases: ReleaseRule = machine.release_rule
         self._arithmetic = (arithmetic or RowByRow)(self.releases)
         self._ledgers = ledgers
         self._num_samples = num_samples

@@ -89,7 +89,7 @@ class PrivateMachine(LedgeredMachine):
         self._rows = rows
 
     @cached_property
-    def releases(self) -> ReleaseRule:
+    def release_rule(self) -> ReleaseRule:
         """What makes contributions into releases."""
         return ReleaseRule(self.policy, self.plan, self.num_parameters, self._rows)
 
@@ -160,7 +160,7 @@ class PrivateMachine(LedgeredMachine):
 
         def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
             nonce = self._keys.nonce(session, admission.release)
-            (counts,) = self.releases.advance(admission.streams, [counts], [self._keys.secret_key], [nonce], note=note)
+            (counts,) = self.release_rule.advance(admission.streams, [counts], [self._keys.secret_key], [nonce], note=note)
             return self._record(admission, counts)
 
         return self._answer(session, ack, compute, record)

@@ -190,7 +190,7 @@ class GullibleClient(Mu2Client):
 
     def fit(self, parameters, config):
         if config.get("mu", 0.0) > 1.0:
-            self.machine.releases.noise.__dict__["_scale"] = 0.1 * self.machine.plan.grid.factor(
+            self.machine.release_rule.noise.__dict__["_scale"] = 0.1 * self.machine.plan.grid.factor(
                 self.machine.plan.noise_std
             )
         return super().fit(parameters, config)
