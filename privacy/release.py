@@ -160,7 +160,8 @@ class PrivateMachine(LedgeredMachine):
 
         def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
             nonce = self._keys.nonce(session, admission.release)
-            (counts,) = self.release_rule.advance(admission.streams, [counts], [self._keys.secret_key], [nonce], note=note)
+            keys, nonces = [self._keys.secret_key], [nonce]
+            (counts,) = self.release_rule.advance(admission.streams, [counts], keys, nonces, note=note)
             return self._record(admission, counts)
 
         return self._answer(session, ack, compute, record)
