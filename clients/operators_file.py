@@ -24,6 +24,10 @@ NODE_CONFIG_KEY = "murmurfl-config"
 """The same as a key of ``flower-supernode --node-config``, which is on the operator's own command line."""
 
 
+CONNECTION_TABLE = "connection"
+"""The table of an operator's file that says how its node reaches the SuperLink: nothing of the machine itself."""
+
+
 def operators_file(node_config: Mapping[str, Any]) -> Path | None:
     """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
 
@@ -106,6 +110,7 @@ def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT]
     """
     path = path.expanduser().absolute()
     values = operators_values(path)  # of the path as it was given: folders that links are in count as well
+    values.pop(CONNECTION_TABLE, None)  # whoever starts the node reads it
     path = path.resolve()
     try:
         config: Any = make(values)

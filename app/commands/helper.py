@@ -23,11 +23,12 @@ def helper(
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
     log_to_standard_error()
     with failing_clearly():
+        from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig
-        from ..nodes.supernode import Connection, describe_helper, run_helper
+        from ..nodes.supernode import describe_helper, run_helper
 
         settings = HelperConfig.read(config)
         if check:
             say(f"{describe_helper(settings, settings.opener())}\nConfiguration, key, roster and record are in order.")
         else:
-            run_helper(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
+            run_helper(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))

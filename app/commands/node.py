@@ -32,14 +32,15 @@ def node(
 
     log_to_standard_error()
     with failing_clearly():
-        from ..nodes.supernode import Connection, machine_of, run_node
+        from ..nodes.connection import Connection
+        from ..nodes.supernode import machine_of, run_node
 
         settings = read_node(config)
         if check:
             _, description = machine_of(settings)
             say(f"{description}\nConfiguration, data and ledger are in order.")
         else:
-            run_node(settings, Connection(superlink, root_certificates, auth_private_key, insecure))
+            run_node(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))
 
 
 def log_to_standard_error() -> None:

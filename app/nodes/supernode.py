@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -25,13 +24,15 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from ...clients import UpdateNode, numpy_client_app
 from ...clients.helper import helper_app
 from ...clients.sample_node import SampleNode
-from ...privacy import ConfigurationError, Opener
+from ...privacy import Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from .config import NodeConfig
+from .connection import Connection
 from .describing import describe
 from .executor import LocalExecutor
 from .helper_config import HelperConfig
+from .journal import Journal, noting
 from .large_blocks import environment_of_large_blocks, give_back_large_blocks
 from .own_app import Answers, OwnNode, describe_own, own_app, own_client
 
@@ -43,50 +44,7 @@ _SETTLED_S = 60.0
 _GRACE_S = 10.0
 
 
-@dataclass(frozen=True)
-class Connection:
-    """How a node reaches its SuperLink.
-
-    Parameters
-    ----------
-    superlink : str
-        Host and port.
-    root_certificates : Path, optional
-        PEM file that the SuperLink's certificate is checked against; default the system's.
-    private_key : Path, optional
-        The node's own key (``ssh-keygen -t ecdsa -b 384``), registered with the SuperLink.
-    insecure : bool
-        Plain HTTP: for tests on one machine.
-    """
-
-    superlink: str
-    root_certificates: Path | None = None
-    private_key: Path | None = None
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        host, colon, port = self.superlink.rpartition(":")
-        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigurationError(f"Expected the SuperLink as HOST:PORT, got {self.superlink!r}.")
-        if self.insecure and (self.root_certificates or self.private_key):
-            raise ConfigurationError("Expected no certificates and no key with --insecure: both need TLS.")
-        for name, path in (("root certificates", self.root_certificates), ("a private key", self.private_key)):
-            if path is not None and not os.access(path, os.R_OK):
-                raise ConfigurationError(f"Expected {name} at {path}, got no file that can be read.")
-
-    def arguments(self) -> list[str]:
-        """Options of ``flower-supernode``."""
-        arguments = ["--superlink", self.superlink]
-        if self.insecure:
-            arguments.append("--insecure")
-        if self.root_certificates is not None:
-            arguments += ["--root-certificates", str(self.root_certificates)]
-        if self.private_key is not None:
-            arguments += ["--auth-supernode-private-key", str(self.private_key)]
-        return arguments
-
-
-def run_node(config: NodeConfig | OwnNode, connection: Connection) -> None:
+def run_node(config: NodeConfig | OwnNode, connection: Connection, journal: Journal | None = None) -> None:
     """Take part in whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperNode that ends (the SuperLink was restarted, the node's old session is not yet given up) is started again,
@@ -97,6 +55,8 @@ def run_node(config: NodeConfig | OwnNode, connection: Connection) -> None:
     config : NodeConfig, UpdateNode or SampleNode
         The operator's.
     connection : Connection
+    journal : Journal, optional
+        Is told of everything that happens; default one that nobody reads.
 
     Raises
     ------
@@ -117,10 +77,12 @@ def run_node(config: NodeConfig | OwnNode, connection: Connection) -> None:
     def app(message: Message, context: Context) -> Message:
         return repeat(message, context, answers)
 
-    _answer_forever(app, connection)
+    journal = journal or Journal()
+    journal.note("started", kind="node", name=config.machine)
+    _answer_forever(noting(app, journal), connection, journal)
 
 
-def run_helper(config: HelperConfig, connection: Connection) -> None:
+def run_helper(config: HelperConfig, connection: Connection, journal: Journal | None = None) -> None:
     """Open sums of masked releases for whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     Parameters
@@ -128,6 +90,8 @@ def run_helper(config: HelperConfig, connection: Connection) -> None:
     config : HelperConfig
         The helper's operator's.
     connection : Connection
+    journal : Journal, optional
+        As for :func:`run_node`.
 
     Raises
     ------
@@ -142,7 +106,9 @@ def run_helper(config: HelperConfig, connection: Connection) -> None:
     """
     opener = config.opener()
     logger.info(describe_helper(config, opener))
-    _answer_forever(helper_app(opener), connection)
+    journal = journal or Journal()
+    journal.note("started", kind="helper", name=config.helper)
+    _answer_forever(noting(helper_app(opener), journal), connection, journal)
 
 
 def describe_helper(config: HelperConfig, opener: Opener) -> str:
@@ -156,7 +122,7 @@ def describe_helper(config: HelperConfig, opener: Opener) -> str:
     )
 
 
-def _answer_forever(app: Answers, connection: Connection) -> None:
+def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> None:
     os.environ.update(without_proxy(os.environ))
     give_back_large_blocks()
     pause = _FIRST_PAUSE_S
@@ -167,12 +133,15 @@ def _answer_forever(app: Answers, connection: Connection) -> None:
         try:
             while True:
                 started = time.monotonic()
+                journal.note("connecting", superlink=connection.superlink)
                 _serve(app, connection, secret, secret_file)
                 pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
+                journal.note("disconnected", superlink=connection.superlink, cause="ended", retry_s=pause)
                 logger.warning("The SuperNode ended; it is started again in %.0f s.", pause)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
+            journal.note("stopped")
             logger.info("Stopped.")
 
 

@@ -12,8 +12,9 @@ from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes import config as node
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
+from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.describing import describe
-from murmurfl.app.nodes.supernode import Connection, repeating_the_last_answer
+from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 
