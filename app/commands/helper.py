@@ -25,10 +25,14 @@ def helper(
     with failing_clearly():
         from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig
+        from ..nodes.runs import TakenRuns
         from ..nodes.supernode import describe_helper, run_helper
 
-        settings = HelperConfig.read(config)
+        settings, runs = HelperConfig.read(config, runs_kept=True), TakenRuns.read(config)
         if check:
             say(f"{describe_helper(settings, settings.opener())}\nConfiguration, key, roster and record are in order.")
+            if runs is not None:
+                say(runs.sentence())
         else:
-            run_helper(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))
+            connection = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
+            run_helper(settings, connection, runs=runs)

@@ -33,14 +33,18 @@ def node(
     log_to_standard_error()
     with failing_clearly():
         from ..nodes.connection import Connection
+        from ..nodes.runs import TakenRuns
         from ..nodes.supernode import machine_of, run_node
 
-        settings = read_node(config)
+        settings, runs = read_node(config, runs_kept=True), TakenRuns.read(config)
         if check:
             _, description = machine_of(settings)
             say(f"{description}\nConfiguration, data and ledger are in order.")
+            if runs is not None:
+                say(runs.sentence())
         else:
-            run_node(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))
+            connection = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
+            run_node(settings, connection, runs=runs)
 
 
 def log_to_standard_error() -> None:
