@@ -121,7 +121,7 @@ class Permit:
         """
         try:
             document: Any = json.loads(payload)
-            if not isinstance(document, dict) or set(document) != _KEYS:
+            if not isinstance(document, dict) or set(document) != _KEYS or type(document["sessions"]) is not list:
                 raise ValueError
             times = [document["not-before"], document["until"]]
             texts = [document["owner"], document["bundle"], *document["sessions"]]
