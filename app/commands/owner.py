@@ -61,8 +61,12 @@ def permit(
     renew: Annotated[
         str, typer.Option(help="A permit of this key's, whose sessions and bundle it is for again.", show_default=False)
     ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="A new file to write it to; default standard output.", show_default=False)
+    ] = None,
 ) -> None:
-    """Sign a permit for one run, and print it as one line: the run key `permit`."""
+    """Sign a permit for one run: one line, the run key `permit`."""
+    from ...privacy.files import create_private
     from ...privacy.permits import verified_permit
     from ..nodes.owner_key import read_owner_key
     from ..permitted import EVALUATION, MEAN, part_session
@@ -84,8 +88,11 @@ def permit(
             raise ConfigurationError(f"Expected --days to be a number > 0 and at most 3660, got {days:g}.")
         begins = first if begin else now - _CLOCKS_DIFFER_S
         made = owner.permit(sessions, not_before=begins, until=first + round(days * _DAY_S), bundle=bundle)
+        if out is not None:
+            create_private(out, "a permit", f"{made}\n".encode(), error=ConfigurationError)
     _say_permit(made, err=True)
-    typer.echo(made)
+    if out is None:
+        typer.echo(made)
 
 
 @owner_cli.command()

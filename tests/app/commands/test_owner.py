@@ -3,11 +3,21 @@
 import hashlib
 import json
 import os
+import re
+import shlex
 import time
+import tomllib
+from functools import reduce
+from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import parse_config_args
 from murmurfl.app.commands.main import cli
+from murmurfl.app.config import RunConfig
 from murmurfl.app.nodes.owner_key import read_owner_key
+from murmurfl.app.nodes.runs import RunsTable, TakenRuns
+from murmurfl.clients.operators_file import named_values
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey, read_permit, verified_permit
 from typer.testing import CliRunner
@@ -139,11 +149,34 @@ def test_the_hash_of_a_bundle_is_that_of_what_flower_builds(tmp_path):
         '[project]\nname = "tiny"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n[tool.flwr.app]\npublisher = "tests"\n'
         '[tool.flwr.app.components]\nserverapp = "server:app"\nclientapp = "client:app"\n'
     )
-    from flwr.cli.build import build_fab_from_disk
-
     said = owner("bundle", tmp_path / "app")
     assert said.exit_code == 0, said.output
     assert said.stdout.strip() == hashlib.sha256(build_fab_from_disk(tmp_path / "app")).hexdigest()
     (tmp_path / "app" / "server.py").write_text("app = 1\n")
     assert owner("bundle", tmp_path / "app").stdout != said.stdout
     assert "without pyproject.toml" in owner("bundle", tmp_path).stderr
+
+
+def test_the_commands_of_the_page_are_followed(tmp_path, monkeypatch):
+    """As they stand there, with what a shell makes of them; `flwr run` as Flower reads its run configuration."""
+    page = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
+    section = page.partition("## Which runs a node takes")[2].partition("\n## ")[0]
+    lines = "".join(re.findall(r"^```sh\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)).replace("\\\n", "")
+    monkeypatch.chdir(tmp_path)
+    read = {"$(murmurfl owner bundle .)": "ab" * 32}
+    ran = []
+    for line in lines.splitlines():
+        for file in tmp_path.glob("*.permit"):
+            read[f"$(cat {file.name})"] = file.read_text().strip()
+        words = [reduce(lambda word, item: word.replace(*item), read.items(), word) for word in shlex.split(line)]
+        ran.append(words[:3])
+        if words[0] == "murmurfl":
+            said = CliRunner().invoke(cli, words[1:])
+            assert said.exit_code == 0, said.output
+        else:
+            given = [words[i + 1] for i, word in enumerate(words) if word == "-c"]
+            permit = RunConfig.from_mapping(parse_config_args(given)).permit
+            assert read_permit(permit).bundle == "ab" * 32
+    assert [words[-1] for words in ran] == ["key", "permit", "show", ".", "permit"]
+    table = tomllib.loads(next(iter(re.findall(r"^```toml\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE))))
+    assert TakenRuns._of(RunsTable(**named_values(RunsTable, table["runs"]))).hours is not None
