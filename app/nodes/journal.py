@@ -40,8 +40,8 @@ FACTS: dict[str, frozenset[str]] = {
 """Every kind of entry, and the facts that it may have.
 
 ``connected`` says that the SuperLink has accepted the node, ``contact`` that it answered since (at most one every few
-seconds), ``disconnected`` without ``retry_s`` that the SuperNode has lost it and tries by itself. ``of`` is there where a
-release is not the strategy's: the ``mean`` of features, or an ``evaluation``.
+seconds), ``disconnected`` without ``retry_s`` that the SuperNode has lost it and tries by itself. ``of`` is there where
+a release is not the strategy's: the ``mean`` of features, or an ``evaluation``.
 """
 
 
