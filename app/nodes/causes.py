@@ -30,8 +30,10 @@ CAUSES = (
     "key-not-registered",
     "clock",
     "session-open",
+    "ended",
 )
-"""Every cause there is; ``reached`` is the one in which nothing is wrong."""
+"""Every cause there is; ``reached`` is the one in which nothing is wrong, and ``ended`` that of a SuperNode which was
+connected and ended though nothing is."""
 
 AHEAD_S = float(SYSTEM_TIME_TOLERANCE)
 """A node whose clock is so many seconds ahead of the server's is refused."""

@@ -71,7 +71,7 @@ class _Attempt:
 
     def diagnosis(self) -> Diagnosis:
         try:
-            key = None if self._connection.private_key is None else _read_key(self._connection.private_key)
+            key = None if self._connection.private_key is None else read_key(self._connection.private_key)
             context = False if self._connection.insecure else tls_context(self._connection.root_certificates)
             with httpx.Client(verify=context, timeout=self._timeout_s) as client:
                 return self._asked(FleetApi(client, self.target.url, key or passing_key()), registers=key is not None)
@@ -145,7 +145,7 @@ class _KeyError(ConfigurationError):
     """A node's key cannot be used."""
 
 
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     with_advice = (
         f"Expected an elliptic-curve key without a passphrase at {path}, got something else: make one with `ssh-keygen "
         "-t ecdsa -b 384`, and have its public half registered."

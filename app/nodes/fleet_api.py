@@ -6,6 +6,7 @@ signature, the clock and the key before it refuses, and the code of its refusal 
 
 from __future__ import annotations
 
+import ssl
 from base64 import b64encode
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -157,7 +158,7 @@ def _date(response: httpx.Response) -> float | None:
 
 def _ends(response: httpx.Response) -> float | None:
     stream = response.extensions.get("network_stream")
-    secured = None if stream is None else stream.get_extra_info("ssl_object")
-    der = None if secured is None else secured.getpeercert(binary_form=True)
+    secured = None if stream is None else stream.get_extra_info("socket")
+    der = secured.getpeercert(binary_form=True) if isinstance(secured, ssl.SSLSocket) else None
     presented = Presented.of(der) if der else None
     return None if presented is None else presented.ends
