@@ -74,6 +74,18 @@ class Journal:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._listeners: list[Listener] = []
+        self.asked_at = 0.0
+        """When the request came that was answered last, or is being answered, in seconds since 1970."""
+        self.reached_at = 0.0
+        """When the SuperNode's process last answered, on the monotonic clock. No entry: it is asked all the time."""
+
+    def arrived(self) -> None:
+        """Take note of when a request came: what is made of it later must not say how long the answer took."""
+        self.asked_at = self._clock()
+
+    def reached(self) -> None:
+        """Take note of an answer of the SuperNode's process."""
+        self.reached_at = time.monotonic()
 
     def listen(self, listener: Listener) -> None:
         """Have a listener told from now on; it is called in the thread in which things happen, and must be quick."""
@@ -117,6 +129,7 @@ def noting(app: Answers, journal: Journal) -> Answers:
     """
 
     def answer(message: Message, context: Context) -> Message:
+        journal.arrived()
         reply = app(message, context)
         try:
             event, facts = _entry(message, reply)

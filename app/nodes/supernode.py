@@ -134,7 +134,7 @@ def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> N
             while True:
                 started = time.monotonic()
                 journal.note("connecting", superlink=connection.superlink)
-                _serve(app, connection, secret, secret_file)
+                _serve(app, connection, secret, secret_file, journal)
                 pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
                 journal.note("disconnected", superlink=connection.superlink, cause="ended", retry_s=pause)
                 logger.warning("The SuperNode ended; it is started again in %.0f s.", pause)
@@ -195,7 +195,7 @@ def repeating_the_last_answer() -> Mod:
     return repeat
 
 
-def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path) -> None:
+def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path, journal: Journal) -> None:
     port = free_port()
     command = [sys.executable, "-m", f"{__package__}.flower_supernode", str(os.getpid()), *connection.arguments()]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]
@@ -204,7 +204,7 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
     environment |= {**environment_of_large_blocks(), **os.environ}
     # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    executor = LocalExecutor(app, f"127.0.0.1:{port}", secret)
+    executor = LocalExecutor(app, f"127.0.0.1:{port}", secret, journal.reached)
     try:
         executor.serve(lambda: process.poll() is not None)
     finally:
