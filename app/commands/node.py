@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from .addresses import HealthAddress, MetricsAddress
 from .failing import fail, failing_clearly
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
@@ -26,6 +27,8 @@ def node(
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node
@@ -33,14 +36,19 @@ def node(
     log_to_standard_error()
     with failing_clearly():
         from ..nodes.connection import Connection
+        from ..nodes.journal import Journal
         from ..nodes.supernode import machine_of, run_node
+        from ..nodes.watching import Addresses, watched
 
         settings = read_node(config)
         if check:
             _, description = machine_of(settings)
             say(f"{description}\nConfiguration, data and ledger are in order.")
         else:
-            run_node(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))
+            connection = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
+            journal, addresses = Journal(), Addresses(health_address, metrics_address)
+            with watched("node", journal, addresses, Path(settings.ledger), connection.root_certificates):
+                run_node(settings, connection, journal)
 
 
 def log_to_standard_error() -> None:

@@ -1,0 +1,31 @@
+"""``murmurfl server``: Flower's SuperLink with health, figures and a line for each round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .addresses import HealthAddress, MetricsAddress
+from .failing import failing_clearly
+from .node import log_to_standard_error
+
+Figures = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Keeps the counts of rounds when this ends; default none does.")
+]
+
+
+def server(
+    context: typer.Context,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
+    figures: Figures = None,
+) -> None:
+    """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
+    log_to_standard_error()
+    with failing_clearly():
+        from ..nodes.server import run_server
+        from ..nodes.watching import Addresses
+
+        run_server(context.args, Addresses(health_address, metrics_address), figures)
