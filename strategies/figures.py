@@ -1,8 +1,8 @@
 """What a server's monitor sees of its runs: a small file that is written anew after every round.
 
 A ServerApp is a process of its own that ends with its run. Whoever watches the server, ``murmurfl server``, names a
-folder in the environment; every strategy adds what its rounds' reports say to the one file there, and the figures stay when
-the run is over. Counts only: of machines, answers and refusals, as the reports have them.
+folder in the environment; every strategy adds what its rounds' reports say to the one file there, and the figures stay
+when the run is over. Counts only: of machines, answers and refusals, as the reports have them.
 """
 
 from __future__ import annotations
