@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .failing import failing_clearly
-from .node import Insecure, NodeKey, RootCertificates, SuperLink, log_to_standard_error
+from .node import Insecure, NodeKey, RootCertificates, SuperLink
+from .serving import LogDetails, LogJSON, Serving
+from .settings import Verbose
 from .terminal import say
 
 
@@ -19,10 +20,14 @@ def helper(
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, keys and record, and end.")] = False,
+    log_json: LogJSON = False,
+    log_details: LogDetails = False,
+    verbose: Verbose = False,
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
-    log_to_standard_error()
-    with failing_clearly():
+    serving = Serving(log_json, log_details, verbose)
+    serving.start_log()
+    with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig
         from ..nodes.supernode import describe_helper, run_helper
@@ -31,4 +36,5 @@ def helper(
         if check:
             say(f"{describe_helper(settings, settings.opener())}\nConfiguration, key, roster and record are in order.")
         else:
-            run_helper(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))
+            reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
+            run_helper(settings, reached, serving.journal())
