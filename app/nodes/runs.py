@@ -204,7 +204,8 @@ def taking(app: Answers, runs: TakenRuns | None, clock: Callable[[], float] = ti
 
     def answer(message: Message, context: Context) -> Message:
         if runs is not None and (why := _why_not(runs, message, context, clock())):
-            logger.warning("Refused a request of run %d: %s.", message.metadata.run_id, why)
+            # The journal has the refusal itself.
+            logger.warning("Run %d is not taken: %s.", message.metadata.run_id, why)
             return Message(Error(protocol.RUN_NOT_ALLOWED, REFUSAL), reply_to=message)
         _take_permits_out(message)
         return app(message, context)

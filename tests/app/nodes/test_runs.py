@@ -183,7 +183,7 @@ def test_the_operators_log_says_why_and_the_server_is_not_told(caplog):
         with caplog.at_level(logging.INFO):
             assert not answered(sent, runs, now)
         assert text in caplog.text
-        assert "Refused a request of run 7" in caplog.text
+        assert "Run 7 is not taken: " in caplog.text
         assert STRANGER.public.hex() not in caplog.text
 
 
