@@ -25,6 +25,9 @@ from .journal import Entry
 LONGEST_LINE = 4000
 """Characters of a line's text: what else a server or a library says is cut off."""
 
+SAY_AGAIN_S = 3600.0
+"""How often it is said again that a SuperLink is still away."""
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
@@ -106,13 +109,41 @@ _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answere
 _NEVER_SHOWN = frozenset({"contact"})
 
 
-def write_entry(entry: Entry) -> None:
-    """Write an entry to the log: a listener for :meth:`~.journal.Journal.listen`."""
-    if entry.kind not in _NEVER_SHOWN:
-        said = (
-            _SENTENCES[entry.kind](entry.facts) if entry.kind in _SENTENCES else f"{entry.kind}: {_asked(entry.facts)}"
-        )
-        logging.getLogger(_JOURNAL).log(_LEVELS.get(entry.kind, logging.INFO), "%s", said, extra={"entry": entry})
+class EntryWriter:
+    """Writes entries to the log: a listener for :meth:`~.journal.Journal.listen`.
+
+    A line is a change. While the same thing keeps a node from its SuperLink, the tries are in a verbose log alone, but
+    for one an hour.
+
+    Parameters
+    ----------
+    clock : callable
+        In seconds, ever rising.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._away: tuple[str, float] | None = None
+
+    def __call__(self, entry: Entry) -> None:
+        if entry.kind in _NEVER_SHOWN:
+            return
+        level = logging.DEBUG if self._is_usual(entry) else _LEVELS.get(entry.kind, logging.INFO)
+        told = {"entry": entry}
+        logging.getLogger(_JOURNAL).log(level, "%s", _SENTENCES[entry.kind](entry.facts), extra=told)
+
+    def _is_usual(self, entry: Entry) -> bool:
+        """Whether an entry says what the last ones of its kind did."""
+        if entry.kind == "connected":
+            self._away = None
+        if entry.kind == "connecting":
+            return self._away is not None
+        if entry.kind != "disconnected":
+            return False
+        cause, now = str(entry.facts.get("cause", "")), self._clock()
+        usual = self._away is not None and self._away[0] == cause and now - self._away[1] < SAY_AGAIN_S
+        self._away = self._away if usual else (cause, now)
+        return usual
 
 
 @dataclass(frozen=True)
