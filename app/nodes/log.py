@@ -228,7 +228,7 @@ class _Shown(logging.Filter):
             return False
         if self._settings.verbose or record.levelno >= logging.WARNING:
             return True
-        if getattr(record, "event", "") == "flower" or record.module in _SAID_TWICE:
+        if getattr(record, "event", "") == "flower" or {record.module, record.name.rpartition(".")[2]} & _SAID_TWICE:
             return False
         return record.levelno >= logging.INFO
 
