@@ -87,6 +87,10 @@ def _of(facts: Mapping[str, Any]) -> str:
     return f" of its {facts['of']}" if "of" in facts else ""
 
 
+def _reason(facts: Mapping[str, Any]) -> str:
+    return f"{facts['reason']} ({facts['why']})" if facts.get("why") else str(facts.get("reason"))
+
+
 def _disconnected(facts: Mapping[str, Any]) -> str:
     again = f"; tried again in {facts['retry_s']:.0f} s" if "retry_s" in facts else "; tried again until it is back"
     return f"Disconnected from {facts.get('superlink', 'the SuperLink')}: {facts.get('cause', 'ended')}{again}."
@@ -103,7 +107,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "repeated": lambda facts: f"Sent again, as it was: {_asked(facts)}, release {facts.get('release')}{_of(facts)}.",
     "opened": lambda facts: f"Opened a sum: {_asked(facts)}, {facts.get('releases')} releases.",
     "answered": lambda facts: f"Answered a question: {_asked(facts)}.",
-    "refused": lambda facts: f"Refused: {facts.get('reason')}; {_asked(facts)}.",
+    "refused": lambda facts: f"Refused: {_reason(facts)}; {_asked(facts)}.",
 }
 _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answered": logging.DEBUG}
 _NEVER_SHOWN = frozenset({"contact"})

@@ -43,10 +43,13 @@ def test_a_release_is_noted_with_its_number_and_without_control_characters() -> 
     assert dict(entry.facts) == {"run": 1, "session": "s [31m", "round": 3, "release": 2, "samples": 8}
 
 
-def test_a_refusal_is_noted_by_its_name_and_never_by_its_text() -> None:
-    (entry,) = _noted(Error(protocol.CAP_REACHED, "whatever somebody wrote"))
+def test_a_refusal_is_noted_by_its_name_and_with_the_text_only_if_that_is_a_fixed_one() -> None:
+    (entry,) = _noted(Error(protocol.CAP_REACHED, "the cap is\nreached" + "x" * 999))
     assert entry.kind == "refused"
-    assert dict(entry.facts) == {"run": 1, "session": "s [31m", "round": 3, "reason": "cap-reached"}
+    why = "the cap is reached" + "x" * 282
+    assert dict(entry.facts) == {"run": 1, "session": "s [31m", "round": 3, "reason": "cap-reached", "why": why}
+    (entry,) = _noted(Error(7, "what somebody else wrote"))
+    assert dict(entry.facts) == {"run": 1, "session": "s [31m", "round": 3, "reason": "error-7"}
 
 
 def test_an_entry_has_the_facts_of_its_kind_only() -> None:
@@ -100,7 +103,8 @@ def test_a_sum_that_a_helper_opens_is_noted_with_how_many_releases_are_in_it(kin
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({**config, protocol.SESSION: "t"})}), kind)
     ask_real_node(app, RecordDict({protocol.CONFIG: ConfigRecord({protocol.ASK: "x"})}), kind)
     run = entries[0].facts["run"]
-    assert [(entry.kind, dict(entry.facts)) for entry in entries] == [
+    assert all(entry.facts["why"] for entry in entries[1:])
+    assert [(entry.kind, {name: v for name, v in entry.facts.items() if name != "why"}) for entry in entries] == [
         ("opened", {"run": run, "session": "s", "round": 7, "releases": len(releases)}),
         ("refused", {"run": run, "session": "t", "round": 7, "reason": "opening-refused"}),
         ("refused", {"run": run, "reason": "protocol-mismatch"}),
@@ -132,7 +136,7 @@ def test_what_an_app_does_to_its_request_changes_nothing_that_is_noted() -> None
 
     def app(message: Message, context: Context) -> Message:
         message.content[protocol.CONFIG] = ConfigRecord({protocol.SESSION: "patient 4711"})
-        return Message(Error(protocol.INTERNAL_ERROR, "patient 4711"), reply_to=message)
+        return Message(Error(0, "patient 4711"), reply_to=message)  # as Flower reports what an app has raised
 
     ask_real_node(noting(app, journal), RecordDict({protocol.CONFIG: ConfigRecord({protocol.SESSION: "s"})}), "train")
     assert "4711" not in str(entries)

@@ -80,14 +80,14 @@ def test_what_people_read_of_a_night(log_of):
     journal.note("connected", superlink="a:1")
     journal.note("released", **asked, release=2, samples=8)
     journal.note("released", **asked, release=1, of="mean")
-    journal.note("refused", **asked, reason="cap-reached")
+    journal.note("refused", **asked, reason="cap-reached", why="the cap is reached")
     journal.note("opened", **asked, releases=5)
     journal.note("disconnected", superlink="a:1", cause="refused", retry_s=4.0)
     assert [line.removeprefix("2026-11-23T02:24:19Z ") for line in said()] == [
         "INFO     Connected to a:1.",
         'INFO     Released: run 12, session "s", round 3, release 2, 8 samples.',
         'INFO     Released: run 12, session "s", round 3, release 1 of its mean.',
-        'WARNING  Refused: cap-reached; run 12, session "s", round 3.',
+        'WARNING  Refused: cap-reached (the cap is reached); run 12, session "s", round 3.',
         'INFO     Opened a sum: run 12, session "s", round 3, 5 releases.',
         "WARNING  Disconnected from a:1: refused; tried again in 4 s.",
     ]

@@ -164,10 +164,11 @@ def test_what_an_own_app_answers_is_noted_without_anything_that_the_app_says(fol
     ask("query")
     run = entries[0].facts["run"]
     asked = {"run": run, "session": "s", "round": 1}
+    why = {"why": "malformed request: the query is not one this machine answers"}
     assert [(entry.kind, dict(entry.facts)) for entry in entries] == [
         ("released", {**asked, "release": 1, "samples": 1}),
         ("released", {**asked, "release": 2, "samples": 1}),
-        ("refused", {**asked, "reason": "malformed-request"}),
+        ("refused", {**asked, "reason": "malformed-request", **why}),
     ]
 
 
