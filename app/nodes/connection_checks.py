@@ -55,7 +55,9 @@ def connection_checks(
     is running with the same key keeps its session.
     """
     found = trying(connection)
-    if found.cause == "key-unusable":  # that much a node finds out by itself; the rest can be tried without
+    if (
+        found.cause == "key-unusable" and connection.private_key is not None
+    ):  # that much a node finds out by itself; the rest can be tried without
         rest = connection_checks(replace(connection, private_key=None), trying=trying, clock=clock)
         return [*rest[:-1], Check("key", "failed", found.sentence)]
     failed = _failed_check(found.cause)
