@@ -152,7 +152,7 @@ def _node(answer: Answer, kind: type[ActivateNodeResponse] | type[RegisterNodeFl
 def _date(response: httpx.Response) -> float | None:
     try:
         return parsedate_to_datetime(response.headers["date"]).timestamp()
-    except (KeyError, ValueError, OverflowError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
 
 

@@ -57,7 +57,10 @@ class Authority:
 
 @contextmanager
 def serving(answer=b"", context=None):
-    """Whoever connects gets this answer, after TLS where there is a context; ``None`` keeps everybody waiting."""
+    """Whoever connects gets this answer, after TLS where there is a context; ``None`` keeps everybody waiting.
+
+    A list comes part by part, a tenth of a second apart.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = threading.Event()
 
@@ -72,8 +75,9 @@ def serving(answer=b"", context=None):
                             _read_request(secured)
                             if answer is None:
                                 ended.wait(5.0)
-                            else:
-                                secured.sendall(answer)
+                            for part in [answer] if isinstance(answer, bytes) else answer or []:
+                                secured.sendall(part)
+                                ended.wait(0.1 if part is not answer else 0.0)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
