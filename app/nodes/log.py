@@ -102,6 +102,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "connecting": lambda facts: f"Connecting to {facts.get('superlink', 'the SuperLink')}.",
     "connected": lambda facts: f"Connected to {facts.get('superlink', 'the SuperLink')}.",
     "contact": lambda facts: f"Heard from {facts.get('superlink', 'the SuperLink')}.",
+    "turned-away": lambda facts: f"Turned away by {facts.get('superlink', 'the SuperLink')}.",
     "disconnected": _disconnected,
     "released": _released,
     "repeated": lambda facts: f"Sent again, as it was: {_asked(facts)}, release {facts.get('release')}{_of(facts)}.",
@@ -110,7 +111,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "refused": lambda facts: f"Refused: {_reason(facts)}; {_asked(facts)}.",
 }
 _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answered": logging.DEBUG}
-_NEVER_SHOWN = frozenset({"contact"})
+_NEVER_SHOWN = frozenset({"contact", "turned-away"})
 
 
 class EntryWriter:
