@@ -27,6 +27,7 @@ from ...clients.sample_node import SampleNode
 from ...privacy import Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
+from .child_process import followed
 from .config import NodeConfig
 from .connection import Connection
 from .describing import describe
@@ -142,7 +143,6 @@ def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> N
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
             journal.note("stopped")
-            logger.info("Stopped.")
 
 
 def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
@@ -184,7 +184,6 @@ def repeating_the_last_answer() -> Mod:
             return call_next(message, context)
         request = message.content.object_id  # a hash of all that is in it
         if request in last:
-            logger.info("The last request came once more; it gets the same release.")
             return Message(last[request].copy(), reply_to=message)
         reply = call_next(message, context)
         if not reply.has_error():
@@ -202,17 +201,16 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     environment |= {**environment_of_large_blocks(), **os.environ}
-    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    executor = LocalExecutor(app, f"127.0.0.1:{port}", secret, journal.reached)
-    try:
-        executor.serve(lambda: process.poll() is not None)
-    finally:
-        executor.close()
-        process.terminate()
+    with followed(subprocess.Popen, command, environment, journal, connection.superlink) as process:
+        executor = LocalExecutor(app, f"127.0.0.1:{port}", secret, journal.reached)
         try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
+            executor.serve(lambda: process.poll() is not None)
+        finally:
+            executor.close()
+            process.terminate()
+            try:
                 process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_S)
