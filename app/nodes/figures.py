@@ -151,6 +151,7 @@ class Shown(Collector):
     def __init__(self, kind: str, read: Callable[[], Mapping[str, Value]]) -> None:
         self._kind = kind
         self._read = read
+        self._about = [kind, __version__, version("flwr"), platform.python_version()]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -165,7 +166,7 @@ class Shown(Collector):
     def collect(self) -> Iterator[Metric]:
         """The figures, as the client library has them."""
         about = GaugeMetricFamily(BUILD, "Which software this is.", labels=BUILD_LABELS)
-        about.add_metric([self._kind, __version__, version("flwr"), platform.python_version()], 1)
+        about.add_metric(self._about, 1)
         yield about
         values = self._read()
         allowed = {figure.name for figure in figures_of(self._kind)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from .child_process import follow_lines
 from .expiry import first_expiry
 from .health import health_answer
 from .journal import Journal
+from .log import flower_line
 from .server_health import ServerHealth, SuperLinkOptions
 from .watching import Addresses, shown
 
@@ -34,6 +36,7 @@ _LONGEST_PAUSE_S = 15.0
 _SETTLED_S = 60.0
 _GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
+_WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
 
 
 class ServerError(MurmurflError, RuntimeError):
@@ -99,7 +102,6 @@ def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth, j
         while True:
             started = time.monotonic()
             code = _serve(options, folder, health, said)
-            health.ended()
             if not health.answered and not health.restarts:
                 raise ServerError(
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
@@ -126,7 +128,7 @@ def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Ro
         start_new_session=True,
     )
     health.started()
-    reading = follow_lines(process.stdout) if process.stdout else None
+    reading = follow_lines(process.stdout, _superlink_line) if process.stdout else None
     answered = False
     try:
         while process.poll() is None:
@@ -137,6 +139,7 @@ def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Ro
                 logger.info("The SuperLink answers.")
             said.look()
     finally:
+        health.ended()
         process.terminate()
         try:
             process.wait(_GRACE_S)
@@ -146,6 +149,12 @@ def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Ro
         if reading is not None:
             reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
     return process.returncode
+
+
+def _superlink_line(level: int, text: str) -> None:
+    """Log a line of the SuperLink's; those of its web server say their time and level themselves."""
+    found = _WEB_SERVER.match(text)
+    flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
 
 
 def _environment(folder: Path) -> dict[str, str]:
