@@ -21,11 +21,11 @@ def helper(
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, keys and record, and end.")] = False,
-    health_address: HealthAddress = "",
-    metrics_address: MetricsAddress = "",
     log_json: LogJSON = False,
     log_details: LogDetails = False,
     verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
     serving = Serving(log_json, log_details, verbose)

@@ -26,11 +26,11 @@ def node(
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
-    health_address: HealthAddress = "",
-    metrics_address: MetricsAddress = "",
     log_json: LogJSON = False,
     log_details: LogDetails = False,
     verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node

@@ -36,12 +36,10 @@ from .helper_config import HelperConfig
 from .journal import Journal, noting
 from .large_blocks import environment_of_large_blocks, give_back_large_blocks
 from .own_app import Answers, OwnNode, describe_own, own_app, own_client
+from .reconnecting import Reconnecting
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 15.0
-_SETTLED_S = 60.0
 _GRACE_S = 10.0
 
 
@@ -126,21 +124,16 @@ def describe_helper(config: HelperConfig, opener: Opener) -> str:
 def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> None:
     os.environ.update(without_proxy(os.environ))
     give_back_large_blocks()
-    pause = _FIRST_PAUSE_S
+    reconnecting = Reconnecting(connection, journal)
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
         secret = secrets.token_bytes(32)
         secret_file = Path(folder) / "secret"  # in a folder only this user may enter
         secret_file.write_bytes(secret)
         try:
             while True:
-                started = time.monotonic()
-                journal.note("connecting", superlink=connection.superlink)
+                reconnecting.starts()
                 _serve(app, connection, secret, secret_file, journal)
-                pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
-                journal.note("disconnected", superlink=connection.superlink, cause="ended", retry_s=pause)
-                logger.warning("The SuperNode ended; it is started again in %.0f s.", pause)
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                time.sleep(reconnecting.ended())
         except KeyboardInterrupt:
             journal.note("stopped")
 
