@@ -31,6 +31,7 @@ from .methods.auto import AUTO
 from .methods.presets import constant_feature, feature_bound
 from .models import make_model
 from .models.base import Model
+from .permitted import session_options
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
 from .tasks.base import Dataset, Shard
 from .tasks.loading import load_dataset, load_shards
@@ -181,7 +182,7 @@ class Experiment(EvaluatedProblem):
             "learning_rate": values.learning_rate,
             "seed": config.seed,
             "sampling": values.sampling,
-            "session": None if deployed else self.session,
+            **session_options(config, self.session, deployed=deployed),
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.

@@ -297,6 +297,11 @@ class RunKeys:
         "Whether every evaluation computes the norm of the training loss's gradient: a simulation's, not private.",
     )
     evaluate_every: int = key(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
+    permit: str = key(
+        "",
+        "On real machines, the permit of the run's owner (`murmurfl owner permit`), for those that take no other runs.",
+        zero="none",
+    )
     round_timeout_s: float = key(600.0, "Longest wait for a round's replies, in seconds.", above=0)
     node_deadline_s: float = key(120.0, "Longest wait for enough machines, in seconds.", above=0)
     give_up_after: int = key(

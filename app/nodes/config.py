@@ -261,8 +261,10 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
             raise ConfigurationError(f"Expected {key} to be {expected}, got {getattr(self, name)!r}.")
 
     @classmethod
-    def read(cls, path: Path) -> NodeConfig:
+    def read(cls, path: Path, *, runs_kept: bool = False) -> NodeConfig:
         """The operator's file; relative paths in it are taken from its folder.
+
+        ``runs_kept`` is as for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
         Raises
         ------
@@ -270,7 +272,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
         files = ["ledger", "samples", "data_root", "roster", "signing_key"]
-        config = read_operators_file(path, cls.from_mapping, files)
+        config = read_operators_file(path, cls.from_mapping, files, runs_kept=runs_kept)
         return replace(
             config, features=registry("features").located(config.features, path.expanduser().resolve().parent)
         )
