@@ -1,7 +1,7 @@
 """One server and thousands of machines, some down and some late: its memory, its time for a round, and nothing lost.
 
 Run with ``python -m benchmarks.fleet``. The machines are real ones (:mod:`.fleet_machines`): operators' values,
-samples, ClientApps and ledgers on disk, in a process beside the server's. The server is what ``flwr run`` starts on real
+samples, ClientApps and ledgers on disk, in a process beside the server's. The server is the strategy of a run on real
 nodes, with its checkpoint; between the two are the bytes of Flower's messages and a network whose clock jumps
 (:mod:`.fleet_grid`). In the end every ledger is compared with what the server acknowledged, and the server's sum with
 what machines say they sent. Flower's own processes are not in it: the test of forty real nodes has them.

@@ -22,7 +22,7 @@ from murmurfl.app.nodes import config, executor, fleet_contact, own_app, superno
 from murmurfl.app.nodes import flower_supernode as child
 from murmurfl.clients import ContextLedger  # noqa: F401
 
-PAUSE_S = 0.3
+AT_ONCE, LONGEST_S = 3, 60.0
 
 
 class Forked(subprocess.Popen):
@@ -55,10 +55,14 @@ def become(arguments, environment, main):
         os._exit(1)
 
 
+def connected(log):
+    return b"Connected to " in log.read_bytes()
+
+
 def main():
     supernode.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
     gc.freeze()  # pages that nobody writes to stay shared
-    children = []
+    children, logs = [], []
     for arguments in json.loads(Path(sys.argv[1]).read_text()):
         log = Path(arguments[2]).with_suffix(".log")
         pid = os.fork()
@@ -69,7 +73,11 @@ def main():
             become(arguments, dict(os.environ), cli.main)
         log.with_suffix(".pid").write_text(str(pid))
         children.append(pid)
-        time.sleep(PAUSE_S)
+        logs.append(log)
+        # A few at a time: each handshake and each first message costs the SuperLink a while.
+        limit = time.monotonic() + LONGEST_S
+        while len(logs) > AT_ONCE and not connected(logs[-AT_ONCE - 1]) and time.monotonic() < limit:
+            time.sleep(0.1)
     for pid in children:
         os.waitpid(pid, 0)
 
