@@ -115,6 +115,8 @@ def test_forty_nodes_train_and_what_the_server_has_is_what_their_ledgers_say(tmp
         fleet.add({f"node-{i}": {**node_settings(experiment, i), "max-participations": 6} for i in range(NODES)})
         registered = time.monotonic()
         fleet.start()
+        fleet.wait()
+        connected = time.monotonic()
         running.submit(config.to_mapping())
         ended = time.monotonic()
     result = json.loads((folder / "result.json").read_text())
