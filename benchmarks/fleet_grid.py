@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -44,16 +45,15 @@ class Weather:
 
     down: float = 0.1
     late: float = 0.2
-    quick: tuple[float, float] = (0.5, 2.0)
+    quick: tuple[float, float] = (1.0, 6.0)
     slow: tuple[float, float] = (10.0, 60.0)
-    spell: float = 120.0
+    spell: float = 90.0
     unnoticed: float = 60.0
     seed: int = 1
 
     def is_down(self, machine: int, now: float) -> bool:
-        """Whether a machine is down at a time; never at the beginning, when it has just been registered."""
-        number = int(now // self.spell)
-        return number > 0 and self._coin("down", machine, number) < self.down
+        """Whether a machine is down at a time; before the time 0 none is, for all are registered then."""
+        return now >= 0 and self._coin("down", machine, int(now // self.spell)) < self.down
 
     def up_again(self, machine: int, now: float) -> float:
         """When a machine answers again: now, or at the end of its spell."""
@@ -63,7 +63,7 @@ class Weather:
 
     def is_listed(self, machine: int, now: float) -> bool:
         """Whether Flower counts a machine among those that are connected."""
-        return not (self.is_down(machine, now) and self.is_down(machine, max(now - self.unnoticed, 0.0)))
+        return not (self.is_down(machine, now) and self.is_down(machine, now - self.unnoticed))
 
     def takes(self, machine: int, number: int, kind: str) -> float:
         """How long a machine takes for an answer; only requests for releases come late."""
@@ -76,10 +76,10 @@ class Weather:
 
 
 class VirtualClock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only while somebody waits: from an hour before the first request for a release, which is 0."""
 
     def __init__(self) -> None:
-        self.time = 0.0
+        self.time = -3600.0
 
     def now(self) -> float:
         return self.time
@@ -105,12 +105,13 @@ class FleetGrid(Grid):
         self.clock = VirtualClock()
         self._run = Run.create_empty(run_id=uuid.uuid4().int >> 65)
         self._messages = itertools.count(1)
-        self._waiting: list[tuple[float, int, int, str, bytes]] = []  # messages on their way to machines
-        self._coming: list[tuple[float, int, str, bytes]] = []  # replies on their way back
-        self._arrived: dict[str, bytes] = {}
+        # In the order of time: messages that wait for their machines, and how long each will take; then the replies.
+        self._waiting: list[tuple[float, int, float]] = []
+        self._coming: list[tuple[float, int]] = []
+        self._arrived: set[int] = set()
         self._busy_until: dict[int, float] = {}
         self.bytes_sent = self.bytes_received = 0
-        self.late_answers = self.answers = 0
+        self.late_answers = self.requests = 0
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self._run.run_id, SERVER
 
     def set_run(self, run: Run) -> None:
@@ -130,31 +131,40 @@ class FleetGrid(Grid):
         return [FIRST_NODE + machine for machine in range(self._machines) if listed(machine, now)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        now, identifiers = self.clock.now(), []
+        identifiers = []
         for message in messages:
+            kind, machine = message.metadata.message_type, message.metadata.dst_node_id - FIRST_NODE
+            if kind == MessageType.TRAIN and not self.requests:
+                self.clock.time = 0.0
             number = next(self._messages)
             proto = message_to_proto(message)
-            proto.metadata.message_id = identifier = f"{number:x}"
-            machine = message.metadata.dst_node_id - FIRST_NODE
-            kind = message.metadata.message_type
-            # A machine that is down gets it when it is back; one that is busy, after what it is at.
-            starts = max(self._weather.up_again(machine, now), self._busy_until.get(machine, 0.0))
+            proto.metadata.message_id = f"{number:x}"
             takes = self._weather.takes(machine, number, kind)
-            self._busy_until[machine] = starts + takes
             if kind == MessageType.TRAIN:
-                self.answers += 1
+                self.requests += 1
                 self.late_answers += takes >= self._weather.slow[0]
+            # A machine that is down gets it when it is back; one that is busy, after what it is at.
+            free = self._weather.up_again(machine, max(self.clock.now(), self._busy_until.get(machine, -math.inf)))
+            self._busy_until[machine] = free + takes
             wire = proto.SerializeToString()
             self.bytes_sent += len(wire)
-            heapq.heappush(self._waiting, (starts + takes, number, machine, identifier, wire))
-            identifiers.append(identifier)
+            self._pipe.send(("post", [(number, machine, wire)]))
+            heapq.heappush(self._waiting, (free, number, takes))
+            identifiers.append(proto.metadata.message_id)
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self._let_happen()
-        found = [self._arrived.pop(identifier) for identifier in list(message_ids) if identifier in self._arrived]
-        self.bytes_received += sum(map(len, found))
-        return [message_from_proto(ProtoMessage.FromString(wire)) for wire in found]
+        wanted = [number for identifier in message_ids if (number := int(identifier, 16)) in self._arrived]
+        found = list[Message]()
+        for first in range(0, len(wanted), _BATCH):
+            batch = wanted[first : first + _BATCH]
+            self._arrived.difference_update(batch)
+            self._pipe.send(("fetch", batch))
+            for wire in self._pipe.recv():
+                self.bytes_received += len(wire)
+                found.append(message_from_proto(ProtoMessage.FromString(wire)))
+        return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         own, replies = set(self.push_messages(messages)), list[Message]()
@@ -165,24 +175,21 @@ class FleetGrid(Grid):
             own -= {reply.metadata.reply_to_message_id for reply in came}
             if not own or self.clock.now() >= until:
                 break
-            self.clock.time = min(self._waiting[0][0], until) if self._waiting else until
+            self.clock.time = min([until, *(queue[0][0] for queue in (self._waiting, self._coming) if queue)])
         return replies
 
     def _let_happen(self) -> None:
-        """Have every machine answer that has done so by now, in the order of time."""
-        due: list[tuple[int, str, bytes]] = []
-        while self._waiting and self._waiting[0][0] <= self.clock.now():
-            _, _, machine, identifier, wire = heapq.heappop(self._waiting)
-            due.append((machine, identifier, wire))
-        for first in range(0, len(due), _BATCH):
-            batch = due[first : first + _BATCH]
-            self._pipe.send([(machine, wire) for machine, _, wire in batch])
-            for (_, identifier, _), reply in zip(batch, self._answers(), strict=True):
-                self._arrived[identifier] = reply
-
-    def _answers(self) -> Sequence[bytes]:
-        return self._pipe.recv()
+        """Have machines answer what has reached them by now, and take what has come back."""
+        now, due = self.clock.now(), list[int]()
+        while self._waiting and self._waiting[0][0] <= now:
+            began, number, takes = heapq.heappop(self._waiting)
+            due.append(number)
+            heapq.heappush(self._coming, (began + takes, number))
+        if due:
+            self._pipe.send(("answer", due))
+        while self._coming and self._coming[0][0] <= now:
+            self._arrived.add(heapq.heappop(self._coming)[1])
 
 
 _BATCH = 256
-"""Of so many messages the pipe is given at once."""
+"""Of so many replies the pipe is asked at once."""

@@ -45,12 +45,12 @@ class Told:
 
 
 def serve(pipe: Connection, folder: str, told: Told) -> None:
-    """Answer batches of messages until the pipe closes; the first answer says that all machines are made.
+    """Do what the network says until the pipe closes; the first answer says that all machines are made.
 
     Parameters
     ----------
     pipe : Connection
-        Of lists of ``(machine, bytes)``, answered by lists of bytes; or of what the server has, to be compared.
+        Of pairs: what is to be done (``post``, ``answer``, ``fetch``, ``compare``), and with what.
     folder : str
         For samples and ledgers.
     told : Told
@@ -59,13 +59,12 @@ def serve(pipe: Connection, folder: str, told: Told) -> None:
     pipe.send("made")
     while True:
         try:
-            asked = pipe.recv()
+            what, given = pipe.recv()
         except EOFError:
             return
-        if isinstance(asked, dict):
-            pipe.send(fleet.compared(**asked))
-        else:
-            pipe.send([fleet.answer(machine, message) for machine, message in asked])
+        answer = getattr(fleet, what)(given)
+        if answer is not None:
+            pipe.send(answer)
 
 
 class Machines:
@@ -75,6 +74,8 @@ class Machines:
         self._folder, self._told = folder, told
         self._apps = [self._made(number) for number in range(told.machines)]
         self._released: dict[str, dict[int, NDArray[np.float64]]] = {}
+        self._messages: dict[int, tuple[int, bytes]] = {}
+        self._replies: dict[int, bytes] = {}
         self.releases = 0
 
     def _ledger(self, name: str) -> Path:
@@ -100,8 +101,20 @@ class Machines:
         client = NodeConfig.from_mapping(values).client()
         return numpy_client_app(lambda context: client)  # noqa: ARG005 - as on a real node
 
-    def answer(self, machine: int, wire: bytes) -> bytes:
-        """A machine's reply to a message, both as bytes."""
+    def post(self, messages: Sequence[tuple[int, int, bytes]]) -> None:
+        """Take messages that are on their way, so that they burden nobody else: number, machine, bytes of each."""
+        self._messages |= {number: (machine, wire) for number, machine, wire in messages}
+
+    def answer(self, numbers: Sequence[int]) -> None:
+        """Have messages answered, one after the other; the replies are on their way back."""
+        for number in numbers:
+            self._replies[number] = self._answered(*self._messages.pop(number))
+
+    def fetch(self, numbers: Sequence[int]) -> list[bytes]:
+        """Replies that have arrived."""
+        return [self._replies.pop(number) for number in numbers]
+
+    def _answered(self, machine: int, wire: bytes) -> bytes:
         message = message_from_proto(ProtoMessage.FromString(wire))
         node = message.metadata.dst_node_id
         reply = self._apps[machine](message, Context(message.metadata.run_id, node, {}, RecordDict(), {}))
@@ -121,17 +134,16 @@ class Machines:
             del known[old]
         self.releases += 1
 
-    def compared(self, session: str, acks: Mapping[str, int], total: bytes) -> dict[str, Any]:
+    def compare(self, given: tuple[str, Mapping[str, int], bytes]) -> dict[str, Any]:
         """Whether the server's acknowledgements and its sum are those of the machines' ledgers.
 
         Parameters
         ----------
-        session : str
-        acks : mapping of str to int
-            The last release that the server aggregated of each machine.
-        total : bytes
-            Its sum of all releases, float64.
+        given : tuple
+            The session, the last release that the server aggregated of each machine, and its sum of all releases,
+            float64 as bytes.
         """
+        session, acks, total = given
         agree, carried = 0, 0
         for name in self._released:
             with SQLiteLedger(self._ledger(name)).exclusive() as page:
@@ -139,15 +151,16 @@ class Machines:
             ack = acks.get(name, 0)
             agree += stream is not None and _agrees(stream.release, stream.ack, list(stream.pending), ack)
             carried += 0 if stream is None else stream.release - ack
-        added = np.zeros(len(total) // 8)
-        for name, release in acks.items():
-            added += self._released[name][release]
+        server = np.frombuffer(total)
+        sent = [self._released.get(name, {}).get(release) for name, release in acks.items()]
+        known = all(values is not None for values in sent)
+        added = sum((values for values in sent if values is not None), np.zeros_like(server))
         return {
             "released": self.releases,
             "machines": len(self._released),
             "agreeing": agree,
             "carried": carried,
-            "sums_equal": bool(np.array_equal(added, np.frombuffer(total))) and set(acks) <= set(self._released),
+            "sums_equal": known and bool(np.array_equal(added, server)),
         }
 
 
