@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .addresses import HealthAddress, MetricsAddress
 from .node import Insecure, NodeKey, RootCertificates, SuperLink
 from .serving import LogDetails, LogJSON, Serving
 from .settings import Verbose
@@ -23,6 +24,8 @@ def helper(
     log_json: LogJSON = False,
     log_details: LogDetails = False,
     verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
     serving = Serving(log_json, log_details, verbose)
@@ -31,10 +34,13 @@ def helper(
         from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig
         from ..nodes.supernode import describe_helper, run_helper
+        from ..nodes.watching import Addresses, watched
 
         settings = HelperConfig.read(config)
         if check:
             say(f"{describe_helper(settings, settings.opener())}\nConfiguration, key, roster and record are in order.")
         else:
             reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
-            run_helper(settings, reached, serving.journal())
+            journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
+            with watched("helper", journal, addresses, certificates=reached.root_certificates):
+                run_helper(settings, reached, journal)

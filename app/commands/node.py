@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .addresses import HealthAddress, MetricsAddress
 from .failing import fail, failing_clearly
 from .serving import LogDetails, LogJSON, Serving
 from .settings import Assignments, ConfigFile, Verbose, settings_of
@@ -28,6 +29,8 @@ def node(
     log_json: LogJSON = False,
     log_details: LogDetails = False,
     verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node
@@ -37,6 +40,7 @@ def node(
     with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.supernode import machine_of, run_node
+        from ..nodes.watching import Addresses, watched
 
         settings = read_node(config)
         if check:
@@ -44,7 +48,9 @@ def node(
             say(f"{description}\nConfiguration, data and ledger are in order.")
         else:
             reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
-            run_node(settings, reached, serving.journal())
+            journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
+            with watched("node", journal, addresses, Path(settings.ledger), reached.root_certificates):
+                run_node(settings, reached, journal)
 
 
 def deploy_demo(

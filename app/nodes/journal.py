@@ -85,6 +85,18 @@ class Journal:
         self._clock = clock
         self._listeners: list[Listener] = []
         self._one_at_a_time = threading.RLock()
+        self.asked_at = 0.0
+        """When the request came that was answered last, or is being answered, in seconds since 1970."""
+        self.reached_at = 0.0
+        """When the SuperNode's process last answered, on the monotonic clock. No entry: it is asked all the time."""
+
+    def arrived(self) -> None:
+        """Take note of when a request came: what is made of it later must not say how long the answer took."""
+        self.asked_at = self._clock()
+
+    def reached(self) -> None:
+        """Take note of an answer of the SuperNode's process."""
+        self.reached_at = time.monotonic()
 
     def listen(self, listener: Listener) -> None:
         """Have a listener told from now on; it is called in the thread in which things happen, and must be quick."""
@@ -130,6 +142,7 @@ def noting(app: Answers, journal: Journal) -> Answers:
     made: dict[tuple[str, str], int] = {}
 
     def answer(message: Message, context: Context) -> Message:
+        journal.arrived()
         asked = _asked(message)  # before the app, which may change what it was given
         reply = app(message, context)
         try:

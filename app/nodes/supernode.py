@@ -195,7 +195,7 @@ def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Pat
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     environment |= {**environment_of_large_blocks(), **os.environ}
     with followed(subprocess.Popen, command, environment, journal, connection.superlink) as process:
-        executor = LocalExecutor(app, f"127.0.0.1:{port}", secret)
+        executor = LocalExecutor(app, f"127.0.0.1:{port}", secret, journal.reached)
         try:
             executor.serve(lambda: process.poll() is not None)
         finally:
