@@ -104,12 +104,7 @@ class Fleet(Machines):
 
     def follow(self, section, number):
         """Type the commands of a section on behalf of one node; what they said, a text each."""
-        said = []
-        for line in lines_of(section):
-            began = time.monotonic()
-            said.append(self.type(line, number))
-            print(f"{time.monotonic() - began:5.1f} s  {line}")
-        return said
+        return [self.type(line, number) for line in lines_of(section)]
 
     def type(self, line, number):
         if line.startswith(NOT_TYPED):

@@ -61,7 +61,7 @@ def test_a_fleet_is_enrolled_and_one_node_comes_and_another_goes_during_a_run(fl
     left = releases_of(fleet.ledger(1))
     result = fleet.ended(run, "first")
     assert result["rounds"] == 12
-    assert result["aggregated"] >= 11
+    assert result["aggregated"] >= 9, "what was asked of a node that went is lost"
     assert releases_of(fleet.ledger(0)) > 2
     assert releases_of(fleet.ledger(1)) == left > 0
     assert releases_of(fleet.ledger(2)) == 0, "a run's machines are those that were there when it began"
