@@ -5,10 +5,13 @@ package registry or systemd itself is left out; :data:`NOT_TYPED` says what.
 """
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import numpy as np
 from murmurfl.app.engines import superlink as launch
@@ -22,7 +25,7 @@ NOT_TYPED = ("python3 -m venv", "/opt/murmurfl/bin/")
 """An installation is test_base_environment.py's."""
 NUMBER = "1234567890123456789"
 """Stands on the page for the number that a registration printed."""
-STOPS_WITHIN_S = 30
+STOPS_WITHIN_S = 15
 
 
 def sections():
@@ -60,15 +63,24 @@ class Fleet(Machines):
         self.logs.append(folder / "log")
         with self.logs[-1].open("ab") as log:
             process = subprocess.Popen(
-                ["bash", "-euc", f"exec {line}"], cwd=folder, env=self.environment, stdout=log, stderr=log
+                ["bash", "-euc", f"exec {line}"],
+                cwd=folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.started[folder] = line, process
 
     def halt(self, folder):
-        """Stop what was started in a folder."""
+        """Stop what was started in a folder, as systemd would: politely, then by force."""
         _, process = self.started[folder]
-        process.terminate()
-        process.wait(STOPS_WITHIN_S)
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOPS_WITHIN_S)
+                return
 
     def start_again(self, folder):
         self.start(self.started[folder][0], folder)
