@@ -71,11 +71,13 @@ def test_a_fleet_is_enrolled_and_one_node_comes_and_another_goes_during_a_run(fl
 def test_last_night_and_the_budget_are_shown(fleet):
     shown, journal = fleet.follow("What happened last night", 0)
     releases = releases_of(fleet.ledger(0))
-    assert len(re.findall(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}", shown)) >= releases
+    assert len(re.findall(r"^\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2} ", shown, flags=re.MULTILINE)) == releases
+    assert len(re.findall(r"^\S+Z INFO +Released: ", journal, flags=re.MULTILINE)) == releases
     assert "\x1b" not in journal
     budget, check = fleet.follow("How much budget is left", 0)
     assert "(mu 3.465): for new sessions" in budget
-    assert "mu = 2" in check
+    assert "The budget allows 3 more runs of mu = 2" in check
+    assert not [line for line in check.splitlines() if re.search(r"\bfailed\b", line)]
 
 
 @docs
