@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from ..clients import PrivateClient
+from ..clients.owners import OwnerGradients
 from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey
@@ -65,6 +66,11 @@ class Experiment(EvaluatedProblem):
     def method(self) -> Method:
         """The method of its configuration."""
         return METHODS[self.config.strategy]
+
+    @cached_property
+    def gradients(self) -> Any:
+        """What machines compute: the model's gradients, of samples or of owners."""
+        return OwnerGradients(self.model) if self.config.samples_per_owner else self.model
 
     @property
     def asked_rounds(self) -> range:
@@ -148,7 +154,7 @@ class Experiment(EvaluatedProblem):
         """
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
-        parts = (self.model, self.shards[machine], self.policy(machine), ledger, keys)
+        parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
         options = dict(self.method.client_options(self.trained, machine))
         if self.centring is not None:
             options["centring"] = self.centring

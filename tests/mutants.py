@@ -465,7 +465,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sum counts on shares of machines that are at other releases",
-        "privacy/policy.py",
+        "privacy/policy_checks.py",
         'if shares != "uniform":',
         "if False:",
         (INDEPENDENT,),
@@ -535,9 +535,9 @@ MUTANTS = (
     ),
     Mutant(
         "moments of samples may be in several releases",
-        "privacy/policy.py",
-        "        Moments(self.classes, self.class_weight)\n        if self.order",
-        "        Moments(self.classes, self.class_weight)\n        if False and self.order",
+        "privacy/policy_checks.py",
+        "    Moments(policy.classes, policy.class_weight)\n    if policy.order",
+        "    Moments(policy.classes, policy.class_weight)\n    if False and policy.order",
         (MOMENTS,),
     ),
     Mutant(
