@@ -113,9 +113,7 @@ class OwnerGradients:
         flat = tuple(part.reshape(owners * most, *part.shape[2:]) for part in parts)
         rows = np.asarray(self._gradients(parameters, flat))
         if rows.shape != (owners * most, self._size):
-            raise ConfigurationError(
-                f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}."
-            )
+            raise ConfigurationError(f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}.")
         rows = rows.reshape(owners, most, self._size)
         for number in range(most):  # one after the other, so that a row is the same whoever stands beside it
             chosen = present[:, number]

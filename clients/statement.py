@@ -50,7 +50,6 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
     }
 
 
-
 def _of_owners(policy: PrivacyPolicy) -> dict[str, str | int]:
     """That the unit is an owner, and how many samples of one are used at most; empty where it is a sample."""
     return {"unit": policy.unit, "samples-per-owner": policy.samples_per_owner} if policy.samples_per_owner else {}

@@ -96,6 +96,7 @@ _PROTECTED = {
     "machine": "all samples of one machine",
 }
 
+
 @dataclass(frozen=True)
 class Change:
     """Something that would lessen the noise, and what the noise over a typical update would then be.

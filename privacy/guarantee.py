@@ -45,9 +45,7 @@ FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
-ESTIMATED = (
-    "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
-)
+ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
 """Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.normals`)."""
 

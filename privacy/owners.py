@@ -142,8 +142,7 @@ class Owners:
         names = np.asarray(owner)
         if names.ndim != 1 or names.dtype.kind not in OWNER_KINDS or not len(names):
             raise ConfigurationError(
-                "Expected one owner a row, integers or texts, got an array of "
-                f"{names.dtype} of shape {names.shape}."
+                f"Expected one owner a row, integers or texts, got an array of {names.dtype} of shape {names.shape}."
             )
         _, first, named = np.unique(names, return_index=True, return_inverse=True)
         place = np.empty(len(first), dtype=np.int64)
