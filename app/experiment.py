@@ -33,7 +33,7 @@ from .methods.presets import constant_feature, feature_bound
 from .models import make_model
 from .models.base import Model
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
-from .tasks.base import Dataset, Shard
+from .tasks.base import Dataset
 from .tasks.loading import load_dataset, load_shards
 from .tasks.parts import shard_sizes
 
@@ -296,7 +296,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     return model
 
 
-def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Experiment:
+def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Experiment:
     """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
 
     Raises

@@ -121,7 +121,8 @@ class PrivacyPolicy:
     all sessions budget_mu-GDP, with respect to replacement of one sample of this machine, against a server that
     chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
     the mu (:func:`~murmurfl.privacy.person_mu`). With samples_per_owner it is for replacement of all samples of one
-    owner on this machine. Every sample is used in one release only, or in sample_participations of them, min_separation apart. Under
+    owner on this machine. Every sample is used in one release only, or in sample_participations of them,
+    min_separation apart. Under
     ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
     is honest; whatever happens, the plan's ``mu_local`` does. A ledger's sessions of both kinds together are
     budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP whatever happens. Under

@@ -38,7 +38,7 @@ def check_on_device(experiment: Experiment) -> None:
     if config.samples_per_owner:
         raise ConfigurationError(
             "Expected samples-per-owner = 0 on a device, got "
-            f"{config.samples_per_owner}: rows of owners are made on the processor. Set samples-per-owner=0, {_WITHOUT}."
+            f"{config.samples_per_owner}: owners are computed on the processor. Set samples-per-owner=0, {_WITHOUT}."
         )
     if not _asked_together(type(experiment.client(0, MemoryLedger()))):
         raise ConfigurationError(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ...clients import PrivateClient
-from ...clients.owners import OwnerGradients
 from ...clients.operators_file import (
     NODE_CONFIG_KEY,
     NODE_CONFIG_VARIABLE,
@@ -22,6 +21,7 @@ from ...clients.operators_file import (
     operators_file,
     read_operators_file,
 )
+from ...clients.owners import OwnerGradients
 from ...privacy import (
     CENTRING_SHARE,
     MECHANISMS,

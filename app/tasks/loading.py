@@ -73,7 +73,7 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
 
 
 def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
-    """Every machine's samples (or owners, with ``samples-per-owner``) under the configuration's partition, in an order of its seed.
+    """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
 
     Raises
     ------
