@@ -145,7 +145,8 @@ class PrivateClient(NumPyClient):
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
         both = {"centring": centring, "evaluation": evaluation}
-        refuse_parts(type(self).__name__, centres=self.centres, evaluates=self.evaluates, **both)
+        abilities = {"centres": self.centres, "evaluates": self.evaluates, "per_owner": policy.samples_per_owner > 0}
+        refuse_parts(type(self).__name__, **abilities, **both)
         known: MachineTerms = {"data": row_bytes(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
