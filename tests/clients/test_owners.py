@@ -270,7 +270,6 @@ def streams(policy, per_owner):
     return start
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("per_owner", [True, False], ids=["owners", "samples by themselves"])
 def test_owners_are_audited_below_their_claim_and_samples_by_themselves_are_caught(per_owner):
     """An honest machine is accused with probability 5 % at most, for keys that are fixed."""
