@@ -30,7 +30,7 @@ def helper(
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
     serving = Serving(log_json, log_details, verbose)
-    serving.start_log()
+    serving.start_log(watched=check)
     with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig

@@ -39,7 +39,7 @@ def node(
     from ..nodes.own_app import read_node
 
     serving = Serving(log_json, log_details, verbose)
-    serving.start_log()
+    serving.start_log(watched=check)
     with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.preflight import Given
