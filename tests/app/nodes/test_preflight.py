@@ -161,7 +161,7 @@ def test_a_folder_without_room_or_rights_is_a_failure(tmp_path):
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(Serving, "start_log", lambda serving: None)  # it would take over the tests' own logging
+    monkeypatch.setattr(Serving, "start_log", lambda serving, **options: None)  # it would take over the tests' own logging
     return lambda *arguments: CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
