@@ -55,6 +55,7 @@ ELSEWHERE = {
     "cd",
     "export",
     "git",
+    "curl",
 }
 
 
