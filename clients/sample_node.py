@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, row_bytes
 from ..privacy.asked import asked_mu
+from ..privacy.errors import OF_DATA
 from ..privacy.masking import Masking
 from .app_node import AppNode
 from .base import PrivateClient
@@ -251,4 +252,5 @@ def _warn_of_chance(samples: Samples) -> None:
             "random: once this node is started anew its ledger will refuse them. A number must always give the same "
             "sample: leave out what is random.",
             len(first),
+            extra=OF_DATA,
         )

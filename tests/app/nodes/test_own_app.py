@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.own_app import describe_own, own_app, read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import (
@@ -152,6 +153,23 @@ def test_nothing_goes_around_the_mod(folder, app):
     assert not reply.has_error(), "whether it fails may depend on data"
     assert np.abs(sent(reply)).max() < 0.2, "it counts as an update of zero"
     assert SECRET not in str(reply.content)
+
+
+def test_what_an_own_app_answers_is_noted_without_anything_that_the_app_says(folder):
+    journal, entries = Journal(), []
+    journal.listen(entries.append)
+    ask = Asking(noting(own_app(read_node(write(folder))), journal))
+    ask()
+    ask(ack=1)
+    ask("query")
+    run = entries[0].facts["run"]
+    asked = {"run": run, "session": "s", "round": 1}
+    why = {"why": "malformed request: the query is not one this machine answers"}
+    assert [(entry.kind, dict(entry.facts)) for entry in entries] == [
+        ("released", {**asked, "release": 1, "samples": 1}),
+        ("released", {**asked, "release": 2, "samples": 1}),
+        ("refused", {**asked, "reason": "malformed-request", **why}),
+    ]
 
 
 def test_a_mod_is_passed_only_inside_of_another(folder):
