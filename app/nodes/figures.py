@@ -17,14 +17,14 @@ from prometheus_client.registry import Collector
 
 from ...privacy import ConfigurationError, protocol
 from ..version import __version__
-from .causes import CAUSES as CONNECTIONS_CAUSES
+from . import causes
 
 NODE, HELPER, SERVER = "node", "helper", "server"
 OTHER = "other"
 """What a label says of everything that is not listed."""
 REASONS = (*protocol.REFUSAL_NAMES.values(), OTHER)
 """Why a request was refused: the protocol's own names."""
-CAUSES = (*(cause for cause in CONNECTIONS_CAUSES if cause != "reached"), OTHER)
+CAUSES = (*(cause for cause in causes.CAUSES if cause != "reached"), OTHER)
 """Why a connection ended or could not be made."""
 
 Value = float | Mapping[str, float] | None

@@ -87,6 +87,10 @@ def _of(facts: Mapping[str, Any]) -> str:
     return f" of its {facts['of']}" if "of" in facts else ""
 
 
+def _reason(facts: Mapping[str, Any]) -> str:
+    return f"{facts['reason']} ({facts['why']})" if facts.get("why") else str(facts.get("reason"))
+
+
 def _round(facts: Mapping[str, Any]) -> str:
     ended = f"Round {facts['round']}" if facts["rounds"] == 1 else f"{facts['rounds']} rounds, up to {facts['round']},"
     lacking = ", ".join(f"{facts[name]} {name}" for name in ("refused", "lost", "late", "malformed"))
@@ -94,10 +98,6 @@ def _round(facts: Mapping[str, Any]) -> str:
         f"{ended} of {facts['planned']} ended: {facts['aggregated']} of {facts['asked']} aggregated, {lacking}; "
         f"{facts['seconds']} s."
     )
-
-
-def _reason(facts: Mapping[str, Any]) -> str:
-    return f"{facts['reason']} ({facts['why']})" if facts.get("why") else str(facts.get("reason"))
 
 
 def _disconnected(facts: Mapping[str, Any]) -> str:
