@@ -59,6 +59,7 @@ ELSEWHERE = {
     "cd",
     "export",
     "git",
+    "curl",
 }
 
 
