@@ -93,6 +93,14 @@ class RunKeys:
         at_least=1,
         read_by="strategy",
     )
+    samples_per_owner: int = key(
+        0,
+        "j, the most samples of an owner that are used; a batch is then one of b owners, each owner's gradients are "
+        "clipped as one, and all samples of an owner are protected together.",
+        at_least=0,
+        zero="samples by themselves",
+        read_by="strategy",
+    )
     passes: int = key(
         1, "How often every machine goes through its samples; the noise covers that they return.", at_least=1
     )
