@@ -117,8 +117,14 @@ class SampleNode(AppNode):
         self._policy(delta=0.5, budget_mu=None, budget_local_mu=None)  # any delta: the ledger's is not known here
 
     @classmethod
-    def read(cls, path: Path) -> SampleNode:
+    def read(cls, path: Path, *, runs_kept: bool = False) -> SampleNode:
         """The operator's file; relative paths in it are taken from its folder.
+
+        Parameters
+        ----------
+        path : Path
+        runs_kept : bool
+            As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
         Raises
         ------
@@ -129,7 +135,7 @@ class SampleNode(AppNode):
         def made(document: Mapping[str, Any]) -> SampleNode:
             return cls(**values_by_field(fields(cls), document))
 
-        return read_operators_file(path, made, ["ledger", "roster", "signing_key"])
+        return read_operators_file(path, made, ["ledger", "roster", "signing_key"], runs_kept=runs_kept)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
         """What this file and its ledger say together.

@@ -29,6 +29,7 @@ HERE = (
     "secure-aggregation.md",
     "features.md",
     "secret-order.md",
+    "owners.md",
     "which.md",
     "forecast.md",
     "swap-in.md",

@@ -35,6 +35,7 @@ def helper(
         from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig
         from ..nodes.preflight import Given
+        from ..nodes.runs import TakenRuns
         from ..nodes.supernode import run_helper
         from ..nodes.watching import Addresses, watched
 
@@ -43,8 +44,8 @@ def helper(
             given = Given(superlink, root_certificates, auth_private_key, insecure)
             check_helper_and_end(config, given, as_json=as_json)
         else:
-            settings = HelperConfig.read(config)
+            settings, runs = HelperConfig.read(config, runs_kept=True), TakenRuns.read(config)
             reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
             journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
             with watched("helper", journal, addresses, certificates=reached.root_certificates):
-                run_helper(settings, reached, journal)
+                run_helper(settings, reached, journal, runs)

@@ -179,7 +179,7 @@ def rotate(
         "Copies of the ledger from before can never be used again. Go on?",
     )
     with failing_clearly():
-        node = read_node(config)
+        node = read_node(config, runs_kept=True)  # it answers nothing
         closed = rotate_key_of(node, key_file)
     say(
         f"The noise key of {node.ledger} is a new one; {closed} sessions are closed. Start the node again, and make a "

@@ -43,6 +43,7 @@ def node(
     with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.preflight import Given
+        from ..nodes.runs import TakenRuns
         from ..nodes.supernode import run_node
         from ..nodes.watching import Addresses, watched
 
@@ -51,11 +52,11 @@ def node(
             given = Given(superlink, root_certificates, auth_private_key, insecure)
             check_node_and_end(config, given, run_every=run_every, as_json=as_json)
         else:
-            settings = read_node(config)
+            settings, runs = read_node(config, runs_kept=True), TakenRuns.read(config)
             reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
             journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
             with watched("node", journal, addresses, Path(settings.ledger), reached.root_certificates):
-                run_node(settings, reached, journal)
+                run_node(settings, reached, journal, runs)
 
 
 def deploy_demo(

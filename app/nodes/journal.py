@@ -38,13 +38,17 @@ FACTS: dict[str, frozenset[str]] = {
     "opened": frozenset({"run", "session", "round", "releases"}),
     "answered": frozenset({"run"}),
     "refused": frozenset({"run", "reason", "why", "session", "round"}),
+    "round": frozenset(
+        {"round", "planned", "rounds", "asked", "aggregated", "lost", "late", "malformed", "refused", "seconds"}
+    ),
 }
 """Every kind of entry, and the facts that it may have.
 
 ``connected`` says that the SuperLink has accepted the node, ``contact`` that it answered since (at most one every few
 seconds), ``turned-away`` that it did not accept it, ``disconnected`` without ``retry_s`` that the SuperNode has lost it
 and tries by itself. ``of`` is there where a release is not the strategy's: the ``mean`` of features, or an
-``evaluation``. ``why`` is the fixed text of a refusal.
+``evaluation``. ``why`` is the fixed text of a refusal. ``round`` is a server's: a round of a
+run has ended, or since the last entry several have (``rounds``).
 """
 
 

@@ -91,6 +91,15 @@ def _reason(facts: Mapping[str, Any]) -> str:
     return f"{facts['reason']} ({facts['why']})" if facts.get("why") else str(facts.get("reason"))
 
 
+def _round(facts: Mapping[str, Any]) -> str:
+    ended = f"Round {facts['round']}" if facts["rounds"] == 1 else f"{facts['rounds']} rounds, up to {facts['round']},"
+    lacking = ", ".join(f"{facts[name]} {name}" for name in ("refused", "lost", "late", "malformed"))
+    return (
+        f"{ended} of {facts['planned']} ended: {facts['aggregated']} of {facts['asked']} aggregated, {lacking}; "
+        f"{facts['seconds']} s."
+    )
+
+
 def _disconnected(facts: Mapping[str, Any]) -> str:
     again = f"; tried again in {facts['retry_s']:.0f} s" if "retry_s" in facts else "; tried again until it is back"
     return f"Disconnected from {facts.get('superlink', 'the SuperLink')}: {facts.get('cause', 'ended')}{again}."
@@ -109,6 +118,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "opened": lambda facts: f"Opened a sum: {_asked(facts)}, {facts.get('releases')} releases.",
     "answered": lambda facts: f"Answered a question: {_asked(facts)}.",
     "refused": lambda facts: f"Refused: {_reason(facts)}; {_asked(facts)}.",
+    "round": _round,
 }
 _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answered": logging.DEBUG}
 _NEVER_SHOWN = frozenset({"contact", "turned-away"})

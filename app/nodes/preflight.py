@@ -21,6 +21,7 @@ from .connection_checks import connection_checks, not_tried
 from .describing import describe
 from .helper_config import HelperConfig
 from .own_app import OwnNode, describe_own, own_app, own_client, read_node
+from .runs import TakenRuns
 from .supernode import describe_helper
 
 _BYTES_OF_A_VALUE = 8
@@ -110,11 +111,12 @@ def check_node(
     :func:`~murmurfl.app.nodes.diagnosis.diagnose` sends.
     """
     try:
-        config = read_node(path)
+        config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)
     except (MurmurflError, OSError) as error:
         made = Preflight(checks=[Check("configuration", "failed", _told(error))])
     else:
         made = _machine_checks(config, run_every_days, clock())
+        made.checks.extend(_runs(runs))
     return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
 
 
@@ -132,13 +134,18 @@ def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.
     """
     checks, description = [], ""
     try:
-        config = HelperConfig.read(path)
+        config, runs = HelperConfig.read(path, runs_kept=True), TakenRuns.read(path)
         description = describe_helper(config, config.opener())
         checks.append(Check("configuration", "ok", "Configuration, key, roster and record are in order."))
-        checks.append(_disk([Path(config.record)], 0))
+        checks += [_disk([Path(config.record)], 0), *_runs(runs)]
     except (MurmurflError, OSError) as error:
         checks.append(Check("configuration", "failed", _told(error)))
     return Preflight(description, [*checks, *_connection(path, given, clock)])
+
+
+def _runs(runs: TakenRuns | None) -> list[Check]:
+    """Which runs are taken, where the operator's file says so."""
+    return [] if runs is None else [Check("runs", "ok", runs.sentence())]
 
 
 def _connection(path: Path, given: Given, clock: Callable[[], float]) -> list[Check]:
