@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
 
-.PHONY: help install run test test-long test-base mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench clean
+.PHONY: help install run test test-long test-base mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench wheels clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint     ruff and the type checker"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
 	@echo "make bench    benchmarks; ratios measured in one run"
+	@echo "make wheels   asks the registry whether every base dependency has a wheel for aarch64"
 	@echo "make install  the virtual environment in $(VENV) alone"
 
 install: $(STAMP)
@@ -85,10 +86,12 @@ $(VENV)/.docs-installed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	touch $@
 
+# The type checker reads the standard library of each Python that is declared; ruff knows the oldest.
+PYTHONS ?= 3.11 3.12 3.13
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright
+	set -e; for version in $(PYTHONS); do $(BIN)/basedpyright --pythonversion $$version; done
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -99,6 +102,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.pages
+
+# Needs the network; installs nothing.
+wheels: $(STAMP)
+	$(BIN)/python -m benchmarks.wheels $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -185,6 +185,21 @@ class CorrelatedNoiseMod:
         return _real(UpdateNode.read(path), context.node_config)
 
 
+def machine_behind(node: UpdateNode) -> PrivateMachine:
+    """The machine of an operator's file with a ClientApp of its own, as if its model had one parameter.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If it cannot work: its ledger is missing, does not cover a session, or was used with other data.
+
+    Notes
+    -----
+    **Formal guarantees.** Releases nothing.
+    """
+    return _real(node, {}).private(1)
+
+
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
     ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .captions import caption, mechanism_words
     from .ledger.memory import MemoryLedger
     from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .ledger.rotation import rotate_key
     from .ledger.sqlite import SQLiteLedger
     from .ledger.summary import LedgerSummary, SessionSummary, read_ledger
     from .opening_file import SQLiteOpeningRecord
@@ -81,6 +82,7 @@ _LATE = {
     "rdp_epsilon": "rdp",
     "rdp_mu": "rdp",
     "read_ledger": "ledger.summary",
+    "rotate_key": "ledger.rotation",
     "upgrade_ledger": "ledger.repair",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
@@ -195,6 +197,7 @@ __all__ = [
     "rdp_mu",
     "read_ledger",
     "register_mechanism",
+    "rotate_key",
     "rounded_up",
     "row_bytes",
     "row_key",

@@ -145,7 +145,7 @@ class DataDigest:
 
     def __init__(self, secret_key: bytes, rows: RowBytes) -> None:
         self._key = hmac.digest(secret_key, b"murmurfl used rows", hashlib.sha256)
-        self._rows = rows
+        self.rows = rows
         self._known: dict[int, bytes] = {0: b""}
 
     def of(self, count: int) -> str:
@@ -156,7 +156,7 @@ class DataDigest:
             known = self._known[start]
             for row in range(start, count):
                 digest = hashlib.blake2b(known, key=self._key, digest_size=_DIGEST_BYTES)
-                digest.update(self._rows(row))
+                digest.update(self.rows(row))
                 known = digest.digest()
             self._known[count] = known
         return known.hex()
@@ -172,7 +172,7 @@ class DataDigest:
             How many rows there are.
         """
         first = min(available, _FIRST_ROWS)
-        if first and all(self._rows(row) == _UNREADABLE for row in range(first)):
+        if first and all(self.rows(row) == _UNREADABLE for row in range(first)):
             logger.error(
                 "None of the first %d rows can be read to know them again: if these data are rewritten nobody will "
                 "notice. Rows are arrays, tensors, numbers, texts, or lists, tuples and mappings of them.",

@@ -122,6 +122,11 @@ class LedgeredMachine:
         return self._ledger
 
     @property
+    def rows(self) -> RowBytes:
+        """By what its ledger knows each row of its data."""
+        return any_data if self._data is None else self._data.rows
+
+    @property
     def keys(self) -> NoiseKeys:
         """A simulated machine's keys.
 

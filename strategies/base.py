@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..privacy import ConfigurationError, protocol
 from ..privacy.forecast import forecast_of
 from ..privacy.training import observing
+from .figures import FigureFile
 from .forecast import log_forecast
 from .layout import vector_size
 from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
@@ -229,6 +230,7 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
             result.evaluate_metrics_serverapp[0] = metrics
         if done >= num_rounds:
             self._publish(done, num_rounds, evaluate_fn, result)
+        figures = FigureFile.of_environment()
         for server_round in range(done + 1, num_rounds + 1):
             metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
             if metrics is not None:
@@ -239,6 +241,8 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
             evaluation = None
             if server_round == num_rounds or (evaluate_fn and not server_round % self.evaluate_every):
                 evaluation = self._publish(server_round, num_rounds, evaluate_fn, result)
+            if figures is not None:
+                figures.note(self.history[-1], num_rounds)
             if self._on_round is not None:
                 self._on_round(self.history[-1], evaluation)
             if self.must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):

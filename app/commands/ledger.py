@@ -129,6 +129,32 @@ def upgrade(path: LedgerPath, budget_local_mu: LocalBudget = None, yes: Yes = Fa
         typer.echo(f"Upgraded. `murmurfl ledger show {path}` says what its budgets are.")
 
 
+@ledger_cli.command("rotate-key")
+def rotate(
+    config: Annotated[Path, typer.Argument(help="The operator's file of the node.", show_default=False)],
+    key_file: Annotated[
+        Path | None, typer.Option(help="A new file for the new key; needed if the old one has its own.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Give a node's ledger a new noise key and destroy the old one; stop the node first, and start it again."""
+    from ..nodes.own_app import read_node
+    from ..nodes.rotation import rotate_key_of
+
+    _ask(
+        yes,
+        "This closes every session on the ledger: a run that goes on loses this machine, and its budget stays spent. "
+        "Copies of the ledger from before can never be used again. Go on?",
+    )
+    with failing_clearly():
+        node = read_node(config)
+        closed = rotate_key_of(node, key_file)
+    say(
+        f"The noise key of {node.ledger} is a new one; {closed} sessions are closed. Start the node again, and make a "
+        "backup now: copies from before cannot be gone on with, and should be destroyed, for they have the old key."
+    )
+
+
 def _ask(yes: bool, question: str) -> None:
     """End the command unless its user, or ``--yes``, says so."""
     if not yes:

@@ -21,6 +21,7 @@ from .roster import roster_cli
 from .run import run
 from .runs import list_runs
 from .search import search
+from .server import server
 
 cli = CommandLine(help="Private federated learning whose noise cancels itself.", pretty_exceptions_enable=False)
 
@@ -46,6 +47,7 @@ cli.command("list")(list_runs)
 cli.command("names")(list_names)
 for command in (keys, node, helper, deploy_demo):
     cli.command()(command)
+cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server)
 cli.add_typer(ledger_cli, name="ledger")
 cli.add_typer(roster_cli, name="roster")
 

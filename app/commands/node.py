@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .addresses import HealthAddress, MetricsAddress
 from .failing import fail, failing_clearly
+from .serving import LogDetails, LogJSON, Serving
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
 
@@ -26,28 +26,31 @@ def node(
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
     check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
+    log_json: LogJSON = False,
+    log_details: LogDetails = False,
+    verbose: Verbose = False,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
 ) -> None:
     """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
     from ..nodes.own_app import read_node
 
-    log_to_standard_error()
-    with failing_clearly():
+    serving = Serving(log_json, log_details, verbose)
+    serving.start_log()
+    with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.supernode import machine_of, run_node
+        from ..nodes.watching import Addresses, watched
 
         settings = read_node(config)
         if check:
             _, description = machine_of(settings)
             say(f"{description}\nConfiguration, data and ledger are in order.")
         else:
-            run_node(settings, Connection.read(config, superlink, root_certificates, auth_private_key, insecure))
-
-
-def log_to_standard_error() -> None:
-    """What a node has to say goes where systemd and whoever started it look."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "httpcore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+            reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
+            journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
+            with watched("node", journal, addresses, Path(settings.ledger), reached.root_certificates):
+                run_node(settings, reached, journal)
 
 
 def deploy_demo(

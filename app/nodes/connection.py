@@ -106,7 +106,7 @@ class Connection:
         if not isinstance(values, Mapping):
             raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.")
         try:
-            named = named_values(cls, values)
+            named = named_values(cls, {"superlink": "", **values})  # a command may say it instead
             read = {name: typed_value(name.replace("_", "-"), value, _TYPES[name]) for name, value in named.items()}
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: [connection]: {error}") from error

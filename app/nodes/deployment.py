@@ -178,7 +178,7 @@ class Deployment(Launch):
         program = program or (sys.executable, "-m", "murmurfl.app")
         command = [*program, files.command, str(files.config), "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--auth-private-key", str(files.private_key)]
-        command += ["--root-certificates", str(self.certificates.authority)]
+        command += ["--root-certificates", str(self.certificates.authority), "--verbose"]
         with files.log.open("ab") as log:
             self.running[name] = self.start_process(command, stdout=log)
         return self.running[name]

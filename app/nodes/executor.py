@@ -59,6 +59,8 @@ class LocalExecutor:
         Host and port of the SuperNode's Runtime API, on the loopback interface.
     secret : bytes
         The SuperNode's ``--superexec-auth-secret-file``: other programs on the machine get no messages without it.
+    reached : callable
+        Is told of every answer of the SuperNode's.
 
     Notes
     -----
@@ -66,8 +68,15 @@ class LocalExecutor:
     byte of a bundle is executed, imported, unpacked or written to disk, and no run configuration reaches the app.
     """
 
-    def __init__(self, app: Callable[[Message, Context], Message], address: str, secret: bytes) -> None:
+    def __init__(
+        self,
+        app: Callable[[Message, Context], Message],
+        address: str,
+        secret: bytes,
+        reached: Callable[[], None] = lambda: None,
+    ) -> None:
         self._app = app
+        self._reached = reached
         self._address = address
         self._answering = threading.Lock()
         self._client = self._connect(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))
@@ -93,6 +102,7 @@ class LocalExecutor:
                     logger.debug("The SuperNode's Runtime API does not answer: %s", error)
                     wait(pause_s)
                     continue
+                self._reached()
                 if acquired.HasField("task") and acquired.token:
                     # A SuperNode brings a message to its end before it takes the next, unless the message's run is
                     # over: what is still waiting for the earlier one's contents waits in vain.

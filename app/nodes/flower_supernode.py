@@ -1,6 +1,7 @@
 """Flower's own ``flower-supernode`` as a child process: it ends with its parent, and when its connection has ended.
 
-``python -m murmurfl.app.nodes.flower_supernode PARENT_PID [options of flower-supernode]``. Left to itself, a SuperNode
+``python -m murmurfl.app.nodes.flower_supernode PARENT_PID [options of flower-supernode]``. It tells its parent whether
+its SuperLink has accepted it and answers (:mod:`.fleet_contact`). Left to itself, a SuperNode
 outlives whoever started it, and a SuperNode that the SuperLink no longer knows stays as a process that does nothing.
 """
 
@@ -26,6 +27,11 @@ def main() -> None:
     try:
         from flwr.supernode.cli import flower_supernode
 
+        from .fleet_contact import telling_the_node, watch_fleet
+
+        contact = telling_the_node()
+        if contact is not None:
+            watch_fleet(contact)
         flower_supernode()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else _ENDED

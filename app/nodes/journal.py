@@ -7,6 +7,7 @@ on a terminal or to a monitor, may show all of it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,19 +21,28 @@ logger = logging.getLogger(__name__)
 
 Fact = str | int | float
 
+_SESSIONS_KNOWN = 64
+_DIGITS = 10
+
 FACTS: dict[str, frozenset[str]] = {
     "started": frozenset({"kind", "name"}),
     "stopped": frozenset(),
     "connecting": frozenset({"superlink"}),
     "connected": frozenset({"superlink"}),
+    "contact": frozenset({"superlink"}),
     "disconnected": frozenset({"superlink", "cause", "retry_s"}),
-    "released": frozenset({"run", "session", "round", "release", "samples"}),
-    "repeated": frozenset({"run", "session", "round", "release"}),
+    "released": frozenset({"run", "session", "round", "release", "samples", "of"}),
+    "repeated": frozenset({"run", "session", "round", "release", "samples", "of"}),
     "opened": frozenset({"run", "session", "round", "releases"}),
     "answered": frozenset({"run"}),
     "refused": frozenset({"run", "reason", "session", "round"}),
 }
-"""Every kind of entry, and the facts that it may have."""
+"""Every kind of entry, and the facts that it may have.
+
+``connected`` says that the SuperLink has accepted the node, ``contact`` that it answered since (at most one every few
+seconds), ``disconnected`` without ``retry_s`` that the SuperNode has lost it and tries by itself. ``of`` is there where
+a release is not the strategy's: the ``mean`` of features, or an ``evaluation``.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,19 @@ class Journal:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._listeners: list[Listener] = []
+        self._one_at_a_time = threading.RLock()
+        self.asked_at = 0.0
+        """When the request came that was answered last, or is being answered, in seconds since 1970."""
+        self.reached_at = 0.0
+        """When the SuperNode's process last answered, on the monotonic clock. No entry: it is asked all the time."""
+
+    def arrived(self) -> None:
+        """Take note of when a request came: what is made of it later must not say how long the answer took."""
+        self.asked_at = self._clock()
+
+    def reached(self) -> None:
+        """Take note of an answer of the SuperNode's process."""
+        self.reached_at = time.monotonic()
 
     def listen(self, listener: Listener) -> None:
         """Have a listener told from now on; it is called in the thread in which things happen, and must be quick."""
@@ -94,12 +117,13 @@ class Journal:
         ConfigurationError
             If a fact is not one of its kind.
         """
-        entry = Entry(event, self._clock(), facts)
-        for listener in self._listeners:
-            try:
-                listener(entry)
-            except Exception:
-                logger.exception("What happened could not be shown to everybody.")
+        with self._one_at_a_time:
+            entry = Entry(event, self._clock(), facts)
+            for listener in self._listeners:
+                try:
+                    listener(entry)
+                except Exception:
+                    logger.exception("What happened could not be shown to everybody.")
 
 
 def noting(app: Answers, journal: Journal) -> Answers:
@@ -115,11 +139,16 @@ def noting(app: Answers, journal: Journal) -> Answers:
     **Formal guarantees.** Changes no answer. What is noted is what leaves the machine but for the values of a release,
     and those of the request.
     """
+    made: dict[tuple[str, str], int] = {}
 
     def answer(message: Message, context: Context) -> Message:
+        journal.arrived()
+        asked = _asked(message)  # before the app, which may change what it was given
         reply = app(message, context)
         try:
-            event, facts = _entry(message, reply)
+            event, facts = _entry(message, reply, asked)
+            if event == "released" and _is_repeated(facts, made):
+                event = "repeated"
             journal.note(event, **facts)
         except Exception:
             logger.exception("An answer could not be noted.")
@@ -128,28 +157,57 @@ def noting(app: Answers, journal: Journal) -> Answers:
     return answer
 
 
-def _entry(message: Message, reply: Message) -> tuple[str, dict[str, Fact]]:
-    asked = _request(message)
+def _is_repeated(facts: Mapping[str, Fact], made: dict[tuple[str, str], int]) -> bool:
+    """Whether a release has left before; ``made`` has the last number of each session."""
+    name, number = (str(facts.get("session", "")), str(facts.get("of", ""))), int(facts["release"])
+    repeated = number <= made.get(name, 0)
+    made[name] = max(number, made.pop(name, 0))  # the last ones last
+    while len(made) > _SESSIONS_KNOWN:
+        del made[next(iter(made))]
+    return repeated
+
+
+def _entry(message: Message, reply: Message, asked: Mapping[str, Fact]) -> tuple[str, dict[str, Fact]]:
     run: dict[str, Fact] = {"run": message.metadata.run_id}
     if reply.has_error():
         reason = protocol.REFUSAL_NAMES.get(reply.error.code, f"error-{reply.error.code}")
-        return "refused", {**run, **asked, "reason": reason}
+        return "refused", {**run, **_named(asked), "reason": reason}
+    opened = reply.content.config_records.get(protocol.CONFIG, {})
+    if protocol.OPENING in opened and protocol.SET_DIGEST in opened:
+        return "opened", {**run, **_named(asked), "releases": asked.get("releases", 0)}
     made = reply.content.metric_records.get(protocol.METRICS, {})
     release = made.get(protocol.RELEASE)
-    if message.metadata.message_type == MessageType.TRAIN and isinstance(release, int):
+    if message.metadata.message_type.split(".")[0] == MessageType.TRAIN and isinstance(release, int):
         samples = made.get(protocol.NUM_EXAMPLES)
         counted: dict[str, Fact] = {"samples": int(samples)} if isinstance(samples, int | float) else {}
-        return "released", {**run, **asked, **counted, "release": release}
+        part: dict[str, Fact] = {"of": asked["of"]} if "of" in asked else {}
+        return "released", {**run, **_named(asked), **counted, **part, "release": release}
     return "answered", run
 
 
-def _request(message: Message) -> dict[str, Fact]:
-    """What a request says of itself: a name and a number, as far as they are a name and a number."""
+def _named(asked: Mapping[str, Fact]) -> dict[str, Fact]:
+    return {name: value for name, value in asked.items() if name in ("session", "round")}
+
+
+def _asked(message: Message) -> dict[str, Fact]:
+    """What a request says of itself: a name and numbers, as far as they are a name and numbers."""
     if message.has_error():
         return {}
     for config in message.content.config_records.values():
         session, number = config.get(protocol.SESSION), config.get(protocol.SERVER_ROUND)
-        if isinstance(session, str) and isinstance(number, int):
-            shown = "".join(c if c.isprintable() else " " for c in session[: protocol.LONGEST_SESSION_NAME])
-            return {"session": shown, "round": number}
+        headers, opening = config.get(protocol.HEADER), config.get(protocol.OPENING)
+        of = config.get(protocol.RELEASE_OF)
+        if not isinstance(session, str):
+            continue
+        shown = "".join(c if c.isprintable() else " " for c in session[: protocol.LONGEST_SESSION_NAME])
+        asked: dict[str, Fact] = {"session": shown}
+        if isinstance(opening, str) and opening.isascii() and opening.isdigit():
+            number = int(opening[:_DIGITS])
+        if isinstance(number, int):
+            asked["round"] = number
+        if isinstance(headers, list):
+            asked["releases"] = len(headers)
+        if of in (protocol.OF_MEAN, protocol.OF_EVALUATION):
+            asked["of"] = str(of)
+        return asked
     return {}

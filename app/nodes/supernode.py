@@ -27,6 +27,7 @@ from ...clients.sample_node import SampleNode
 from ...privacy import Opener
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
+from .child_process import followed
 from .config import NodeConfig
 from .connection import Connection
 from .describing import describe
@@ -35,12 +36,10 @@ from .helper_config import HelperConfig
 from .journal import Journal, noting
 from .large_blocks import environment_of_large_blocks, give_back_large_blocks
 from .own_app import Answers, OwnNode, describe_own, own_app, own_client
+from .reconnecting import Reconnecting
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 15.0
-_SETTLED_S = 60.0
 _GRACE_S = 10.0
 
 
@@ -125,24 +124,18 @@ def describe_helper(config: HelperConfig, opener: Opener) -> str:
 def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> None:
     os.environ.update(without_proxy(os.environ))
     give_back_large_blocks()
-    pause = _FIRST_PAUSE_S
+    reconnecting = Reconnecting(connection, journal)
     with tempfile.TemporaryDirectory(prefix="murmurfl-node-") as folder, interrupts_as_keyboard_interrupt():
         secret = secrets.token_bytes(32)
         secret_file = Path(folder) / "secret"  # in a folder only this user may enter
         secret_file.write_bytes(secret)
         try:
             while True:
-                started = time.monotonic()
-                journal.note("connecting", superlink=connection.superlink)
-                _serve(app, connection, secret, secret_file)
-                pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
-                journal.note("disconnected", superlink=connection.superlink, cause="ended", retry_s=pause)
-                logger.warning("The SuperNode ended; it is started again in %.0f s.", pause)
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                reconnecting.starts()
+                _serve(app, connection, secret, secret_file, journal)
+                time.sleep(reconnecting.ended())
         except KeyboardInterrupt:
             journal.note("stopped")
-            logger.info("Stopped.")
 
 
 def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
@@ -184,7 +177,6 @@ def repeating_the_last_answer() -> Mod:
             return call_next(message, context)
         request = message.content.object_id  # a hash of all that is in it
         if request in last:
-            logger.info("The last request came once more; it gets the same release.")
             return Message(last[request].copy(), reply_to=message)
         reply = call_next(message, context)
         if not reply.has_error():
@@ -195,24 +187,23 @@ def repeating_the_last_answer() -> Mod:
     return repeat
 
 
-def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path) -> None:
+def _serve(app: Answers, connection: Connection, secret: bytes, secret_file: Path, journal: Journal) -> None:
     port = free_port()
     command = [sys.executable, "-m", f"{__package__}.flower_supernode", str(os.getpid()), *connection.arguments()]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret_file)]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     environment |= {**environment_of_large_blocks(), **os.environ}
-    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-    executor = LocalExecutor(app, f"127.0.0.1:{port}", secret)
-    try:
-        executor.serve(lambda: process.poll() is not None)
-    finally:
-        executor.close()
-        process.terminate()
+    with followed(subprocess.Popen, command, environment, journal, connection.superlink) as process:
+        executor = LocalExecutor(app, f"127.0.0.1:{port}", secret, journal.reached)
         try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
+            executor.serve(lambda: process.poll() is not None)
+        finally:
+            executor.close()
+            process.terminate()
+            try:
                 process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE_S)

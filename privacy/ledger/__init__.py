@@ -5,8 +5,8 @@ before the reply leaves. A crash in between wastes a release; it never repeats o
 
 :mod:`.records` has what is remembered and the interface of every ledger; :mod:`.memory` the ledger of tests and
 simulations; :mod:`.sqlite` that of a real node, on its :mod:`.page` in the :mod:`.format` of its file, with the
-high-water :mod:`.mark` beside it; :mod:`.repair` and :mod:`.summary` are for its operator. ``murmurfl.clients`` adds
-the ledger on Flower's ``context.state``.
+high-water :mod:`.mark` beside it; :mod:`.repair`, :mod:`.rotation` and :mod:`.summary` are for its operator.
+``murmurfl.clients`` adds the ledger on Flower's ``context.state``.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from .records import Account, Ledger, LedgerPage, StreamRecord
 if TYPE_CHECKING:
     from .memory import MemoryLedger
     from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .rotation import rotate_key
     from .sqlite import SQLiteLedger
     from .summary import LedgerSummary, SessionSummary, read_ledger
 
@@ -30,6 +31,7 @@ _LATE = {
     "needs_upgrade": "repair",
     "new_mark": "repair",
     "read_ledger": "summary",
+    "rotate_key": "rotation",
     "upgrade_ledger": "repair",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
@@ -48,5 +50,6 @@ __all__ = [
     "needs_upgrade",
     "new_mark",
     "read_ledger",
+    "rotate_key",
     "upgrade_ledger",
 ]

@@ -25,7 +25,9 @@ APPLICATION_ID = 0x6D757266  # "murf"
 FORMAT = 3
 """Format 2 has the digest of the samples used up, format 3 what secure aggregation needs: local figures and their
 budget. `murmurfl ledger upgrade` turns the others into it."""
-READABLE = (2, FORMAT)
+ROTATED = 4
+"""A ledger whose noise key was exchanged says so; one that keeps its first key stays what it was."""
+READABLE = (2, FORMAT, ROTATED)
 """A ledger of format 2 goes on as it is, for all sessions but those under secure aggregation."""
 
 CLOSED = "closed"
@@ -78,6 +80,8 @@ class Header:
     budget_local_mu: float | None = None
     has_local: bool = True
     """Whether there is room for local figures: from format 3 on."""
+    rotations: int = 0
+    """How often the noise key was exchanged."""
 
 
 def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: str, *, mark_beside: bool) -> None:
@@ -121,15 +125,19 @@ def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: st
 
 def read_header(connection: sqlite3.Connection, path: Path) -> Header:
     """The settings with which the ledger at ``path`` was made."""
-    has_local = format_of(connection) >= FORMAT
+    version = format_of(connection)
+    has_local, rotations = version >= FORMAT, 0
     name, created, data, budget_mu, delta, mark, key_file, key_check = connection.execute(
         "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check FROM ledger"
     ).fetchone()
     budget_local_mu = None
     if has_local:
         (budget_local_mu,) = connection.execute("SELECT budget_local_mu FROM ledger").fetchone()
+    if version >= ROTATED:
+        (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
     key_path, place = Path(key_file) if key_file else None, mark_path(path, mark)
-    return Header(name, created, data, budget_mu, delta, place, key_path, key_check, budget_local_mu, has_local)
+    terms = budget_mu, delta, place, key_path, key_check, budget_local_mu, has_local, rotations
+    return Header(name, created, data, *terms)
 
 
 def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
@@ -144,6 +152,15 @@ def make_room_for_local(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE ledger ADD COLUMN budget_local_mu REAL")
     connection.execute("ALTER TABLE reserved ADD COLUMN local REAL")
     connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None) -> None:
+    """Put another noise key in the place of the one there is, inside a transaction of a ledger of format 3 or later."""
+    if format_of(connection) < ROTATED:
+        connection.execute("ALTER TABLE ledger ADD COLUMN rotations INTEGER NOT NULL DEFAULT 0")
+        connection.execute(f"PRAGMA user_version = {ROTATED}")
+    row = b"" if key_file else key, key_check(key), str(key_file or "")
+    connection.execute("UPDATE ledger SET key = ?, key_check = ?, key_file = ?, rotations = rotations + 1", row)
 
 
 def mark_path(path: Path, mark: str) -> Path:
@@ -173,7 +190,8 @@ def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerStat
         before = sessions.get(name, SessionState(0.0, 0))
         sessions[name] = SessionState(before.mu, release, digest, before.local)
     terms = header.budget_mu, header.delta
-    return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu)
+    key = header.key_check.hex() if header.rotations else ""
+    return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu, key)
 
 
 def is_rolled_back(state: LedgerState, mark: LedgerState) -> bool:

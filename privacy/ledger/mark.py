@@ -62,6 +62,8 @@ class LedgerState:
         Digest of the samples used up; empty in a ledger that never had one.
     budget_local_mu : float, optional
         As the operator decided it; None in a ledger without a decision.
+    key : str
+        Check value of the noise key, once it was exchanged; empty in a ledger with its first key.
     """
 
     ledger: str
@@ -72,6 +74,7 @@ class LedgerState:
     sessions: Mapping[str, SessionState] = field(default_factory=dict)
     data: str = ""
     budget_local_mu: float | None = None
+    key: str = ""
 
     @cached_property
     def seal(self) -> str:
@@ -89,6 +92,8 @@ class LedgerState:
     def _document(self) -> dict[str, Any]:
         """The state as plain values; without local figures where there are none, as before there were any."""
         document = asdict(self)
+        if not self.key:
+            del document["key"]
         for values in (document, *document["sessions"].values()):
             for name in ("local", "budget_local_mu"):
                 if name in values and values[name] is None:

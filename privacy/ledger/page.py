@@ -29,6 +29,7 @@ from .format import (
     read_reserved,
     read_state,
     unsealed_state,
+    write_key,
 )
 from .mark import LedgerState, SessionState
 from .records import Account, LedgerPage, StreamRecord, no_bound
@@ -122,16 +123,39 @@ class SQLitePage(LedgerPage):
                 {name: max(map(_local, both)) for name, both in pairs.items() if _has_local(both)},
             )
             for name, (ours, theirs) in pairs.items():
-                before = self.stream(name) or StreamRecord(CLOSED)
-                releases = max(ours.releases, theirs.releases)
-                self._write_stream(
-                    name, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order)
-                )
+                self._close(name, max(ours.releases, theirs.releases))
             # The mark comes first, because max keeps the first of two equals: the mark knows what left last.
             furthest = max((mark, self.state), key=lambda state: (state.samples_used, bool(state.data)))
             counter = max(self.state.counter, mark.counter) + 1
             self._finish(counter, furthest.samples_used, furthest.data)
         return len(known)
+
+    def exchange_key(self, key: bytes, key_file: Path | None, data: str) -> int:
+        """Have another noise key from now on, and close every session; returns how many were open.
+
+        Parameters
+        ----------
+        key : bytes
+        key_file : Path, optional
+            Where it is; None: in the ledger.
+        data : str
+            Digest of the samples used up, under the new key.
+        """
+        with clear_errors(self._path, self._timeout_s):
+            self._decide(None)
+            self._connection.execute("PRAGMA secure_delete = ON")  # the old key's bytes, the nonces and the sums go
+            streams = self._connection.execute("SELECT session, fingerprint, release FROM streams").fetchall()
+            for name, _, releases in streams:
+                self._close(name, releases)
+            write_key(self._connection, key, key_file)
+            self.header = read_header(self._connection, self._path)
+            self._finish(self.state.counter + 1, self.state.samples_used, data)
+        return sum(fingerprint != CLOSED for _, fingerprint, _ in streams)
+
+    def _close(self, session: str, releases: int) -> None:
+        """Leave of a session what it was and how many releases it made: its noise and its sums are forgotten."""
+        before = self.stream(session) or StreamRecord(CLOSED)
+        self._write_stream(session, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
 
     def make_current(self, budget_local_mu: float | None) -> None:
         """Make room for local figures, and set their budget if it was not decided yet."""

@@ -55,6 +55,12 @@ def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
         check_mark_belongs(page.state, mark, path)
         if not is_rolled_back(page.state, mark):
             raise LedgerError(f"Expected a ledger that was copied back, got {path}, which was not; it was left alone.")
+        if page.state.key != mark.key:
+            raise LedgerError(
+                f"Expected a copy made since the noise key of {path} was exchanged, got one with another key, which "
+                "was given up: with it nobody can tell whether the data are those that were used since. It was left "
+                "alone. Put back a copy made after `murmurfl ledger rotate-key`; if there is none, retire the data."
+            )
         return page.accept_rollback(mark)
 
 
@@ -135,9 +141,9 @@ def upgrade_ledger(path: str | Path, *, budget_local_mu: float | None = None, ti
 
 def _check_upgrade(version: int, header: Header, budget_local_mu: float | None, path: Path) -> None:
     """Refuse where there is nothing to do, or a budget that was decided already."""
-    if version == FORMAT and budget_local_mu is None:
+    if version >= FORMAT and budget_local_mu is None:
         raise LedgerError(
-            f"Expected a ledger of an earlier format than {FORMAT} at {path}, got one of format {FORMAT}: there is "
+            f"Expected a ledger of an earlier format than {FORMAT} at {path}, got one of format {version}: there is "
             "nothing to upgrade."
         )
     if budget_local_mu is not None and header.budget_local_mu is not None:

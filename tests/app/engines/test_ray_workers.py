@@ -96,6 +96,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_half_result(tmp_path, nothi
     run = subprocess.Popen(
         command, cwd=tmp_path, env=environment, start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored in the background
     )  # fmt: skip
     lines = []
     for line in run.stdout:

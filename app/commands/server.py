@@ -1,0 +1,35 @@
+"""``murmurfl server``: Flower's SuperLink with health, figures and a line for each round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .addresses import HealthAddress, MetricsAddress
+from .serving import LogDetails, LogJSON, Serving
+from .settings import Verbose
+
+Figures = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Keeps the counts of rounds when this ends; default none does.")
+]
+
+
+def server(
+    context: typer.Context,
+    health_address: HealthAddress = "",
+    metrics_address: MetricsAddress = "",
+    figures: Figures = None,
+    log_json: LogJSON = False,
+    log_details: LogDetails = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
+    serving = Serving(log_json, log_details, verbose)
+    serving.start_log()
+    with serving.failing():
+        from ..nodes.server import run_server
+        from ..nodes.watching import Addresses
+
+        run_server(context.args, Addresses(health_address, metrics_address), figures)

@@ -1,0 +1,218 @@
+"""``murmurfl server``: Flower's SuperLink, started again when it ends, with its health and its figures at addresses.
+
+The SuperLink is Flower's own and gets its options as they are. Around it stands what an operator needs at night: one
+line for each round, figures that outlive a run, and an end that leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from ...privacy import ConfigurationError, MurmurflError
+from ...strategies.figures import FIGURES_VARIABLE, ServerFigures, read_figures
+from ..engines.loopback import without_proxy
+from ..engines.processes import interrupts_as_keyboard_interrupt
+from .expiry import first_expiry
+from .health import health_answer
+from .server_health import ServerHealth, SuperLinkOptions
+from .watching import Addresses, shown
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+_SETTLED_S = 60.0
+_GRACE_S = 10.0
+_LOOK_EVERY_S = 1.0
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*")
+
+
+class ServerError(MurmurflError, RuntimeError):
+    """Flower's SuperLink does not start."""
+
+
+def run_server(options: Sequence[str], addresses: Addresses, figures: Path | None = None) -> None:
+    """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
+
+    A SuperLink that ends is started again, after 1 to 15 seconds. One that never answered, because of its options or of
+    a port that is taken, is not.
+
+    Parameters
+    ----------
+    options : sequence of str
+        Those of ``flower-superlink``.
+    addresses : Addresses
+        Where health and figures are shown.
+    figures : Path, optional
+        A folder that keeps the counts when this process ends; default one that goes with it.
+
+    Raises
+    ------
+    ServerError
+        If the SuperLink ends before it has ever answered.
+    ConfigurationError
+        If an address or the folder is impossible; nothing was started.
+
+    Notes
+    -----
+    **Formal guarantees.** What is shown are counts of machines, answers and refusals, and times: nothing that a machine
+    released, and no name. What runs write into the folder is read as :func:`~murmurfl.strategies.figures.read_figures`
+    says.
+    """
+    at = SuperLinkOptions.read(options)
+    health = ServerHealth(at.answers)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(figures))
+        if addresses:
+            from .figures import SERVER, Shown  # brings Prometheus' client library
+            from .server_metrics import ServerMetrics
+
+            expiry = first_expiry(Path(at.certificate).expanduser() if at.certificate else None)
+            metrics = ServerMetrics(health, folder, float(int(time.time())), expiry)
+            text = Shown(SERVER, metrics.read).text
+            stack.enter_context(shown(addresses, lambda: health_answer(SERVER, health.problem), text))
+        stack.callback(health.close)
+        health.ask_forever()
+        stack.enter_context(interrupts_as_keyboard_interrupt())
+        _serve_forever(options, folder, health)
+
+
+def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth) -> None:
+    said = _Rounds(folder)
+    pause = _FIRST_PAUSE_S
+    try:
+        while True:
+            started = time.monotonic()
+            code = _serve(options, folder, health, said)
+            health.ended()
+            if not health.answered and not health.restarts:
+                raise ServerError(
+                    f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
+                    "server` takes the options of flower-superlink."
+                )
+            pause = _FIRST_PAUSE_S if time.monotonic() - started > _SETTLED_S else pause
+            logger.warning("The SuperLink ended with exit code %d; it is started again in %.0f s.", code, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+    except KeyboardInterrupt:
+        logger.info("Stopped.")
+
+
+def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Rounds) -> int:
+    """Run one SuperLink to its end; its exit code."""
+    command = [sys.executable, "-m", f"{__package__}.flower_superlink", str(os.getpid()), *options]
+    # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
+    process = subprocess.Popen(
+        command,
+        env=_environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    health.started()
+    reading = threading.Thread(target=_say_lines, args=(process.stdout,), daemon=True, name="murmurfl-superlink-log")
+    reading.start()
+    answered = False
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_EVERY_S)
+            if health.answered and not answered:
+                answered = True
+                logger.info("The SuperLink answers.")
+            said.look()
+    finally:
+        process.terminate()
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
+    return process.returncode
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    defaults = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # What a run needs is installed by the server's operator, not by whoever submits the run.
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
+    path = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    own = {FIGURES_VARIABLE: str(folder), "PATH": path, "PYTHONUNBUFFERED": "1"}
+    return {**defaults, **os.environ, **without_proxy(os.environ), **own}
+
+
+@contextmanager
+def _folder(named: Path | None) -> Iterator[Path]:
+    if named is None:
+        with tempfile.TemporaryDirectory(prefix="murmurfl-server-") as made:
+            yield Path(made)
+        return
+    folder = named.expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"Expected a folder at {folder} for figures, got: {error.strerror}.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"Expected a folder at {folder} that can be written to, got one that cannot.")
+    yield folder
+
+
+class _Rounds:
+    """One line for each round, by the file in which runs note them."""
+
+    def __init__(self, folder: Path, say: Callable[..., None] = logger.info) -> None:
+        self._folder = folder
+        self._say = say
+        self._before = read_figures(folder) or ServerFigures()
+
+    def look(self) -> None:
+        """Say what has ended since the last look."""
+        now = read_figures(self._folder)
+        before = self._before
+        if now is None or now.rounds == before.rounds:
+            return
+        self._before = now
+        if now.rounds < before.rounds:
+            return  # the file was put back or made anew
+        some = now.rounds - before.rounds
+        refused = now.refused.items()
+        new = {reason: count - before.refused.get(reason, 0) for reason, count in refused}
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(new.items()) if count > 0)
+        self._say(
+            "%s of %d ended: %d of %d aggregated, %d lost, %d late, refused: %s; %.0f s.",
+            f"Round {now.round}" if some == 1 else f"{some} rounds up to {now.round}",
+            *(now.planned, now.aggregated - before.aggregated, now.asked - before.asked),
+            *(now.lost - before.lost, now.late - before.late, reasons or "none", now.seconds),
+        )
+
+
+def _say_lines(stream: IO[str] | None) -> None:
+    """Put what the SuperLink and the processes of its runs say into the log, line by line."""
+    if stream is None:
+        return
+    with suppress(ValueError, OSError), stream:
+        for line in stream:
+            found = _LEVEL.match(line)
+            flower_line(getattr(logging, found[1]) if found else logging.INFO, line[found.end() :] if found else line)
+
+
+def flower_line(level: int, text: str) -> None:
+    """A line of Flower's in the log."""
+    logging.getLogger("flwr.superlink").log(level, "%s", text.rstrip())

@@ -1,0 +1,155 @@
+"""Whether Flower's SuperLink runs and answers, as whoever started it sees it."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from .health import NOT_LISTENING, NOT_RUNNING, STARTING
+
+ASK_EVERY_S = 5.0
+_ANSWER_WITHIN_S = 3.0
+_STARTS_WITHIN_S = 90.0
+_SILENT_S = 30.0
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True)
+class SuperLinkOptions:
+    """What the options of ``flower-superlink`` say of its address.
+
+    Parameters
+    ----------
+    host, port : str, int
+    certificate : str
+        Its certificate's file; empty without TLS.
+    """
+
+    host: str
+    port: int
+    certificate: str
+
+    @classmethod
+    def read(cls, options: Sequence[str]) -> SuperLinkOptions:
+        """As Flower reads them; what else there is belongs to Flower alone.
+
+        Parameters
+        ----------
+        options : sequence of str
+        """
+        import argparse
+
+        from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT, UVICORN_DEFAULT_HOST
+
+        parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+        parser.add_argument("--host", default=UVICORN_DEFAULT_HOST)
+        parser.add_argument("--port", default=str(SUPERLINK_UVICORN_DEFAULT_PORT))
+        parser.add_argument("--ssl-certfile", default="")
+        parser.add_argument("--insecure", action="store_true")
+        try:
+            read, _ = parser.parse_known_args(list(options))
+        except argparse.ArgumentError:  # Flower says what is wrong
+            read = parser.parse_args([])
+        port = int(read.port) if read.port.isdigit() else SUPERLINK_UVICORN_DEFAULT_PORT
+        return cls(read.host, port, "" if read.insecure else read.ssl_certfile)
+
+    def answers(self) -> bool:
+        """Whether a SuperLink answers there, asked from this computer."""
+        host = _EVERYWHERE.get(self.host, self.host)
+        connection: http.client.HTTPConnection
+        if self.certificate:
+            # Whether it answers is asked, not who it is: nothing is sent, and nothing of the answer is believed.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(host, self.port, timeout=_ANSWER_WITHIN_S, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, self.port, timeout=_ANSWER_WITHIN_S)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+class ServerHealth:
+    """Whether a SuperLink runs and answers; asks it every few seconds from a thread of its own.
+
+    Parameters
+    ----------
+    answers : callable
+        Whether it answers now.
+    clock : callable
+        Seconds that only ever grow.
+    """
+
+    def __init__(self, answers: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._answers = answers
+        self._clock = clock
+        self._started_at: float | None = None
+        self._answered_at: float | None = None
+        self._starts = 0
+        self._ended = threading.Event()
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self._started_at is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the process that runs, or the last one that did, has ever answered."""
+        return self._answered_at is not None
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return max(self._starts - 1, 0)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, one of :data:`~.health.REASONS`; empty if nothing is."""
+        started, answered = self._started_at, self._answered_at
+        if started is None:
+            return NOT_RUNNING if self._starts else STARTING
+        if answered is None:
+            return STARTING if self._clock() - started < _STARTS_WITHIN_S else NOT_LISTENING
+        return NOT_LISTENING if self._clock() - answered > _SILENT_S else ""
+
+    def started(self) -> None:
+        """Take note of a process that was started."""
+        self._answered_at = None
+        self._started_at = self._clock()
+        self._starts += 1
+
+    def ended(self) -> None:
+        """Take note of its end."""
+        self._started_at = None
+
+    def ask(self) -> None:
+        """Ask it once whether it answers."""
+        started = self._started_at
+        # Of the process that was asked: another may have been started meanwhile.
+        if started is not None and self._answers() and self._started_at == started:
+            self._answered_at = self._clock()
+
+    def ask_forever(self) -> None:
+        """Ask it every few seconds, in a thread that ends with :meth:`close`."""
+        threading.Thread(target=self._ask_forever, daemon=True, name="murmurfl-health").start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._ended.set()
+
+    def _ask_forever(self) -> None:
+        while not self._ended.is_set():
+            with suppress(Exception):
+                self.ask()
+            self._ended.wait(ASK_EVERY_S if self.answered else 0.5)

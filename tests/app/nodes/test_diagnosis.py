@@ -1,0 +1,174 @@
+"""Every cause for which a connection fails is made to happen, and is told by its name and in one sentence."""
+
+import subprocess
+import threading
+
+import pytest
+from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.nodes.certificates import make_node_key
+from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis, diagnose
+from murmurfl.app.nodes.presented import printable
+from murmurfl.privacy import ConfigurationError
+
+from tests.harness.loopback_servers import DAY, Authority, http_answer, serving
+
+NOT_FOUND = http_answer(404)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def cause_at(address, authority=None, **options):
+    roots = None if authority is None else authority.path
+    diagnosis = diagnose(Connection(address, roots, insecure=authority is None), 2.0, **options)
+    assert diagnosis.sentence.startswith("Expected ")
+    assert ", got " in diagnosis.sentence
+    assert diagnosis.sentence.endswith(".")
+    assert diagnosis.sentence.isprintable()
+    return diagnosis.cause, diagnosis.sentence
+
+
+def test_a_name_that_nobody_knows_is_told(authority):
+    assert cause_at("no-such-name.invalid:8000", authority)[0] == "name-not-found"
+
+
+def test_a_port_on_which_nobody_listens_is_told(authority):
+    cause, sentence = cause_at(f"127.0.0.1:{free_port()}", authority)
+    assert cause == "refused"
+    assert "have the SuperLink started" in sentence
+
+
+def test_an_address_without_a_way_to_it_is_told(authority):
+    assert cause_at("255.255.255.255:8000", authority)[0] == "unreachable"
+
+
+def test_a_server_that_never_answers_is_told_in_time(authority):
+    with serving(None, authority.context()) as address:
+        found = diagnose(Connection(address, authority.path), 0.2)
+    assert found.cause == "timed-out"
+    assert "none within 0.2 s" in found.sentence
+
+
+def test_a_server_without_tls_is_told(authority):
+    with serving(http_answer(400)) as address:
+        assert cause_at(address, authority)[0] == "no-tls"
+
+
+def test_a_server_that_wants_tls_is_told(authority):
+    with serving(NOT_FOUND, authority.context()) as address:
+        assert cause_at(address)[0] == "wants-tls"
+
+
+def test_a_certificate_of_another_authority_is_told_with_its_name(authority, tmp_path):
+    other = Authority(tmp_path, name="somebody else")
+    with serving(NOT_FOUND, other.context()) as address:
+        cause, sentence = cause_at(address, authority)
+    assert cause == "certificate-unknown"
+    assert "somebody else" in sentence
+    assert str(authority.path) in sentence
+
+
+def test_a_certificate_for_another_name_is_told_with_that_name(authority):
+    with serving(NOT_FOUND, authority.context("fl.example.org")) as address:
+        cause, sentence = cause_at(address, authority)
+        assert cause == "certificate-name"
+        assert "a certificate for 127.0.0.1 at" in sentence
+        assert "got one for fl.example.org" in sentence
+        _, port = address.split(":")
+        assert cause_at(f"localhost:{port}", authority)[0] == "certificate-name"
+
+
+def test_a_certificate_that_ended_is_told_with_its_end(authority):
+    with serving(NOT_FOUND, authority.context(begins=-10 * DAY, ends=-DAY)) as address:
+        cause, sentence = cause_at(address, authority)
+    assert cause == "certificate-expired"
+    assert "by this machine's clock" in sentence
+    assert "got one that ended 20" in sentence
+
+
+def test_a_certificate_that_is_not_valid_yet_is_told_with_its_begin(authority):
+    with serving(NOT_FOUND, authority.context(begins=DAY)) as address:
+        cause, sentence = cause_at(address, authority)
+    assert cause == "certificate-not-yet-valid"
+    assert "got one that begins 20" in sentence
+
+
+def test_an_authority_whose_own_certificate_ended_is_told_apart(tmp_path):
+    old = Authority(tmp_path, begins=-10 * DAY, ends=-DAY)
+    with serving(NOT_FOUND, old.context(begins=-10 * DAY)) as address:
+        cause, sentence = cause_at(address, old)
+    assert cause == "certificate-expired"
+    assert "one whose authority's ended" in sentence
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [NOT_FOUND, http_answer(200, b"<html>"), http_answer(400, b'{"code": 404, "detail": "no"}'), b"SSH-2.0-x\r\n", b""],
+    ids=["404", "page", "other-code", "ssh", "nothing"],
+)
+def test_a_server_of_another_kind_is_told(authority, answer):
+    with serving(answer, authority.context()) as address:
+        assert cause_at(address, authority)[0] == "not-a-superlink"
+
+
+def test_a_proxy_with_nothing_behind_it_is_told(authority):
+    with serving(http_answer(503), authority.context()) as address:
+        cause, sentence = cause_at(address, authority)
+    assert cause == "unreachable"
+    assert "HTTP 503" in sentence
+
+
+def test_a_401_that_is_not_the_clocks_is_not_called_the_clock(authority):
+    dated = http_answer(401, date="Mon, 02 Nov 2026 02:00:00 GMT")
+    for answer in (http_answer(401), dated):
+        with serving(answer, authority.context()) as address:
+            assert cause_at(address, authority)[0] == "not-a-superlink"
+
+
+def test_a_proxy_is_named_without_its_password(authority, monkeypatch):
+    monkeypatch.setenv("https_proxy", f"http://anna:secret@127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "")
+    cause, sentence = cause_at("fl.example.org:8000", authority)
+    assert cause == "refused"
+    assert "through the proxy 127.0.0.1:" in sentence
+    assert "secret" not in sentence
+
+
+def test_keys_and_certificates_that_cannot_be_used_are_told(authority, tmp_path):
+    other = tmp_path / "rsa"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "a long phrase", "-f", str(locked)], check=True)
+    for path in (other, locked, authority.path):
+        assert diagnose(Connection("127.0.0.1:1", authority.path, path)).cause == "key-unusable"
+    assert diagnose(Connection("127.0.0.1:1", other)).cause == "certificate-unknown"
+
+
+def test_what_a_server_puts_into_its_certificate_cannot_write_to_a_terminal(authority, tmp_path):
+    hostile = Authority(tmp_path, name="\x1b[2J\n" + 50 * "x")
+    with serving(NOT_FOUND, hostile.context()) as address:
+        _, sentence = cause_at(address, authority)  # which is printable
+    assert "(CN= [2J" in sentence
+    assert printable(300 * "y\n") == 40 * "y "
+
+
+def test_no_thread_and_no_session_is_left_of_a_diagnosis(authority):
+    before = threading.active_count()
+    with serving(NOT_FOUND, authority.context()) as address:
+        cause_at(address, authority)
+    assert threading.active_count() == before
+
+
+def test_an_unknown_cause_is_refused():
+    assert len(set(CAUSES)) == len(CAUSES)
+    with pytest.raises(ConfigurationError, match="reached"):
+        Diagnosis("bad weather", "It rains.")
+
+
+def test_a_node_key_of_ours_is_one_of_flowers(tmp_path, authority):
+    make_node_key(tmp_path / "key")
+    found = diagnose(Connection(f"127.0.0.1:{free_port()}", authority.path, tmp_path / "key"))
+    assert found.cause == "refused"
