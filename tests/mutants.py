@@ -28,12 +28,12 @@ LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
 
 NORMALS = "tests/privacy/test_normals.py"
-PERMITS = "tests/privacy/test_permits.py"
-TAKEN_RUNS = "tests/app/nodes/test_runs.py"
 OWNERS = "tests/privacy/test_owners.py"
 OWNED = "tests/clients/test_owners.py"
 PERSONS = "tests/proofs/test_owners.py"
 OWNER_RUNS = "tests/app/test_owners.py"
+PERMITS = "tests/privacy/test_permits.py"
+TAKEN_RUNS = "tests/app/nodes/test_runs.py"
 CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
 EVALUATION = "tests/privacy/test_evaluation.py"
