@@ -53,12 +53,14 @@ ELSEWHERE = {
     "journalctl",
     "chmod",
     "cp",
+    "curl",
     "df",
     "rm",
     "sed",
     "cd",
     "export",
     "git",
+    "curl",
 }
 
 
