@@ -70,6 +70,8 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
     tried = dict.fromkeys(["configuration", "budget", "disk"], "ok")
     assert states == tried | dict.fromkeys(["connection", "certificate", "clock", "key"], "not tried")
     assert "No SuperLink is named" in checks["connection"].sentence
+    node.release("first")
+    assert node.bytes() != before, "a release would have been seen"
 
 
 def test_what_a_machine_may_still_release_is_said_with_the_day_on_which_it_ends(node):
