@@ -53,6 +53,7 @@ ELSEWHERE = {
     "journalctl",
     "chmod",
     "cp",
+    "curl",
     "df",
     "rm",
     "sed",

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import time
+import urllib.request
 from contextlib import suppress
 
 import numpy as np
@@ -26,6 +27,8 @@ NOT_TYPED = ("python3 -m venv", "/opt/murmurfl/bin/")
 NUMBER = "1234567890123456789"
 """Stands on the page for the number that a registration printed."""
 STOPS_WITHIN_S = 15
+_PORTS = ("9464", "9465")
+"""Of the units, for metrics and health."""
 
 
 def sections():
@@ -45,7 +48,7 @@ class Fleet(Machines):
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.numbers, self.started = {}, {}
+        self.numbers, self.started, self.ports = {}, {}, {}
 
     @property
     def server(self):
@@ -127,6 +130,9 @@ class Fleet(Machines):
             return self.control(words[1:], number)
         if words[0] == "journalctl":
             return self.log(number)
+        if words[0] == "curl":
+            with urllib.request.urlopen(self.at_home(words[-1], number), timeout=30) as answer:
+                return answer.read().decode()
         if words[0] == "flwr":
             return self.on_the_server(self.text(line, "server", number), operator, number)
         return self.run(self.text(line, operator.name, number), operator)
@@ -154,7 +160,14 @@ class Fleet(Machines):
 
     def start_node(self, number):
         operator = self.operator(number)
-        self.start(self.text(service("murmurfl-node"), operator.name, number), operator)
+        self.start(self.at_home(self.text(service("murmurfl-node"), operator.name, number), number), operator)
+
+    def at_home(self, text, number):
+        """The addresses of a unit, where each of this computer's nodes has its own."""
+        ports = self.ports.setdefault(number, [str(launch.free_port()) for _ in _PORTS])
+        for theirs, ours in zip(_PORTS, ports, strict=True):
+            text = text.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{ours}")
+        return text
 
     def stop_node(self, number):
         self.halt(self.operator(number))
@@ -185,7 +198,7 @@ class Fleet(Machines):
 def service(name):
     """What a unit of examples/fleet starts."""
     unit = (ROOT / "examples" / "fleet" / f"{name}.service").read_text()
-    (line,) = re.findall(r"^ExecStart=/opt/murmurfl/bin/(.*)$", unit, flags=re.MULTILINE)
+    (line,) = re.findall(r"^ExecStart=/opt/murmurfl/bin/(.*)$", unit.replace("\\\n", " "), flags=re.MULTILINE)
     return line
 
 

@@ -23,6 +23,7 @@ TYPED_HERE = {
     "Enrol a node": True,
     "Remove a node during a run": True,
     "What happened last night": True,
+    "Is it well": True,
     "How much budget is left": True,
     "Schedule": True,
     "Rotate a node's key": True,
@@ -53,6 +54,7 @@ def test_a_fleet_is_enrolled_and_one_node_comes_and_another_goes_during_a_run(fl
     for number in range(2):
         fleet.follow("Enrol a node", number)
         assert fleet.numbers[number], "the number that is needed to take it out"
+    fleet.follow("Back up", 0)
     run = fleet.submit("first", num_clients=2, clients_per_round=1, num_rounds=12)
     wait(lambda: run.poll() is not None or releases_of(fleet.ledger(1)) >= 1, "the run did not begin")
     fleet.follow("Enrol a node", 2)
@@ -81,6 +83,17 @@ def test_last_night_and_the_budget_are_shown(fleet):
 
 
 @docs
+def test_health_and_figures_are_answered_on_this_computer(fleet):
+    health, figures = fleet.follow("Is it well", 0)
+    assert '"status": "ok"' in health
+    found = dict(re.findall(r"^(murmurfl_\w+) (\S+)$", figures, flags=re.MULTILINE))
+    assert float(found["murmurfl_healthy"]) == 1.0
+    assert float(found["murmurfl_releases_total"]) == releases_of(fleet.ledger(0))
+    watched = re.findall(r"`(murmurfl_\w+)`", sections()["Is it well"])
+    assert {name for name in watched if name != "murmurfl_refusals_total"} <= found.keys()
+
+
+@docs
 def test_a_schedule_is_enabled_in_place_of_the_service(fleet):
     fleet.follow("Schedule", 0)
     assert not fleet.is_running(0)
@@ -88,26 +101,21 @@ def test_a_schedule_is_enabled_in_place_of_the_service(fleet):
 
 
 @docs
-def test_keys_are_rotated_and_the_ledger_is_restored_and_the_next_run_has_all_nodes(fleet):
-    """Node 0 gets another noise key; node 2 another key for its connection, and its ledger back from a backup."""
-    key = SQLiteLedger(fleet.ledger(0)).keys().secret_key
+def test_a_ledger_is_restored_and_keys_are_rotated_and_the_next_run_has_all_nodes(fleet):
+    """Node 0 gets its ledger back from the day on which it was enrolled, then another noise key; node 2 another key."""
+    made, noise_key = releases_of(fleet.ledger(0)), SQLiteLedger(fleet.ledger(0)).keys().secret_key
+    fleet.follow("Restore", 0)
+    (session,) = read_ledger(fleet.ledger(0)).sessions
+    assert (session.closed, session.releases, session.mu) == (True, made, 2.0), "what the backup never knew"
+    fleet.follow("Rotate the noise key", 0)
+    assert noise_key not in fleet.ledger(0).read_bytes()
+    assert [session.closed for session in read_ledger(fleet.ledger(0)).sessions] == [True]
     fleet.follow("Rotate a node's key", 2)
     assert len(fleet.numbers[2]) == 1
-    fleet.follow("Rotate the noise key", 0)
-    ledger = read_ledger(fleet.ledger(0))
-    assert [session.closed for session in ledger.sessions] == [True]
-    assert ledger.reserved_mu == pytest.approx(2.0)
-    assert key not in fleet.ledger(0).read_bytes()
-    fleet.follow("Back up", 2)
-    second = fleet.ended(fleet.submit("second", num_clients=2, clients_per_round=2, num_rounds=2), "second")
-    assert second["aggregated"] == 4
-    assert sorted(second["machines"]) == ["clinic-0", "clinic-2"]
-    fleet.follow("Restore", 2)
-    (session,) = read_ledger(fleet.ledger(2)).sessions
-    assert (session.closed, session.releases, session.mu) == (True, 2, 2.0), "what the backup never knew"
-    third = fleet.ended(fleet.submit("third", num_clients=2, clients_per_round=2, num_rounds=1), "third")
-    assert third["aggregated"] == 2
-    assert [session.closed for session in read_ledger(fleet.ledger(2)).sessions] == [True, False]
+    result = fleet.ended(fleet.submit("second", num_clients=2, clients_per_round=2, num_rounds=2), "second")
+    assert result["aggregated"] == 4
+    assert sorted(result["machines"]) == ["clinic-0", "clinic-2"]
+    assert [session.closed for session in read_ledger(fleet.ledger(0)).sessions] == [True, False]
 
 
 @docs

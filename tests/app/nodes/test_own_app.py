@@ -246,3 +246,21 @@ def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(folder, tmp_p
     assert policy.mu == gdp_mu(2.0, delta)
     assert policy.delta == delta
     assert f"epsilon = {rounded_up(2.0)} at delta = {delta:g}" in describe_own(node)
+
+
+@pytest.mark.parametrize("more", ["", 'releases-per-pass = 3\ndata-files = ["data.csv"]\n'], ids=["machine", "parts"])
+def test_its_noise_key_is_rotated_by_its_operators_file(folder, more):
+    path, _ = folder
+    (path / "data.csv").write_text("1,2,3")
+    config = write(folder, FILE.replace("mu = 10.0\n", f"mu = 5.0\n{more}"))
+    assert not Asking(own_app(read_node(config)))().has_error()
+    key = SQLiteLedger(path / "ledger.sqlite").keys().secret_key
+    if more:
+        (path / "data.csv").write_text("1,2,4")
+        assert CliRunner().invoke(cli, ["ledger", "rotate-key", str(config), "--yes"]).exit_code == 1
+        (path / "data.csv").write_text("1,2,3")
+    assert CliRunner().invoke(cli, ["ledger", "rotate-key", str(config), "--yes"]).exit_code == 0
+    assert SQLiteLedger(path / "ledger.sqlite").keys().secret_key != key
+    ask = Asking(own_app(read_node(config)))
+    assert ask(ack=1).error.code == protocol.POLICY_CHANGED
+    assert not ask(session="t").has_error()
