@@ -81,9 +81,9 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_once_there_is_room(fleet):
         run = begun(fleet, "full", num_rounds=14)
         fill(folder / "logs")
         fleet.follow("A full disk", 0)
-        before = releases_of(fleet.ledger(0))
+        before = fleet.log(0).count("Released: ")  # not by the ledger: SQLite needs room to read what is being written
         wait(lambda: "room on a disk that works" in fleet.log(0), "nothing was refused")
-        full = releases_of(fleet.ledger(0))
+        full = fleet.log(0).count("Released: ")
         assert full <= before + 1, "one may have been under way"
         assert run.poll() is None
         (folder / "logs").unlink()
