@@ -35,7 +35,7 @@ WORTH_COMPILING = 1 << 28
 def worth_compiling(experiment: Experiment) -> bool:
     """Whether there is a compiler, and a run is long enough to make up for the second or two that it takes."""
     config = experiment.config
-    values = experiment.num_rounds * config.clients_per_round * experiment.model.num_parameters
+    values = experiment.num_rounds * config.asked_per_round * experiment.model.num_parameters
     return values >= WORTH_COMPILING and find_spec("numba") is not None
 
 

@@ -9,6 +9,7 @@ a key that none of the chosen ones reads must be left at its default.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from ..privacy import NO_NOISE, Trust, gdp_mu
+from ..strategies.attendance import Attendance
 from .centring import check_centring
 from .evaluation import check_evaluation
 from .keys import Key, keys_of, mu_and_epsilon, refusal, unknown_key
@@ -23,7 +25,7 @@ from .registry import registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
 from .run_names import check_run_name
-from .trust import SECURE, check_cohorts, check_lost_replies, cohort_floor, honest_machines
+from .trust import SECURE, check_cohorts, check_end_of_rounds, check_lost_replies, cohort_floor, honest_machines
 from .unread import readers_of as readers_of
 from .unread import refuse_unread
 
@@ -56,6 +58,9 @@ class RunConfig(RunKeys):
         self._settle_trust()
         if self.clients_per_round > self.num_clients:
             raise refusal("clients_per_round", f"at most num-clients = {self.num_clients}", self.clients_per_round)
+        if self.asked_per_round > self.num_clients:
+            most = f"{self.num_clients} machines over clients-per-round = {self.clients_per_round}"
+            raise refusal("ask", f"at most {most}", self.ask)
         if self.passes > 1 and self.max_participations:
             raise refusal("max_participations", "0 with passes > 1: they settle it", self.max_participations)
         if any(name not in TRACKERS for name in self.trackers):
@@ -69,6 +74,7 @@ class RunConfig(RunKeys):
         if self.trust == SECURE:
             check_cohorts(self.num_clients, self.clients_per_round, self.min_cohort, self.colluders)
             check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
+            check_end_of_rounds(self.answers_needed, self.cohort_floor)
         for thing in chosen.values():
             thing.check(self)
         check_centring(self)
@@ -113,6 +119,20 @@ class RunConfig(RunKeys):
     def secure(self) -> bool:
         """Whether the server sees only sums."""
         return self.trust_model == SECURE
+
+    @property
+    def asked_per_round(self) -> int:
+        """n: how many machines a round asks, and what a step divides by."""
+        return self._attendance.asked(max(self.num_clients, math.ceil(self.ask * self.clients_per_round)))
+
+    @property
+    def answers_needed(self) -> int:
+        """How many answers end a round that asks as many machines."""
+        return self._attendance.needed(max(self.num_clients, self.asked_per_round))
+
+    @property
+    def _attendance(self) -> Attendance:
+        return Attendance(clients_per_round=self.clients_per_round, wait_for=self.wait_for, ask=self.ask)
 
     @property
     def cohort_floor(self) -> int:

@@ -185,6 +185,8 @@ class Experiment(EvaluatedProblem):
         common = {
             "num_clients": config.num_clients,
             "clients_per_round": config.clients_per_round,
+            "wait_for": config.wait_for,
+            "ask": config.ask,
             "learning_rate": values.learning_rate,
             "seed": config.seed,
             "sampling": values.sampling,
@@ -307,7 +309,7 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Exper
     """
     method = METHODS[config.strategy]
     model = model_of(config, data)
-    per_round = config.clients_per_round * config.batch_size
+    per_round = config.asked_per_round * config.batch_size
     check_classes(config, data.num_classes)
     sizes = shard_sizes(shards, partial(trained_samples, config))
     num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)

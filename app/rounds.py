@@ -66,7 +66,7 @@ def _asked(problem: Problem) -> Callable[[int], NDArray[np.int64]]:
     config, sampling = problem.config, problem.values.sampling
 
     def asked(server_round: int) -> NDArray[np.int64]:
-        return sample_numbers(config.num_clients, config.clients_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
+        return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
 
     return asked
 
@@ -80,7 +80,7 @@ def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> Config
     while shortage(method, problem, possible):
         possible -= 1
     ways = ["fewer rounds", "a larger cap" if config.max_participations else "more data, smaller batches, more passes"]
-    if config.clients_per_round < config.num_clients and problem.values.sampling != "balanced":
+    if config.asked_per_round < config.num_clients and problem.values.sampling != "balanced":
         ways.append("sampling = balanced, which asks all machines equally often")
     if method.may_lose:
         ways.append("run-dry = true: machines that have nothing left then refuse, and the others go on")
@@ -93,7 +93,7 @@ def refuse_shortage(method: Method, problem: Problem, found: Shortage) -> Config
 def replies_left(method: Method, problem: Problem) -> list[int]:
     """How many replies the network of a simulation leaves of each round that asks; of the first ones, if it is many."""
     config = problem.config
-    rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.clients_per_round, 1)]
+    rounds = method.asked_rounds(config, problem.num_rounds)[: max(_MOST_COINS // config.asked_per_round, 1)]
     asked = _asked(problem)
     left = []
     for server_round in rounds:

@@ -81,6 +81,14 @@ class RunKeys:
     download: bool = key(False, "Whether a missing data set may be downloaded into the data root.")
     num_clients: int = key(10, "M, machines in all.", at_least=1)
     clients_per_round: int = key(10, "m, machines asked in a round.", at_least=1)
+    wait_for: float = key(
+        1.0,
+        "The share of clients-per-round whose answers end a round; late ones count when they come, where they can. "
+        "Simulated machines are never late.",
+        above=0,
+        at_most=1,
+    )
+    ask: float = key(1.0, "How many times clients-per-round machines a round asks, rounded up.", at_least=1)
     num_rounds: int = key(
         0,
         "T; more than the machines' samples and caps last for are refused.",

@@ -96,6 +96,20 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
     )
 
 
+def check_end_of_rounds(needed: int, floor: int) -> None:
+    """Refuse rounds that wait for fewer machines than a sum must have.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if needed < floor:
+        raise ConfigurationError(
+            f"Expected rounds that wait for at least min-cohort = {floor} machines, got wait-for x clients-per-round = "
+            f"{needed}: raise wait-for, or lower min-cohort."
+        )
+
+
 def nothing_gained(min_honest: int) -> str:
     """What to say of sums in which one machine only is taken to be honest; empty for others."""
     if min_honest > 1:

@@ -26,9 +26,9 @@ from .layout import vector_size
 from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
 from .machine_names import by_length_and_name, in_order
 from .machines import NodesUnavailableError
-from .replies import DirectMachines, Reply, RoundReport, exchange, is_masked, read_outcome
+from .patient import PatientRounds
+from .replies import DirectMachines, Reply, RoundReport, is_masked, read_outcome
 from .requests import request_messages, say_refusals, say_unlike
-from .resuming import ResumableRounds
 from .secure_rounds import SecureRounds
 from .statements import ask_statements
 from .waiting import is_simulation
@@ -42,7 +42,7 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 """Central evaluation of a round's published model, on data that is not private."""
 
 
-class ReleaseStrategy(ResumableRounds[StateT], Strategy):
+class ReleaseStrategy(PatientRounds[StateT], Strategy):
     """A strategy whose machines answer with releases P_k - P_ack.
 
     Parameters
@@ -57,6 +57,12 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         fewest (2 by default, where there is a share).
     min_available_nodes : int, optional
         In place of ``num_clients``, as for FedAvg: how many machines the training does not begin without; 2 by default.
+    wait_for : float
+        The share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all that are asked. A
+        machine that has not answered is not asked again until it has, and what it answers late counts where it can
+        (:attr:`late_answers`).
+    ask : float
+        How many times ``clients_per_round`` machines a round asks, >= 1. Steps divide by that many.
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
@@ -132,7 +138,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
-        asked = {name: self._nodes[name] for name in self._asked}
+        asked = {name: self._nodes[name] for name in self._asked} | self._overdue
         layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         say_refusals(server_round, replies, self._reasons)
@@ -303,7 +309,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
 
     def _meet(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked: all of them the first time, for their names are learned then."""
-        needed = self.clients_per_round if self.machines.names else self._attendance.fewest
+        needed = self._fewest_connected if self.machines.names else self._attendance.fewest
         if not isinstance(grid, DirectMachines):
             self.machines.meet(grid, needed) if self._secure is None else self._secure.helpers.meet(grid, needed)
         elif not self.machines.names:
@@ -319,18 +325,23 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
         if self.run_dry and not self.foresees:
             return
         self._meet(grid)
+        simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
-        statements = self._statements(grid, timeout, _FEW if self.run_dry else None)
-        if not self.run_dry:  # else only a few were asked
+        statements = self._statements(grid, timeout, _FEW if self.run_dry and simulated else None)
+        if not self.run_dry:
             self._check_statements(statements)
-            check_rounds(self._sample, statements, done, num_rounds)
+            if simulated or self._attendance.waits_for_all:
+                check_rounds(self._sample, statements, done, num_rounds)
+        if not simulated:
+            self._foresee_leaving(statements, done, num_rounds)
         if not self.foresees:
             return
+        self._say_what_is_dropped()
         self.forecast = forecast_of(
             self._stated_noise(statements),
             num_parameters=vector_size(self.release_layout),
             machines=self.num_clients,
-            per_round=self.clients_per_round,
+            per_round=self._heard_per_round,
             rounds=num_rounds,
         )
         log_forecast(self.forecast)
@@ -355,7 +366,7 @@ class ReleaseStrategy(ResumableRounds[StateT], Strategy):
             return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
         messages = self.configure_train(server_round, initial_arrays, config, grid)
         with observing() as observer:  # simulated machines of this process
-            replies = exchange(grid, messages, timeout)
+            replies = self._exchange(grid, messages, server_round, timeout)
         self._observed = observer.machines
         return self.aggregate_train(server_round, replies)[1]
 

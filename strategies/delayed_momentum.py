@@ -21,6 +21,7 @@ import numpy as np
 
 from .layout import Vector
 from .projected import ProjectedStrategy, project_to_ball
+from .stragglers import LateAnswers
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
 
     state_type: ClassVar[type[DelayedMomentumState]] = DelayedMomentumState
     acknowledges: ClassVar[bool] = False
+    late_answers: ClassVar[LateAnswers] = "dropped"  # the machine's next has all of it again
 
     def initial_state(self, start: Vector) -> DelayedMomentumState:
         return DelayedMomentumState(start, start, start, np.zeros_like(start))

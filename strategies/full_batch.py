@@ -29,6 +29,7 @@ from .layout import Layout, Vector, array_record
 from .options import ReleaseOptions
 from .projected import check_step
 from .replies import Reply, RoundReport
+from .stragglers import LateAnswers
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -192,6 +193,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     """
 
     state_type: ClassVar[type[FullBatchState]] = FullBatchState
+    late_answers: ClassVar[LateAnswers] = "dropped"  # a gradient at a model that is gone
 
     def __init__(
         self,

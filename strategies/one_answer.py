@@ -15,6 +15,7 @@ from ..privacy import protocol
 from .base import ReleaseStrategy
 from .options import RoundOptions
 from .replies import Reply, RoundReport, RoundRequest
+from .stragglers import LateAnswers
 
 StateT = TypeVar("StateT")
 
@@ -40,6 +41,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
     """
 
     foresees: ClassVar[bool] = False
+    late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
     must_aggregate: bool = False
 

@@ -26,6 +26,7 @@ from .base import ReleaseStrategy
 from .layout import Layout, Vector
 from .options import ReleaseOptions
 from .replies import RoundReport
+from .stragglers import LateAnswers
 
 LEAST_RIDGE = 1e-6
 """The floor where there is no noise, for a sample and relative to the clip's square."""
@@ -81,6 +82,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
     """
 
     state_type: ClassVar[type[OneShotState]] = OneShotState
+    late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
     def __init__(
         self,

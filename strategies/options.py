@@ -29,6 +29,8 @@ class RoundOptions(TypedDict, total=False):
     fraction_train: float | None
     min_train_nodes: int | None
     min_available_nodes: int | None
+    wait_for: float
+    ask: float
     seed: int | None
     sampling: Sampling
     session: str | None

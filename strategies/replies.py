@@ -56,6 +56,12 @@ class RoundReport:
         Under secure aggregation: replies that came, and were carried over because the round was closed.
     closed : str
         Why it was closed; empty if it was not.
+    overdue : int
+        Of the replies that came, those to requests of earlier rounds.
+    awaited : int
+        Requests that were open when the round ended, of this round and of earlier ones.
+    finished : int
+        Machines that have made all releases that they can, and are not asked any more.
     """
 
     server_round: int
@@ -68,6 +74,9 @@ class RoundReport:
     samples: int = 0
     unopened: int = 0
     closed: str = ""
+    overdue: int = 0
+    awaited: int = 0
+    finished: int = 0
 
     @property
     def refusals(self) -> int:
@@ -86,6 +95,7 @@ class RoundReport:
                 "malformed": self.malformed,
                 "refused": self.refusals,
                 **({"unopened": self.unopened} if self.closed else {}),
+                **({"overdue": self.overdue, "awaited": self.awaited} if self.overdue or self.awaited else {}),
             }
         )
 

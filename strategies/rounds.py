@@ -37,15 +37,7 @@ from .opening import Helpers
 from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
 from .permitted import session_of
 from .release_sum import ReleaseSum, Summation
-from .replies import (
-    LARGEST_VALUE,
-    Outcome,
-    Refusal,
-    Reply,
-    RoundReport,
-    RoundRequest,
-    SummedReplies,
-)
+from .replies import LARGEST_VALUE, Outcome, Refusal, Reply, RoundReport, RoundRequest, SummedReplies
 from .reports import log_losses
 from .sampling import Sampling, sample_machines
 from .secure_aggregation import SecureAggregation
@@ -93,6 +85,8 @@ class Rounds(ABC, Generic[StateT]):
         fraction_train: float | None = None,
         min_train_nodes: int | None = None,
         min_available_nodes: int | None = None,
+        wait_for: float = 1.0,
+        ask: float = 1.0,
         seed: int | None = None,
         sampling: Sampling = "uniform",
         session: str | None = None,
@@ -109,7 +103,7 @@ class Rounds(ABC, Generic[StateT]):
     ) -> None:
         refuse_arguments(type(self), others)
         self._attendance = Attendance(
-            num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes
+            num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes, wait_for, ask
         )
         check_rounds_options(sampling, session, evaluate_every)
         if not largest_value > 0:
@@ -117,7 +111,7 @@ class Rounds(ABC, Generic[StateT]):
         self.num_clients = num_clients or 0
         """M; 0 as long as it is not known, which it is when a training begins."""
         self.clients_per_round = 0
-        """m; 0 as long as it is not known."""
+        """How many a round asks, and what a step divides by; 0 if not known yet."""
         self.seed = secrets.randbits(63) if seed is None else seed
         self.sampling: Sampling = sampling
         self.session = session_of(permit, session)
@@ -166,6 +160,10 @@ class Rounds(ABC, Generic[StateT]):
         self._observed: Mapping[str, TrainingFigures] = {}
         self._start = ""
         self._reasons: list[str] = []
+        self._made()
+
+    def _made(self) -> None:
+        """What a class between this one and its strategies has of its own; they have their options from here."""
 
     # The update rule.
 
@@ -291,7 +289,7 @@ class Rounds(ABC, Generic[StateT]):
             self.acks.update(held.releases)
             log_losses(report)
         taken = {} if closed else held.releases
-        self.participation = {name: taken.get(name) for name in held.asked}
+        self.participation = {name: taken.get(name) for name in held.asked} | taken
         secure.held = None
         return self._step(report, total)
 
@@ -336,9 +334,9 @@ class Rounds(ABC, Generic[StateT]):
                 if found is not None:
                     figures[outcome.machine] = found
         self._clipping.take(server_round, figures)
-        self.participation = {name: aggregated.get(name) for name in self._asked}
+        self.participation = {name: aggregated.get(name) for name in self._asked} | aggregated  # late ones, too
         answered = len(aggregated) + late + malformed + sum(refused.values())
-        report = RoundReport(
+        counts = RoundReport(
             server_round=server_round,
             asked=self._sampled,
             aggregated=len(aggregated),
@@ -348,8 +346,13 @@ class Rounds(ABC, Generic[StateT]):
             refused=dict(sorted(refused.items())),
             samples=samples,
         )
+        report = self._counted(counts)
         if self._secure is None:  # else it is not over yet
             log_losses(report)
+        return report
+
+    def _counted(self, report: RoundReport) -> RoundReport:
+        """A report with what only those who sent the requests know."""
         return report
 
     def _check_summed(self, replies: SummedReplies, aggregated: Mapping[str, int]) -> None:

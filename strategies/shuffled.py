@@ -22,6 +22,7 @@ from ..privacy.shuffled import noisy_epoch
 from .base import ReleaseStrategy
 from .layout import Vector
 from .options import ReleaseOptions
+from .stragglers import LateAnswers
 
 Regularizer = Literal["none", "l2", "l1", "ball"]
 REGULARIZERS: tuple[Regularizer, ...] = get_args(Regularizer)
@@ -138,6 +139,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
 
     state_type: ClassVar[type[ShuffledState]] = ShuffledState
     sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before
+    late_answers: ClassVar[LateAnswers] = "refused"  # the next epoch goes on from all of this one
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ order in every epoch of N rounds. The server publishes w_{t+1} = w_t - eta m^_t 
 
 from __future__ import annotations
 
-from typing import Any, Required, TypeVar, Unpack
+from typing import Any, ClassVar, Required, TypeVar, Unpack
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ..privacy import ConfigurationError
 from .layout import Vector
 from .projected import check_step
 from .replies import Reply
+from .stragglers import LateAnswers
 from .trusted_server import TrustedOptions, TrustedServer, could_be_honest
 
 StateT = TypeVar("StateT")
@@ -59,6 +60,8 @@ class TrustedMomentum(TrustedServer[StateT]):
     mechanism ``none``, which is refused unless the keys are simulated, nothing is guaranteed.
     Proof: docs/proofs/sensitivities.md.
     """
+
+    late_answers: ClassVar[LateAnswers] = "refused"  # a sample would not return after as many rounds
 
     def __init__(self, *, learning_rate: float, alpha: float, **options: Unpack[TrustedOptions]) -> None:
         super().__init__(**options)

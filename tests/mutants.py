@@ -32,6 +32,8 @@ OWNERS = "tests/privacy/test_owners.py"
 OWNED = "tests/clients/test_owners.py"
 PERSONS = "tests/proofs/test_owners.py"
 OWNER_RUNS = "tests/app/test_owners.py"
+PERMITS = "tests/privacy/test_permits.py"
+TAKEN_RUNS = "tests/app/nodes/test_runs.py"
 CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
 EVALUATION = "tests/privacy/test_evaluation.py"
@@ -179,6 +181,34 @@ MUTANTS = (
         "if changed is not None:",
         "if False:",
         (TORCH_MODEL,),
+    ),
+    Mutant(
+        "a node believes any permit, whoever signed it",
+        "privacy/permits.py",
+        "if is_signed(owner, signature, _LABEL + payload):",
+        "if True:",
+        (PERMITS, TAKEN_RUNS),
+    ),
+    Mutant(
+        "a permit is for all sessions",
+        "app/nodes/runs.py",
+        "if any(session not in permit.sessions for session in named):",
+        "if False:",
+        (TAKEN_RUNS,),
+    ),
+    Mutant(
+        "a permit lasts for ever",
+        "privacy/permits.py",
+        "return self.not_before <= now < self.until",
+        "return self.not_before <= now",
+        (PERMITS, TAKEN_RUNS),
+    ),
+    Mutant(
+        "a request's permit is part of the request, so that a renewed one makes a round a new round",
+        "app/nodes/runs.py",
+        "        _take_permits_out(message)\n",
+        "",
+        (TAKEN_RUNS,),
     ),
     Mutant(
         "a real node of a private_client_app takes its policy from the code",

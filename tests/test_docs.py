@@ -60,6 +60,7 @@ ELSEWHERE = {
     "cd",
     "export",
     "git",
+    "curl",
 }
 
 

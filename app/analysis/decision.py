@@ -227,7 +227,7 @@ def request_of_choice(choice: Choice) -> PlanRequest | None:
         batch_size=samples if whole else config.batch_size,
         epsilon=0.0,
         delta=config.delta,
-        per_round=config.clients_per_round,
+        per_round=config.asked_per_round,
         passes=policy.participations,
         clip_norm=policy.clip_norm,
         parameters=problem.model.num_parameters,

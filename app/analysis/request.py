@@ -184,7 +184,7 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
         # With centring what is left for the stream, after the mean of the features.
         epsilon=gdp_epsilon(policy.mu, config.delta),
         delta=config.delta,
-        per_round=config.clients_per_round,
+        per_round=config.asked_per_round,
         passes=config.passes,
         clip_norm=experiment.values.clip_norm,
         parameters=experiment.method.release_size(experiment),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...privacy import ConfigurationError
-from .failing import FAILED
+from .failing import fail
 from .terminal import say
 
 if TYPE_CHECKING:
@@ -66,4 +65,5 @@ def _end(found: Preflight, *, as_json: bool) -> None:
         for check in found.checks:
             say(f"{check.name:<14} {check.state:<10} {check.sentence}")
     if found.state == "failed":
-        sys.exit(FAILED)
+        failed = [check.name for check in found.checks if check.state == "failed"]
+        fail(f"Expected every check to pass, got {', '.join(failed)} failed: see above.")

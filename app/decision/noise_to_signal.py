@@ -95,14 +95,14 @@ def noise_to_signal_of(problem: EvaluatedProblem) -> float:
     policy, together = method.policy(problem.trained, min(problem.sizes)), 1.0
     if method.trusted:
         policy = replace(policy, trust="untrusted-server")
-        together = math.sqrt(config.clients_per_round)
+        together = math.sqrt(config.asked_per_round)
     values = method.release_size(problem)
     found = noise_to_signal(
         policy.plan(values),
         longest=policy.bound.longest,
         num_values=values,
         rounds=problem.num_rounds,
-        asked=config.clients_per_round,
+        asked=config.asked_per_round,
         machines=config.num_clients,
         # Correlated noise is taken out again whatever a release is built on.
         stands_alone=policy.builds_on == "nothing" and noise_stands_alone(policy.mechanism),

@@ -80,7 +80,7 @@ class Situation:
     @property
     def asked(self) -> int:
         """Machines asked in a round, m."""
-        return self.config.clients_per_round
+        return self.config.asked_per_round
 
     @property
     def fewest(self) -> int:

@@ -159,8 +159,8 @@ class Method(ABC):
             return min(sizes) // config.batch_size
         if config.secure:
             # All machines have the cap of the one with the fewest samples.
-            return len(sizes) * (min(sizes) // config.batch_size) // config.clients_per_round
-        return sum(sizes) // (config.clients_per_round * config.batch_size)
+            return len(sizes) * (min(sizes) // config.batch_size) // config.asked_per_round
+        return sum(sizes) // (config.asked_per_round * config.batch_size)
 
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
         """The rounds in which machines are asked."""

@@ -48,6 +48,11 @@ def refuse_unserved(method: Method, config: RunConfig) -> None:
         raise refusal("lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies)
     if not method.may_lose and config.run_dry:
         raise refusal("run_dry", "false with this strategy: it ends with the first refusal", config.run_dry)
+    if method.strategy_type.late_answers == "refused":
+        for name in ("wait_for", "ask"):
+            if getattr(config, name) != 1:
+                expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
+                raise refusal(name, expected, getattr(config, name))
     bounding(config, method.keys)
     check_secret_order(config)
     if not method.samples_return and config.passes > 1:

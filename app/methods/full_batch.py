@@ -222,4 +222,4 @@ def _most_asked(problem: Problem) -> int:
     config, rounds = problem.config, problem.num_rounds
     if problem.values.sampling != "balanced":
         return rounds
-    return min(rounds, -(-rounds * config.clients_per_round // config.num_clients))
+    return min(rounds, -(-rounds * config.asked_per_round // config.num_clients))

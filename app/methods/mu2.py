@@ -34,7 +34,7 @@ class Mu2Method(Method):
             constants = PaperConstants.of(model)
             clip_norm = constants.lipschitz + 2 * constants.smoothness * constants.diameter
             eta = self.paper_step(config, num_rounds, model, clip_norm)
-            schedule = "uniform" if config.clients_per_round == config.num_clients else "paper"
+            schedule = "uniform" if config.asked_per_round == config.num_clients else "paper"
             return Hyperparameters(clip_norm, eta, constants.diameter, schedule, "balanced")
         # w moves by eta times a momentum that grows with t: eta = mu2_rate x mu^mu2_power / T^2.
         chosen = tuned(config)
@@ -54,7 +54,7 @@ class Mu2Method(Method):
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         """The papers' eta, the smaller one of what noise and what smoothness allows."""
         constants = PaperConstants.of(model)
-        machines, asked = config.num_clients, config.clients_per_round
+        machines, asked = config.num_clients, config.asked_per_round
         common = wanted_mu(config) * constants.diameter / (2 * clip_norm * num_rounds)
         if asked == machines:
             eta = common * math.sqrt(machines) / math.sqrt(model.num_parameters)
@@ -80,12 +80,12 @@ class TrustedMu2Method(Mu2Method):
 
     def noise_mu(self, config: RunConfig) -> float:
         # One noise for everybody, which hides a sample that is one of m times as many.
-        return wanted_mu(config) * math.sqrt(config.clients_per_round)
+        return wanted_mu(config) * math.sqrt(config.asked_per_round)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         constants = PaperConstants.of(model)
         common = wanted_mu(config) * constants.diameter / (2 * clip_norm * num_rounds)
-        eta = common * config.clients_per_round / math.sqrt(model.num_parameters)
+        eta = common * config.asked_per_round / math.sqrt(model.num_parameters)
         return min(eta, 1 / (4 * constants.smoothness * num_rounds))
 
 
@@ -104,7 +104,7 @@ class DelayedMomentumMethod(Mu2Method):
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         # Appendix G: everything is tau = M / m times as large, averaged over m of M.
-        values, delay = super().preset(config, num_rounds, model), config.num_clients / config.clients_per_round
+        values, delay = super().preset(config, num_rounds, model), config.num_clients / config.asked_per_round
         return replace(
             values, clip_norm=values.clip_norm * delay, learning_rate=values.learning_rate / math.sqrt(delay)
         )

@@ -121,7 +121,7 @@ def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated:
     eta = sgd_rate x mu b sqrt(m / T); with samples that return P times the noise is sqrt(P) times as large.
     """
     constants = tuned(config)
-    share = math.sqrt(config.clients_per_round / (num_rounds * config.passes))
+    share = math.sqrt(config.asked_per_round / (num_rounds * config.passes))
     eta = constants.sgd_rate * wanted_mu(config) * config.batch_size * share
     if accelerated:
         eta *= 2 / num_rounds  # the steps r eta have this eta as their mean
@@ -158,6 +158,6 @@ def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Mod
     a round, b m of them, have in error: like sqrt(T) in q and T^1.5 in w, over sqrt(b m). So where there are many
     rounds of few samples, the bound is 16 sqrt(b m) / T^1.5 of the above; with b m = T that is the papers' 1 / T.
     """
-    samples = config.batch_size * config.clients_per_round
+    samples = config.batch_size * config.asked_per_round
     errors = min(1.0, _SAMPLING * math.sqrt(samples) / num_rounds**1.5)
     return errors * multiple / smoothness(config, model)

@@ -36,7 +36,7 @@ class NoisySgdMethod(Method):
         if config.preset != "paper":
             return sgd_preset(config, num_rounds, model)
         constants = PaperConstants.of(model)
-        variance = constants.sgd_variance(config, model) / config.clients_per_round
+        variance = constants.sgd_variance(config, model) / config.asked_per_round
         eta = constants.diameter / math.sqrt(num_rounds * (constants.lipschitz**2 + variance))
         return Hyperparameters(constants.lipschitz, eta, constants.diameter, "uniform", "balanced")
 
@@ -83,4 +83,4 @@ def _spread(config: RunConfig, model: Model) -> float:
     """Lan 2012 (corollary 1), with the variance of a mean over m machines and the step of AC-SA growing with r."""
     constants = PaperConstants.of(model)
     noise = constants.sgd_variance(config, model, config.passes)
-    return math.sqrt((constants.lipschitz**2 / config.batch_size + noise) / config.clients_per_round)
+    return math.sqrt((constants.lipschitz**2 / config.batch_size + noise) / config.asked_per_round)

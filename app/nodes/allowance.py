@@ -137,7 +137,7 @@ class Allowance:
             f"the budget allows {_counted(self.runs, 'more run')} {each}" if self.runs else "no further run can begin"
         ]
         if self.releases is not None:
-            parts.append(f"fresh samples allow {_counted(self.releases, 'more release')} of {costs.batch_size}")
+            parts.append(f"unused data allow {_counted(self.releases, 'more release')} of {costs.batch_size}")
         if self.open_releases:
             parts.append(f"the newest run may make {_counted(self.open_releases, 'more release')}")
         said = ", ".join(parts)

@@ -28,6 +28,7 @@ REASONS = (STARTING, CONNECTING, DISCONNECTED, NO_ANSWER, NOT_HEARD, STOPPED, NO
 _AFTER = {
     "started": STARTING,
     "connecting": CONNECTING,
+    "turned-away": CONNECTING,
     "connected": "",
     "contact": "",
     "disconnected": DISCONNECTED,

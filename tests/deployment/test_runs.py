@@ -76,7 +76,7 @@ def nodes(folder, table):
             with files.config.open("a") as file:
                 file.write(f"\n[runs]\n{table}\n")
             running.start_node(name)
-        while not all("SuperNode ID" in log for log in logs(running)):  # else a refusal could not be told from absence
+        while not all("Connected to " in log for log in logs(running)):  # else a refusal could not be told from absence
             running.check_time()
             time.sleep(0.5)
         yield running

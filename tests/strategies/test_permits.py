@@ -12,8 +12,9 @@ from murmurfl.privacy.permits import OwnerKey
 from murmurfl.strategies import CheckpointError, CorrelatedFedAvg, MeanOfFeatures, Mu2, PrivateEvaluation, rounds
 
 from tests.harness.grid import NodesGrid
-from tests.harness.secure import SecureGrid
+from tests.harness.secure import HELPERS, SecureGrid
 from tests.harness.secure_training import build, machines, same, trained
+from tests.strategies.test_secure_resume import in_round
 
 OWNER = OwnerKey(bytes(range(32)))
 NOW = int(time.time())
@@ -156,3 +157,21 @@ def test_a_checkpoint_is_of_its_settings_still(tmp_path):
     trained(build(checkpoint=checkpoint, run_dry=True, permit=permit()), grid, rounds=1)
     with pytest.raises(CheckpointError, match="learning_rate"):
         trained(build(checkpoint=checkpoint, run_dry=True, permit=permit(ends=900), learning_rate=0.5), grid)
+
+
+def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
+    """The server is killed after one helper has opened it: the same set under another permit, and the same model."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", WatchedSecureGrid(machines())
+
+    def killed(message):
+        raise Killed
+
+    in_round(grid, "answers", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint, permit=permit()), grid, rounds=4)
+    grid.seen = lambda kind, helper, message: message
+    grid.sent = []
+    renewed = permit(ends=900)
+    resumed = trained(build(secure={}, checkpoint=checkpoint, permit=renewed), grid, rounds=4)
+    assert {text for _, text in grid.carried()} == {renewed}
+    assert same(resumed, trained(build(secure={}), SecureGrid(machines()), rounds=4))

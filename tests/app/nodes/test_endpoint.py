@@ -7,7 +7,7 @@ import time
 import pytest
 from murmurfl.app.nodes import endpoint
 from murmurfl.app.nodes.endpoint import LONGEST_REQUEST, MOST_CONNECTIONS, Address, Answer, Endpoint
-from murmurfl.app.nodes.watching import Addresses, shown
+from murmurfl.app.nodes.watching import Addresses, kept_a_while, shown
 from murmurfl.privacy import ConfigurationError
 
 ANY = Address("127.0.0.1", 0)
@@ -156,6 +156,17 @@ def test_health_and_figures_may_share_an_address(caplog):
         assert get(to, "/health") == (200, b"well")
         assert get(to, "/metrics") == (200, b"figure 1\n")
     assert "there is no password" not in caplog.text
+
+
+def test_figures_are_made_once_a_second_whoever_asks():
+    made, times = [], iter([0.0, 0.2, 0.9, 1.1, 1.2])
+
+    def make():
+        made.append(1)
+        return Answer(str(len(made)).encode())
+
+    answer = kept_a_while(make, 1.0, lambda: next(times))
+    assert [answer().content for _ in range(5)] == [b"1", b"1", b"1", b"2", b"2"]
 
 
 def test_an_address_of_the_network_is_warned_of(caplog):

@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from flwr.supercore import log as flower_log
@@ -14,6 +15,7 @@ from murmurfl.app.nodes.log import LONGEST_LINE, EntryWriter, LogSettings, flowe
 from murmurfl.privacy import LedgerError
 from murmurfl.privacy.errors import OF_DATA
 
+ROOT = Path(__file__).parents[3]
 SECRET = "patient 4711"
 NOON = 1795400659.125
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S.*")
@@ -54,7 +56,7 @@ def test_every_kind_of_entry_is_one_line_for_people_and_one_object_for_programs(
         said = log_of(as_json=as_json, verbose=True)
         EntryWriter()(Entry(kind, NOON, some_facts(kind)))
         lines = said()
-        assert len(lines) == (kind != "contact"), "that of every few seconds is for monitors"
+        assert len(lines) == (kind not in ("contact", "turned-away")), "that of every few seconds is for monitors"
         for line in lines:
             assert line.isprintable()
             if not as_json:
@@ -91,6 +93,23 @@ def test_what_people_read_of_a_night(log_of):
         'INFO     Opened a sum: run 12, session "s", round 3, 5 releases.',
         "WARNING  Disconnected from a:1: refused; tried again in 4 s.",
     ]
+
+
+def test_the_documentation_shows_lines_as_they_are(log_of):
+    said, writer = log_of(), EntryWriter()
+    asked = {"run": 12, "session": "c63a3aaf", "round": 1}
+    superlink = {"superlink": "fl.example.org:8000"}
+    for kind, facts in [
+        ("connected", superlink),
+        ("released", {**asked, "release": 1, "samples": 16}),
+        ("repeated", {**asked, "run": 13, "release": 1, "samples": 16}),
+        ("opened", {**asked, "releases": 5}),
+        ("refused", {**asked, "round": 11, "reason": "cap-reached", "why": "the cap is reached"}),
+        ("disconnected", {**superlink, "cause": "refused"}),
+    ]:
+        writer(Entry(kind, NOON, facts))
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    assert [line for line in said() if f"`{line.split('Z ', 1)[1]}`" not in page] == []
 
 
 def test_while_the_same_keeps_a_superlink_away_it_is_said_once_an_hour_and_in_a_verbose_log_each_time(log_of):

@@ -75,7 +75,7 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
 def test_what_a_machine_may_still_release_is_said_with_the_day_on_which_it_ends(node):
     _, checks = node.checked(run_every_days=7.0, clock=lambda: NOW)
     assert checks["budget"].sentence == (
-        "The budget allows 4 more runs of mu = 1 and up to 6 releases, fresh samples allow 20 more releases of 2; at a "
+        "The budget allows 4 more runs of mu = 1 and up to 6 releases, unused data allow 20 more releases of 2; at a "
         "run in 7 days that lasts until about 2027-02-05."
     )
     assert node.checked()[1]["budget"].sentence.endswith("on how often runs are made, which --run-every DAYS says.")
@@ -161,7 +161,9 @@ def test_a_folder_without_room_or_rights_is_a_failure(tmp_path):
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(Serving, "start_log", lambda serving: None)  # it would take over the tests' own logging
+    monkeypatch.setattr(
+        Serving, "start_log", lambda serving, **options: None
+    )  # it would take over the tests' own logging
     return lambda *arguments: CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
@@ -190,6 +192,16 @@ def test_a_machine_that_cannot_be_made_leaves_the_connection_to_be_tried(node):
     assert checks["configuration"].state == checks["connection"].state == "failed"
     assert "integers from 0 to 1" in checks["configuration"].sentence
     assert found.document(NOW)["left"] is None
+
+
+def test_which_runs_are_taken_is_said_where_the_file_says_so(tmp_path):
+    node = Node(tmp_path)
+    node.config.write_text(node.config.read_text() + '[runs]\nhours = "22:00-06:00"\n')
+    checks = node.checked()[1]
+    assert checks["runs"].state == "ok"
+    assert "22:00" in checks["runs"].sentence
+    node.config.write_text(node.config.read_text().replace("22:00-06:00", "always"))
+    assert node.checked()[1]["configuration"].state == "failed"
 
 
 def test_options_of_a_check_are_refused_without_one(run, node):

@@ -1,0 +1,289 @@
+"""Rounds that do not wait for the slowest: nothing but delay is lost, and nothing counts twice."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+from murmurfl.strategies import (
+    CorrelatedMomentum,
+    DelayedMomentum,
+    FullBatch,
+    MeanOfFeatures,
+    Mu2,
+    NoisySGD,
+    OneShot,
+    SecureAggregation,
+    ShuffledAvg,
+)
+from murmurfl.strategies.attendance import Attendance
+from murmurfl.strategies.rounds import Rounds
+from murmurfl.strategies.stragglers import OpenRequests
+
+from tests.harness.grid import NodesGrid
+from tests.harness.late_grid import LateGrid, coin
+from tests.harness.machines import normal_samples, simulated_app
+from tests.harness.models import Data
+
+SHAPES = [(2, 3), (4,)]
+D = 10
+START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
+FAST, TIMEOUT = 3.0, 300.0
+
+
+def app(samples=60, *, kind=Mu2Client, **changes):
+    """Contributions are the data, whatever the query point."""
+    return simulated_app(kind, Data(SHAPES), lambda name: normal_samples(name, samples, D) / 4, **changes)
+
+
+def slow_fifth(name, server_round, seed=1):
+    """Every fifth machine takes 10 to 60 s more."""
+    return FAST + (10 + 50 * coin(seed, name, server_round) if int(name) % 5 == 0 else 0.0)
+
+
+def twelve_seconds(name, server_round):
+    """One machine takes four times as long as the others."""
+    return 12.0 if name == "0" else FAST
+
+
+def trouble(seed):
+    """Answers that are in time, late, very late and lost, at random."""
+
+    def delay(name, server_round):
+        share = coin(seed, "kind", name, server_round)
+        if share < 0.06:
+            return math.inf
+        return FAST * (1 + coin(seed, "fast", name, server_round)) + (
+            120 * coin(seed, "slow", name, server_round) if share < 0.35 else 0.0
+        )
+
+    return delay
+
+
+def trained(grid, rounds, *, kind=Mu2, machines=None, timeout=TIMEOUT, **options):
+    machines = len(grid.contexts) if machines is None else machines
+    defaults = {"num_clients": machines, "clients_per_round": machines, "learning_rate": 0.05, "seed": 1}
+    strategy = kind(**{**defaults, "session": "s", "node_deadline_s": 1.0, **options})
+    if isinstance(grid, LateGrid):
+        strategy._requests.clock = grid.clock
+    strategy.start(grid, START, num_rounds=rounds, timeout=timeout)
+    return strategy
+
+
+def assert_the_sum_is_that_of_the_prefix_sums(strategy, grid):
+    """Of every machine all of P_j, noise and contributions, j its last release that was aggregated; nothing else."""
+    sums = grid.prefix_sums()
+    expected = sum((sums[name, ack] for name, ack in strategy.acks.items()), np.zeros(D))
+    assert np.array_equal(strategy.state.release_sum, expected), "to the last bit"
+
+
+ENDS = [
+    {"wait_for": 0.5, "clients_per_round": 8},
+    {"wait_for": 0.8, "clients_per_round": 5, "sampling": "balanced"},
+    {"ask": 1.4, "clients_per_round": 5},
+    {"wait_for": 0.7, "ask": 1.25, "clients_per_round": 6, "sampling": "balanced"},
+]
+
+
+def checked_run(seed, rounds, **options):
+    """A training in trouble, looked at after every round; its reports."""
+    grid = LateGrid(app(), 8, trouble(seed))
+    strategy = Mu2(num_clients=8, learning_rate=0.05, seed=1, session="s", node_deadline_s=1.0, **options)
+    strategy._requests.clock = grid.clock
+    strategy._on_round = lambda report, metrics: assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+    strategy.start(grid, START, num_rounds=rounds, timeout=50.0)
+    assert max(strategy.acks.values()) <= rounds
+    return strategy.history
+
+
+def test_whatever_is_late_or_lost_the_server_has_the_machines_prefix_sums_and_nothing_else():
+    history = [report for seed, end in enumerate(ENDS) for report in checked_run(seed, 10, **end)]
+    assert sum(report.overdue for report in history) > 5
+    assert sum(report.lost for report in history) > 2
+
+
+@pytest.mark.long
+def test_so_it_is_in_many_trainings_in_trouble():
+    history = [report for seed in range(24) for report in checked_run(seed, 25, **ENDS[seed % 4])]
+    assert sum(report.overdue for report in history) > 100
+    assert sum(report.lost for report in history) > 100
+
+
+def test_a_server_that_takes_a_late_answer_whatever_it_was_built_on_is_caught(monkeypatch):
+    """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
+    monkeypatch.setattr(Rounds, "_is_late", lambda self, reply: False)
+    monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    with pytest.raises(AssertionError, match="to the last bit"):
+        checked_run(0, 15, **ENDS[0])
+
+
+def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(monkeypatch):
+    """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
+    monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    history = checked_run(0, 15, **ENDS[0])
+    assert sum(report.late for report in history) > 0
+
+
+def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
+    late = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(late, 12, wait_for=0.75)
+    least = strategy.acks["0"]
+    assert 1 < least < strategy.acks["1"]
+    reference = trained(NodesGrid(app(), 4), least)
+    sums = late.prefix_sums()
+    heard = sum(sums[name, least] for name in "0123")
+    assert np.array_equal(reference.state.release_sum, heard), "prefix sums do not depend on when they are heard"
+
+
+def test_a_round_does_not_wait_for_a_fifth_that_is_late_and_asks_none_of_it_again_meanwhile():
+    grids = [LateGrid(app(), 10, slow_fifth) for _ in range(2)]
+    patient = trained(grids[0], 18, wait_for=0.8)
+    trained(grids[1], 18)
+    assert grids[1].now > 3 * grids[0].now, "of as many rounds"
+    assert max(grids[0].queues.values()) == 1
+    assert [report.awaited for report in patient.history].count(2) > 5
+    assert sum(report.overdue for report in patient.history) >= 1
+    assert sum(report.late for report in patient.history) == 0
+    assert min(report.aggregated for report in patient.history) >= 8
+    for name, release in patient.participation.items():
+        assert release is None or release == patient.acks[name]
+
+
+def test_with_more_asked_than_needed_a_round_ends_when_enough_have_answered():
+    grid = LateGrid(app(), 12, slow_fifth)
+    strategy = trained(grid, 8, clients_per_round=5, ask=1.6, sampling="balanced")
+    assert strategy.clients_per_round == 8, "what steps divide by"
+    assert {report.asked for report in strategy.history} == {8}
+    assert all(report.aggregated - report.overdue >= 5 for report in strategy.history)
+    assert grid.now < 8 * 2 * FAST
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+    assert max(grid.queues.values()) == 1
+
+
+def test_in_place_of_machines_that_are_late_others_are_asked():
+    grid = LateGrid(app(), 12, slow_fifth)
+    strategy = trained(grid, 6, clients_per_round=6, wait_for=0.8)
+    assert {report.asked for report in strategy.history} == {6}
+
+
+def test_random_lateness_of_everybody_ends_no_round_with_nothing():
+    grid = LateGrid(app(), 6, lambda name, t: FAST + (50.0 if coin(7, name, t) < 0.4 else 0.0))
+    strategy = trained(grid, 10, wait_for=0.5)
+    assert min(report.aggregated for report in strategy.history) >= 1
+    assert np.mean([report.aggregated for report in strategy.history]) >= 3
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_waiting_for_all_is_bit_by_bit_what_it_was():
+    grids = [NodesGrid(app(), 6, lost=0.3) for _ in range(2)]
+    runs = [trained(grids[0], 8, clients_per_round=4), trained(grids[1], 8, clients_per_round=4, wait_for=1.0, ask=1)]
+    assert np.array_equal(runs[0].state.release_sum, runs[1].state.release_sum)
+    assert runs[0].settings() == runs[1].settings()
+    assert "wait_for" not in runs[0].settings(), "checkpoints of before are read"
+
+
+def test_a_run_is_resumed_with_requests_open_and_nothing_of_them_counts_twice(tmp_path):
+    grid = LateGrid(app(), 4, lambda name, t: 10.0 if name == "0" else FAST)
+    options = {"wait_for": 0.75, "checkpoint": tmp_path / "checkpoint.npz"}
+    first = trained(grid, 4, **options)
+    assert first.history[-1].awaited == 1
+    again = trained(grid, 14, **options)  # nobody hears what the first one asked for
+    assert len(again.history) == 14
+    assert again.acks["0"] > first.acks.get("0", 0) + 1
+    assert_the_sum_is_that_of_the_prefix_sums(again, grid)
+
+
+def test_an_answer_to_a_request_that_was_given_up_is_carried_over_by_the_next():
+    grid = LateGrid(app(), 4, lambda name, t: 30.0 if name == "0" and t == 1 else FAST)
+    strategy = trained(grid, 15, wait_for=0.75, timeout=10.0)
+    assert sum(report.lost for report in strategy.history) >= 1
+    assert strategy.acks["0"] > 1, "the first is not listened to any more; a later one has it"
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
+    grid = LateGrid(app(), 5, lambda name, t: math.inf if name == "0" and t == 2 else FAST)
+
+    def restart(report, metrics):
+        if report.server_round == 4:
+            context = grid.contexts.pop(grid.first_node)
+            context.node_id = 77
+            grid.contexts[77] = context
+
+    strategy = trained(grid, 10, wait_for=0.8, on_round=restart)
+    assert sum(report.lost for report in strategy.history) == 1
+    assert strategy.acks["0"] > 5
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def test_a_full_batch_drops_a_gradient_of_a_model_that_is_gone_and_says_so(caplog):
+    policy = {"order": "all", "mechanism": "independent", "release_rule": "paper", "sample_participations": 20}
+    slow = LateGrid(app(4, kind=FullBatchClient, max_participations=20, **policy), 5, twelve_seconds)
+    strategy = trained(slow, 8, kind=FullBatch, wait_for=0.8)
+    assert sum(report.overdue for report in strategy.history) >= 1
+    assert sum(report.late for report in strategy.history) == sum(report.overdue for report in strategy.history)
+    assert all(report.samples == 16 for report in strategy.history)
+    assert "waits for 4 of 5 machines" in caplog.text
+    assert "spent for nothing" in caplog.text
+    assert strategy.forecast.per_round == 4
+
+
+def test_delayed_momentum_drops_what_its_next_answer_has_again():
+    assert DelayedMomentum.late_answers == "dropped"
+
+
+def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_come():
+    policy = {"mechanism": "independent", "release_rule": "paper"}
+    strategy = trained(LateGrid(app(kind=NoisySGDClient, **policy), 5, twelve_seconds), 8, kind=NoisySGD, wait_for=0.8)
+    assert sum(report.overdue for report in strategy.history) >= 1
+    assert sum(report.late for report in strategy.history) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **o: OneShot(clip_norm=1.0, num_clients=4, **o),
+        lambda **o: ShuffledAvg(learning_rate=0.1, steps_per_epoch=3, num_clients=4, **o),
+        lambda **o: MeanOfFeatures(num_features=3, num_clients=4, **o),
+        lambda **o: CorrelatedMomentum(
+            learning_rate=0.1, alpha=0.1, num_clients=4, clients_per_round=4, num_rounds=3,
+            policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", release_rule="paper"), **o,
+        ),
+    ],
+    ids=["one shot", "shuffled", "mean of features", "private momentum"],
+)  # fmt: skip
+def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
+    make()
+    for options in ({"wait_for": 0.8}, {"ask": 1.2, "min_available_nodes": 2}):
+        with pytest.raises(ConfigurationError):
+            make(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"wait_for": 0.0}, "0 < wait_for <= 1"),
+        ({"wait_for": 1.1}, "0 < wait_for <= 1"),
+        ({"wait_for": True}, "wait_for to be a finite number"),
+        ({"ask": 0.9}, "ask >= 1"),
+        ({"ask": math.nan}, "ask to be a finite number"),
+        ({"ask": 1.5}, "at most 10 machines, got 1.5 x 8"),
+        (
+            {"wait_for": 0.4, "secure_aggregation": SecureAggregation(min_cohort=5, helpers=2)},
+            "at least min_cohort = 5",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Mu2(num_clients=10, clients_per_round=8, learning_rate=0.1, **options)
+
+
+def test_how_many_are_asked_and_waited_for():
+    attendance = Attendance(num_clients=20, clients_per_round=10, wait_for=0.8, ask=1.2)
+    assert (attendance.asked(20), attendance.needed(20), attendance.needed(20, 6)) == (12, 8, 4)
+    assert Attendance(num_clients=10, wait_for=0.8).needed(10) == 8, "and not 9 for the sake of floating point"
+    assert Attendance(fraction_train=0.5, ask=1.2).asked(100) == 60
+    assert not Attendance(ask=1.2).waits_for_all
