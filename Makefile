@@ -58,9 +58,10 @@ test-base: $(STAMP)
 test-deployment: $(STAMP)
 	$(BIN)/python -m pytest -m deployment tests/deployment $(ARGS)
 
-# The commands of docs/ as a reader types them: minutes. The two files have ports, homes and folders of their own.
+# The commands of docs/ as a reader types them: minutes. The files have ports, homes and folders of their own.
 test-docs: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m docs tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
+	  tests/deployment/test_operations.py $(ARGS)
 
 # What speaks with Flower, under the oldest and the newest supported version; the installed one is what `make test` has.
 FLOWERS ?= 1.41.0 1.42.0

@@ -20,6 +20,7 @@ from .centring import features_bound, is_centred, make_centring
 from .methods import Problem
 from .methods.largest_mu import plan_or_largest_mu
 from .methods.presets import feature_bound
+from .permitted import MEAN, session_options
 from .trust import SECURE, helper_names
 
 _FOR_EVER = 2**31
@@ -108,7 +109,7 @@ class CentredProblem(Problem):
             "num_features": self.centring.num_features,
             "num_clients": config.num_clients,
             "seed": config.seed,
-            "session": None if deployed else self.mean_session,
+            **session_options(config, self.mean_session, MEAN, deployed=deployed),
             "largest_value": self.mean_plan.largest_value,
             "node_deadline_s": config.node_deadline_s,
             "checkpoint": checkpoint,

@@ -29,6 +29,8 @@ def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
     if config.centring:
         return config.centring == PRIVATE
+    if config.samples_per_owner:  # the mean is one of samples
+        return False
     return without_being_asked(config.strategy, config.features, secret_order=config.secret_order)
 
 
@@ -56,6 +58,8 @@ def check_centring(config: RunConfig) -> None:
         )
     if config.centring == PRIVATE and config.secret_order:
         raise refusal("centring", "'none' or empty with secret-order = true: the mean shows every sample", PRIVATE)
+    if config.centring == PRIVATE and config.samples_per_owner:
+        raise refusal("centring", "'none' or empty with samples-per-owner: the mean is one of samples", PRIVATE)
     if config.centring_share != CENTRING_SHARE and not is_centred(config):
         raise refusal("centring_share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
 

@@ -8,6 +8,7 @@ a key that none of the chosen ones reads must be left at its default.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -174,6 +175,11 @@ class RunConfig(RunKeys):
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
         return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+
+    def shown(self) -> dict[str, bool | int | float | str]:
+        """The same as results and trackers have it: a permit, which whoever has it may use, by its digest alone."""
+        digest = hashlib.sha256(self.permit.encode()).hexdigest()
+        return {**self.to_mapping(), "permit": f"sha256:{digest}" if self.permit else ""}
 
 
 @cache

@@ -20,6 +20,7 @@ from .config import RunConfig
 from .evaluation import is_evaluated, make_evaluation, trained_samples
 from .methods import Problem
 from .methods.largest_mu import plan_or_largest_mu
+from .permitted import EVALUATION, session_options
 from .tasks.parts import shard_sizes
 
 
@@ -111,7 +112,7 @@ class EvaluatedProblem(CentredProblem):
             "bins": own.bins,
             "scores_share": own.scores_share,
             "seed": config.seed,
-            "session": None if deployed else self.evaluation_session,
+            **session_options(config, self.evaluation_session, EVALUATION, deployed=deployed),
             "largest_value": plan.largest_value,
             "node_deadline_s": config.node_deadline_s,
             "checkpoint": checkpoint,

@@ -55,6 +55,9 @@ def check_evaluation(config: RunConfig) -> None:
             f"evaluation: {able})",
             config.private_evaluation,
         )
+    if config.samples_per_owner:
+        expected = "0 with samples-per-owner: an evaluation counts samples"
+        raise refusal("private_evaluation", expected, config.private_evaluation)
     if config.secret_order:
         raise refusal(
             "private_evaluation",

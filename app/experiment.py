@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from ..clients import PrivateClient
+from ..clients.owners import OwnerGradients
 from ..privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey
@@ -31,8 +32,9 @@ from .methods.auto import AUTO
 from .methods.presets import constant_feature, feature_bound
 from .models import make_model
 from .models.base import Model
+from .permitted import session_options
 from .rounds import Shortage, refuse_closed, refuse_shortage, replies_left, shortage
-from .tasks.base import Dataset, Shard
+from .tasks.base import Dataset
 from .tasks.loading import load_dataset, load_shards
 from .tasks.parts import shard_sizes
 
@@ -65,6 +67,11 @@ class Experiment(EvaluatedProblem):
     def method(self) -> Method:
         """The method of its configuration."""
         return METHODS[self.config.strategy]
+
+    @cached_property
+    def gradients(self) -> Any:
+        """What machines compute: the model's gradients, of samples or of owners."""
+        return OwnerGradients(self.model) if self.config.samples_per_owner else self.model
 
     @property
     def asked_rounds(self) -> range:
@@ -148,7 +155,7 @@ class Experiment(EvaluatedProblem):
         """
         name = str(machine)
         keys = SimulatedKeys(self.config.seed, name)
-        parts = (self.model, self.shards[machine], self.policy(machine), ledger, keys)
+        parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
         options = dict(self.method.client_options(self.trained, machine))
         if self.centring is not None:
             options["centring"] = self.centring
@@ -183,7 +190,7 @@ class Experiment(EvaluatedProblem):
             "learning_rate": values.learning_rate,
             "seed": config.seed,
             "sampling": values.sampling,
-            "session": None if deployed else self.session,
+            **session_options(config, self.session, deployed=deployed),
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
@@ -292,7 +299,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     return model
 
 
-def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Shard]) -> Experiment:
+def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any]) -> Experiment:
     """Work out a run configuration on data that are there; of them only sizes and shapes are looked at.
 
     Raises

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
@@ -31,6 +31,8 @@ EVALUATION_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for a private eva
 
 COUNTED = "It includes how many gradients are clipped, which is a part of every release."
 COUNTED_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for how many gradients are clipped."
+
+STAND_INS = "The data do not say whose samples are: every {most} of a machine's stand for one owner's."
 
 _ROUNDING = 1e-9
 """Mus are compared with this much room for the rounding of sums of squares."""
@@ -194,8 +196,9 @@ def run_guarantee(
         *_of_the_quantile(experiment, deployed),
         _basis(experiment, deployed, statements),
         *_of_one_policy(experiment, deployed),
+        *_of_stand_ins(experiment, deployed),
     )
-    return experiment.method.guarantee(
+    guarantee = experiment.method.guarantee(
         experiment,
         figures.mu,
         mu_local=figures.mu_local,
@@ -204,6 +207,14 @@ def run_guarantee(
         words=words,
         stated=deployed,
     )
+    # Whoever protects owners protects samples: what is not said of all real machines is said of their samples.
+    return replace(guarantee, unit="sample") if deployed and not _all_owners(experiment, statements) else guarantee
+
+
+def _all_owners(experiment: Experiment, statements: Statements | None) -> bool:
+    """Whether every real machine says that its unit is an owner; what the run configuration expects proves nothing."""
+    said = list((statements or {}).values())
+    return len(said) >= experiment.config.num_clients and all(one.get("unit") == "owner" for one in said)
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
@@ -261,6 +272,14 @@ def _of_the_quantile(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     # Of what is left after the mean of the features, where there is one.
     mu = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
     return (COUNTED_SHARE.format(mu=rounded_up(mu), share=100 * (mu / experiment.guaranteed_mu()) ** 2),)
+
+
+def _of_stand_ins(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
+    """That owners are made up, where they are."""
+    most = experiment.config.samples_per_owner
+    if deployed or not most or experiment.data.owner_of is not None:
+        return ()
+    return (STAND_INS.format(most=most),)
 
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "num_parameters": result.experiment.model.num_parameters,
         "seconds": result.seconds,
         "config": {
-            **config.to_mapping(),
+            **config.shown(),
             "num-rounds": result.experiment.num_rounds,
             "clip-norm": result.experiment.values.clip_norm,
             "learning-rate": result.experiment.values.learning_rate,

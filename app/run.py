@@ -24,6 +24,7 @@ from .network import LossyGrid
 from .observers.gradient_norms import GradientNorms
 from .observers.online_losses import OnlineLosses
 from .participation import compact
+from .permitted import check_permit
 from .result import FeatureMean, Progress, RunResult
 from .statements import listed
 from .trust import nothing_gained
@@ -59,6 +60,7 @@ def check_deployed(config: RunConfig) -> None:
             "are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; to see "
             "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`."
         )
+    check_permit(config)
 
 
 def run_experiment(

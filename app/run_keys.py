@@ -101,6 +101,14 @@ class RunKeys:
         at_least=1,
         read_by="strategy",
     )
+    samples_per_owner: int = key(
+        0,
+        "j, the most samples of an owner that are used; a batch is then one of b owners, each owner's gradients are "
+        "clipped as one, and all samples of an owner are protected together.",
+        at_least=0,
+        zero="samples by themselves",
+        read_by="strategy",
+    )
     passes: int = key(
         1, "How often every machine goes through its samples; the noise covers that they return.", at_least=1
     )
@@ -305,6 +313,11 @@ class RunKeys:
         "Whether every evaluation computes the norm of the training loss's gradient: a simulation's, not private.",
     )
     evaluate_every: int = key(1, "Rounds between evaluations; the last round is always evaluated.", at_least=1)
+    permit: str = key(
+        "",
+        "On real machines, the permit of the run's owner (`murmurfl owner permit`), for those that take no other runs.",
+        zero="none",
+    )
     round_timeout_s: float = key(600.0, "Longest wait for a round's replies, in seconds.", above=0)
     node_deadline_s: float = key(120.0, "Longest wait for enough machines, in seconds.", above=0)
     give_up_after: int = key(

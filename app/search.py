@@ -260,6 +260,11 @@ def _check(config: RunConfig, candidates: Sequence[Mapping[str, float]]) -> None
             f"{config.trust_model!r}, mechanism = {config.mechanism!r}, secret-order = {config.secret_order}: its "
             "sessions share ledgers whose budget is against the server."
         )
+    if config.samples_per_owner:
+        raise ConfigurationError(
+            f"Expected samples-per-owner = 0 for a search, got {config.samples_per_owner}: what it chooses by counts "
+            "samples, of which an owner has several."
+        )
     if config.clip_norm or config.learning_rate:
         raise ConfigurationError("Expected clip-norm and learning-rate left to the preset, whose multiples are tried.")
 

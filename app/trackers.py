@@ -228,7 +228,7 @@ def tracking(config: RunConfig, folder: Path, guarantee: Guarantee) -> Iterator[
     check_trackers(config)
     if config.trackers:
         folder.mkdir(parents=True, exist_ok=True)
-    settings = {key: value for key, value in config.to_mapping().items() if key not in ("out-dir", "data-root")}
+    settings = {key: value for key, value in config.shown().items() if key not in ("out-dir", "data-root")}
     started: list[Tracker] = []
     made = Tracking(started)
     try:

@@ -18,6 +18,7 @@ from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .one_shot import LabelledFeatures, OneShotClient
 from .online import OnlineClient, local_updates
+from .owners import OwnedSamples, OwnerGradients
 from .requests import Request
 from .shuffled import ShuffledClient
 
@@ -74,6 +75,8 @@ __all__ = [
     "NoisySGDClient",
     "OneShotClient",
     "OnlineClient",
+    "OwnedSamples",
+    "OwnerGradients",
     "PerSampleGradients",
     "PrivateClient",
     "Request",

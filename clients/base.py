@@ -30,6 +30,7 @@ from ..privacy import (
 )
 from ..privacy.contributions import StackedContributions
 from ..privacy.masking import Masking
+from ..privacy.owners import check_owned
 from ..privacy.training import observing
 from .centring import Centred, Centring
 from .evaluation import Evaluated, Evaluation, MachineTerms
@@ -88,7 +89,8 @@ class PrivateClient(NumPyClient):
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything it returns or refuses
-    with, for replacement of one sample, against any server that does not choose the code the machine runs,
+    with, for replacement of one sample (of all samples of one owner, where the
+    policy has samples_per_owner), against any server that does not choose the code the machine runs,
     provided row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number
     of releases are public. Timing is not protected. Under secure aggregation nothing is sent without masks, simulated
     or not: what :meth:`release` gives has only the machine's share of the noise, and is for :meth:`fit` to hide.
@@ -132,6 +134,7 @@ class PrivateClient(NumPyClient):
                 "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class)."
             )
         self.check_policy(policy)
+        check_owned(policy, samples)
         check_masking(policy, masking, name, simulated=keys.simulated)
         self.check_model(gradients, policy)
         self.name = name
@@ -142,7 +145,8 @@ class PrivateClient(NumPyClient):
         self._sizes = [math.prod(shape) for shape in self._shapes]
         size = sum(self._sizes)
         both = {"centring": centring, "evaluation": evaluation}
-        refuse_parts(type(self).__name__, centres=self.centres, evaluates=self.evaluates, **both)
+        abilities = {"centres": self.centres, "evaluates": self.evaluates, "per_owner": policy.samples_per_owner > 0}
+        refuse_parts(type(self).__name__, **abilities, **both)
         known: MachineTerms = {"data": row_bytes(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened

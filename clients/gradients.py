@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from ..privacy.contributions import DenseContributions, StackedContributions
-from ..privacy.errors import is_interrupt
+from ..privacy.errors import OF_DATA, is_interrupt
 from .gradient_memory import in_chunks
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class CarefulGradients:
             except BaseException as error:
                 if is_interrupt(error):
                     raise
-                logger.exception("The gradient of a sample could not be computed; it counts as zero.")
+                logger.exception("The gradient of a sample could not be computed; it counts as zero.", extra=OF_DATA)
                 row[:] = 0.0
         return rows
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
+from ..privacy.errors import OF_DATA
 from .torch_model import ModuleGradients, called_with
 from .torch_values import as_inputs, as_targets, leaves, mapped, picked
 
@@ -198,6 +199,7 @@ class SampleTrials:
                 "torch.func.vmap cannot compute this model's samples together, so they are computed one by one, which "
                 "is slow (%s).",
                 _first_line(error),
+                extra=OF_DATA,
             )
             self._gradients.together = False
             return None

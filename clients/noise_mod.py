@@ -31,6 +31,7 @@ from ..privacy import (
     any_data,
     protocol,
 )
+from ..privacy.errors import OF_DATA
 from ..privacy.masking import Masking
 from ..privacy.training import TrainingFigures, observing
 from .answers import answer
@@ -314,7 +315,7 @@ def _reply(
 def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:
     """Say in the machine's own log what left it and what is guaranteed."""
     if not private.simulated and figures is not None and figures.worrying:
-        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence)
+        log(WARNING, "In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
     policy = machine.policy
     plan = private.plan
     guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)

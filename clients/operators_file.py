@@ -27,6 +27,9 @@ NODE_CONFIG_KEY = "murmurfl-config"
 CONNECTION_TABLE = "connection"
 """The table of an operator's file that says how its node reaches the SuperLink: nothing of the machine itself."""
 
+RUNS_TABLE = "runs"
+"""The table of an operator's file that says which runs its node takes."""
+
 
 def operators_file(node_config: Mapping[str, Any]) -> Path | None:
     """Where the operator's file is: named by the environment or by the SuperNode's own command line, or None.
@@ -92,7 +95,9 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
             )
 
 
-def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT], files: Sequence[str]) -> ConfigT:
+def read_operators_file(
+    path: Path, make: Callable[[Mapping[str, Any]], ConfigT], files: Sequence[str], *, runs_kept: bool = False
+) -> ConfigT:
     """What an operator's file describes; relative paths in it are taken from its folder.
 
     Parameters
@@ -102,16 +107,30 @@ def read_operators_file(path: Path, make: Callable[[Mapping[str, Any]], ConfigT]
         A dataclass's instance from the document's values.
     files : sequence of str
         Its fields that are paths, where they are not empty.
+    runs_kept : bool
+        Whether whoever reads it lets through only what the table ``[runs]`` takes, or answers no requests by it.
 
     Raises
     ------
     ConfigurationError
-        As for :func:`operators_values`, or of ``make``, with the path before it.
+        As for :func:`operators_values`, or of ``make``, with the path before it; and for a table ``[runs]`` that
+        nobody would keep.
+
+    Notes
+    -----
+    **Formal guarantees.** What an operator wrote about runs is never silently left out: it is refused unless its
+    reader says that it is kept.
     """
     path = path.expanduser().absolute()
     values = operators_values(path)  # of the path as it was given: folders that links are in count as well
     values.pop(CONNECTION_TABLE, None)  # whoever starts the node reads it
     path = path.resolve()
+    if values.pop(RUNS_TABLE, None) is not None and not runs_kept:
+        raise ConfigurationError(
+            f"{path}: Expected no table [{RUNS_TABLE}] where nothing keeps it, got one: under a plain flower-supernode "
+            "the server's own code runs, whatever the table says. Start this machine with `murmurfl node FILE`, or "
+            "take the table out and take every run."
+        )
     try:
         config: Any = make(values)
     except ConfigurationError as error:

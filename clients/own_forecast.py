@@ -10,7 +10,7 @@ from ..privacy import Forecast, LedgeredMachine, StatedNoise, forecast_of, state
 from ..privacy.forecast import rounded_count, shortest
 
 
-def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "sample") -> None:
+def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> None:
     """Say it in the log of the machine, with its first release.
 
     Parameters
@@ -29,14 +29,14 @@ def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "sample
         log(DEBUG if machine.simulated else INFO, "Machine %s: %s", name, foreseen)
 
 
-def own_forecast(machine: LedgeredMachine, *, unit: str = "sample") -> str:
+def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
     """A sentence: how long this machine's noise is beside its longest update, and how many machines like it are needed.
 
     Parameters
     ----------
     machine : LedgeredMachine
-    unit : {"sample", "machine"}
-        What is protected as a whole.
+    unit : {"sample", "owner", "machine"}, optional
+        What is protected as a whole; default what the policy says.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def own_forecast(machine: LedgeredMachine, *, unit: str = "sample") -> str:
         "mu-guaranteed": plan.mu,
         "delta": policy.delta,
         "mechanism": policy.mechanism,
-        "unit": unit,
+        "unit": unit or policy.unit,
     }
     read = StatedNoise.read(stated)
     # By itself, with the noise it adds: what others add under secure aggregation is not in it.

@@ -94,7 +94,13 @@ def make_parts(
 
 
 def refuse_parts(
-    kind: str, *, centres: bool, evaluates: bool, centring: Centring | None, evaluation: Evaluation | None
+    kind: str,
+    *,
+    centres: bool,
+    evaluates: bool,
+    centring: Centring | None,
+    evaluation: Evaluation | None,
+    per_owner: bool = False,
 ) -> None:
     """Refuse parts that a kind of machine cannot have.
 
@@ -102,6 +108,9 @@ def refuse_parts(
     ------
     ConfigurationError
     """
+    if per_owner and (centring is not None or evaluation is not None):
+        what = "centring" if centring is not None else "evaluation"
+        raise ConfigurationError(f"Expected no {what} beside samples_per_owner, got one, which counts samples.")
     if centring is not None and not centres:
         raise ConfigurationError(f"Expected no centring for {kind}, got one: its samples are not seen from a centre.")
     if evaluation is not None and not evaluates:

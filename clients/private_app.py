@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
-from ..privacy.errors import is_interrupt
+from ..privacy.errors import OF_DATA, is_interrupt
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
@@ -119,7 +119,8 @@ class PrivateClientApp(ClientApp):
             # What the first sample is like decides it, and a server sees which machines are there.
             logger.exception(
                 "This model cannot be tried on samples like this machine's first one. All that it fails on count as "
-                "zero: look at what follows before this node takes part in a training."
+                "zero: look at what follows before this node takes part in a training.",
+                extra=OF_DATA,
             )
         return samples
 

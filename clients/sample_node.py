@@ -15,6 +15,7 @@ from flwr.app import Context, RecordDict
 
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, row_bytes
 from ..privacy.asked import asked_mu
+from ..privacy.errors import OF_DATA
 from ..privacy.masking import Masking
 from .app_node import AppNode
 from .base import PrivateClient
@@ -116,8 +117,14 @@ class SampleNode(AppNode):
         self._policy(delta=0.5, budget_mu=None, budget_local_mu=None)  # any delta: the ledger's is not known here
 
     @classmethod
-    def read(cls, path: Path) -> SampleNode:
+    def read(cls, path: Path, *, runs_kept: bool = False) -> SampleNode:
         """The operator's file; relative paths in it are taken from its folder.
+
+        Parameters
+        ----------
+        path : Path
+        runs_kept : bool
+            As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
         Raises
         ------
@@ -128,7 +135,7 @@ class SampleNode(AppNode):
         def made(document: Mapping[str, Any]) -> SampleNode:
             return cls(**values_by_field(fields(cls), document))
 
-        return read_operators_file(path, made, ["ledger", "roster", "signing_key"])
+        return read_operators_file(path, made, ["ledger", "roster", "signing_key"], runs_kept=runs_kept)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
         """What this file and its ledger say together.
@@ -251,4 +258,5 @@ def _warn_of_chance(samples: Samples) -> None:
             "random: once this node is started anew its ledger will refuse them. A number must always give the same "
             "sample: leave out what is random.",
             len(first),
+            extra=OF_DATA,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..privacy import LedgeredMachine, PrivacyStatement, protocol
+from ..privacy import LedgeredMachine, PrivacyPolicy, PrivacyStatement, protocol
 from ..privacy.stated_noise import stated_noise
 
 
@@ -44,9 +44,15 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
         "noise-quality": machine.policy.noise_quality,
         "noise-std": machine.plan.noise_std,
         "sensitivity": machine.plan.sensitivity,
+        **_of_owners(machine.policy),
         **stated_noise(machine.policy, machine.plan, machine.num_samples),
         **{name: value for name, value in sums.items() if value is not None},
     }
+
+
+def _of_owners(policy: PrivacyPolicy) -> dict[str, str | int]:
+    """That the unit is an owner, and how many samples of one are used at most; empty where it is a sample."""
+    return {"unit": policy.unit, "samples-per-owner": policy.samples_per_owner} if policy.samples_per_owner else {}
 
 
 def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> PrivacyStatement:

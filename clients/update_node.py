@@ -127,15 +127,21 @@ class UpdateNode(AppNode):
             )
 
     @classmethod
-    def read(cls, path: Path) -> UpdateNode:
+    def read(cls, path: Path, *, runs_kept: bool = False) -> UpdateNode:
         """The operator's file; relative paths in it are taken from its folder.
+
+        Parameters
+        ----------
+        path : Path
+        runs_kept : bool
+            As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
         Raises
         ------
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        node = read_operators_file(path, cls._from_document, ["ledger", "roster", "signing_key"])
+        node = read_operators_file(path, cls._from_document, ["ledger", "roster", "signing_key"], runs_kept=runs_kept)
         folder = path.expanduser().resolve().parent
         return replace(node, data_files=tuple(str(folder / Path(file).expanduser()) for file in node.data_files))
 

@@ -50,6 +50,7 @@ from .noise_stream import RowCache
 from .opening import Opener, Opening, OpeningRefusedError, is_opening, set_digest
 from .opening_record import MemoryOpeningRecord, OpeningPage, OpeningRecord, OpeningRecordError
 from .outgoing import PrivacyStatement, Release
+from .owners import Owners, person_mu
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
 from .release import PrivateMachine
 from .roster import HelperEntry, HelperKey, MachineKey, Roster
@@ -141,6 +142,7 @@ __all__ = [
     "OpeningRecord",
     "OpeningRecordError",
     "OpeningRefusedError",
+    "Owners",
     "PrivacyPolicy",
     "PrivacyStatement",
     "PrivateMachine",
@@ -192,6 +194,7 @@ __all__ = [
     "needs_upgrade",
     "new_mark",
     "noise_words",
+    "person_mu",
     "policy_guarantee",
     "rdp_epsilon",
     "rdp_mu",

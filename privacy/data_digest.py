@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import LedgerError, is_interrupt
+from .errors import OF_DATA, LedgerError, is_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def row_bytes(samples: Sliceable) -> RowBytes:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            logger.exception("A row could not be read to know it again; it is known as unreadable.")
+            logger.exception("A row could not be read to know it again; it is known as unreadable.", extra=OF_DATA)
             return _UNREADABLE
         return b"".join(parts) if set(parts) - {_UNREADABLE} else _UNREADABLE
 
@@ -105,7 +105,7 @@ def _parts(value: Any) -> Iterator[bytes]:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            logger.exception("A part of a row could not be read to know it again.")
+            logger.exception("A part of a row could not be read to know it again.", extra=OF_DATA)
             yield _UNREADABLE
 
 
@@ -177,6 +177,7 @@ class DataDigest:
                 "None of the first %d rows can be read to know them again: if these data are rewritten nobody will "
                 "notice. Rows are arrays, tensors, numbers, texts, or lists, tuples and mappings of them.",
                 first,
+                extra=OF_DATA,
             )
 
     def check(self, used: int, digest: str, available: int) -> None:

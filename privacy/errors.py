@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+
+OF_DATA: Mapping[str, object] = {"of_data": True}
+"""``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
+node leaves it out of its log, unless its operator asks for details."""
 
 
 class MurmurflError(Exception):

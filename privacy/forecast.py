@@ -90,6 +90,13 @@ def kept_share(ratio: float) -> float:
     return 1.0 / (1.0 + (ratio / _HALF_LEFT) ** 2)
 
 
+_PROTECTED = {
+    "sample": "one sample of one machine",
+    "owner": "all samples of one owner on one machine",
+    "machine": "all samples of one machine",
+}
+
+
 @dataclass(frozen=True)
 class Change:
     """Something that would lessen the noise, and what the noise over a typical update would then be.
@@ -261,7 +268,7 @@ class Forecast:
     @property
     def basis(self) -> str:
         """What it is made from, in a sentence."""
-        protected = "all samples of one machine" if self.unit == "machine" else "one sample of one machine"
+        protected = _PROTECTED[self.unit]
         honest = f", of which {self.honest:,} are honest" if self.trust == "secure-aggregation" else ""
         return (
             f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "

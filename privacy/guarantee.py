@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
 from .amplification import Amplification
@@ -20,21 +19,24 @@ from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .plain_words import plain_meaning
 from .policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
+from .shown import rounded_up as rounded_up
 from .words import NOBODY_ASKED, server_noise_words
 
-Unit = Literal["sample", "machine"]
+Unit = Literal["sample", "owner", "machine"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Relation = Literal["replacement"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
-_UNITS: dict[Unit, str] = {"sample": "one sample of one machine", "machine": "all samples of one machine"}
+_UNITS: dict[Unit, str] = {
+    "sample": "one sample of one machine",
+    "owner": "all samples of one owner on one machine",
+    "machine": "all samples of one machine",
+}
 _AGAINST: dict[Trust, str] = {
     "untrusted-server": "against the server and everybody else",
     "secure-aggregation": "against the server and everybody else",
     "trusted-server": "against everybody but the trusted server",
 }
-_DIGITS = 4
-_ROUNDING = 1e-9
 
 SESSION = "over all releases its cap allows"
 PUBLISHED = "over all models it publishes"
@@ -42,10 +44,8 @@ SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
-IN_HIDING = "While nobody learns which of {slots} releases a sample is in, epsilon = {epsilon} at the same delta."
-ESTIMATED = (
-    "If nobody learns which of {slots} releases a sample is in, an estimate of epsilon is {epsilon}, no guarantee."
-)
+IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
+ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
 """Of a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.normals`)."""
 
@@ -64,7 +64,7 @@ class Guarantee:
         Whose noise of which mechanism, such as ``cancelling (uniform) noise on each machine``.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
         Against whom it holds.
-    unit : {"sample", "machine"}
+    unit : {"sample", "owner", "machine"}
         What is protected as a whole.
     relation : {"replacement"}
         How neighbouring data sets differ: the unit is replaced by any other of its kind.
@@ -202,7 +202,8 @@ class Guarantee:
         if self.amplified is None:
             return ""
         said = IN_HIDING if self.amplified.proved else ESTIMATED
-        return said.format(slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
+        row = "an owner" if self.unit == "owner" else "a sample"
+        return said.format(row=row, slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
 
     @property
     def meaning(self) -> str:
@@ -252,7 +253,7 @@ def policy_guarantee(
     *,
     mu_local: float | None = None,
     covers: str = SESSION,
-    unit: Unit = "sample",
+    unit: Unit | None = None,
     notes: Iterable[str] = (),
     words: str = "",
     stated: bool = False,
@@ -272,8 +273,8 @@ def policy_guarantee(
         Otherwise it is left out of account.
     covers : str
         Which releases it is true of.
-    unit : {"sample", "machine"}
-        What the policy's participations were counted for.
+    unit : {"sample", "owner", "machine"}, optional
+        What the policy's participations were counted for; default the policy's own.
     notes : iterable of str
         Further sentences about what the figure rests on.
     words : str
@@ -293,6 +294,7 @@ def policy_guarantee(
     **Formal guarantees.** None of its own: it says in words what the policy guarantees, and never shows a figure where
     the policy adds no noise.
     """
+    unit = unit or policy.unit
     if mu == 0.0:
         return Guarantee(mu, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
     if not policy.adds_noise:
@@ -355,7 +357,7 @@ def server_guarantee(
         return policy_guarantee(policy, math.inf, notes=notes)
     beyond = () if stated or not math.isinf(mu) else (_beyond(policy),)
     words, notes = server_noise_words(noise, rounds), (*_fast(policy), *beyond, *notes)
-    return Guarantee(mu, policy.delta, words, trust=policy.trust, covers=PUBLISHED, notes=notes)
+    return Guarantee(mu, policy.delta, words, trust=policy.trust, unit=policy.unit, covers=PUBLISHED, notes=notes)
 
 
 def beyond_range(policy: PrivacyPolicy, mu: float) -> tuple[str, ...]:
@@ -374,27 +376,3 @@ def _fast(policy: PrivacyPolicy) -> tuple[str, ...]:
 def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
     # A machine that trusts its server is private towards everybody else; one whose mechanism is none is not private.
     return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
-
-
-def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
-    """A mu or an epsilon for people, never below what it is.
-
-    Parameters
-    ----------
-    value : float
-    digits : int
-        Significant digits.
-    places : int, optional
-        Decimal places in their stead.
-
-    Examples
-    --------
-    >>> rounded_up(24.3812), rounded_up(4.0), rounded_up(4.371, places=2), rounded_up(float("inf"))
-    ('24.39', '4', '4.38', 'infinite')
-    """
-    if math.isinf(value):
-        return "infinite"
-    shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
-    if float(shown) < value * (1 - _ROUNDING):  # beyond what rounding in float64 may have added
-        shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
-    return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"

@@ -8,6 +8,7 @@ from .gdp import gdp_best_guess
 
 _GUESSED = {
     "sample": ("whether one sample of a machine was used, or another in its place,", "every other sample"),
+    "owner": ("whether one owner's samples on a machine were used, or any others in their place,", "every other owner"),
     "machine": ("whether the samples of one machine were used, or any others in their place,", "every other machine's"),
 }
 _GUESSERS = {
@@ -39,7 +40,7 @@ def plain_meaning(
     holds two neighbouring data sets, equally likely before, and sees all that the mu is of, tells which of them was
     used with probability Phi(mu / 2) at most (:func:`~murmurfl.privacy.gdp_best_guess`), and with Gaussian noise in the
     worst case with no less. Percentages are rounded up. What is said of a single person is true where a person is one
-    unit.
+    unit (:func:`~murmurfl.privacy.person_mu`).
 
     Examples
     --------

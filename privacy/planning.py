@@ -61,7 +61,7 @@ _LARGEST_COUNT = 2.0**52
 # no grid will do.
 _MOST_DOUBLINGS = 16
 _MOST_MORE_NOISE = 4.0
-_YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0}
+_YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0, "samples_per_owner": 0}
 """Fields that policies of sessions begun before did not have, and what they were as good as."""
 
 

@@ -13,12 +13,15 @@ from typing import Any, Literal, get_args
 
 from .asked import asked_mu, check_count, check_positive
 from .errors import ConfigurationError
-from .mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
+from .mechanisms import MECHANISMS, Mechanism, make_mechanism
 from .moments import Moments
 from .noise import NOISE_QUALITIES, NoiseQuality
 from .noise_plan import NoisePlan
-from .planning import MOST_SUMMED, ledger_terms, make_plan, shared_terms
+from .planning import MOST_SUMMED as MOST_SUMMED
+from .planning import ledger_terms, make_plan, shared_terms
+from .policy_checks import check_moments, check_owners, check_sums
 from .row_bound import CLIPPINGS, SUMMING_ERROR, Clipping, RowBound
+from .words import NO_NOISE as NO_NOISE
 from .words import NO_NOISE_WORDS, TRUSTING_WORDS, noise_words
 
 ReleaseRule = Literal["acknowledged", "paper"]
@@ -29,8 +32,6 @@ ClipUnit = Literal["sample", "update", "contractive", "nonnegative", "moments"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
 Order = Literal["in-turn", "again", "all", "secret"]
 ORDERS_OF_SAMPLES: tuple[Order, ...] = get_args(Order)
-NO_NOISE = "none"
-"""The mechanism of a simulated machine that adds no noise, to see what noise costs."""
 CONTRACTIVE_ROUNDING = 1e-6
 """How much, relatively, float64 rounding of a contractive update's local iterates may add; where it could be more, a
 machine refuses (:func:`murmurfl.clients.online.farthest_point`)."""
@@ -84,6 +85,10 @@ class PrivacyPolicy:
         gamma of ``automatic``.
     classes, class_weight : int, float
         C and a of ``moments``.
+    samples_per_owner : int
+        Where it is not 0, a row of the machine's data is an *owner*, with at most so many samples, whose gradients
+        are made one row that is clipped once (:class:`~murmurfl.clients.OwnedSamples`). Wherever else it says sample
+        here, read owner: batches are of so many owners, and each owner takes part as often as a sample would.
     epsilon : float, optional
         Asks for ``mu`` in other words: the largest that implies this epsilon at ``delta``. Exactly one of the two is
         given; what is kept is the mu.
@@ -115,7 +120,9 @@ class PrivacyPolicy:
     **Formal guarantees.** Under ``untrusted-server``: everything the machine releases in one session is mu-GDP, over
     all sessions budget_mu-GDP, with respect to replacement of one sample of this machine, against a server that
     chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
-    the mu. Every sample is used in one release only, or in sample_participations of them, min_separation apart. Under
+    the mu (:func:`~murmurfl.privacy.person_mu`). With samples_per_owner it is for replacement of all samples of one
+    owner on this machine. Every sample is used in one release only, or in sample_participations of them,
+    min_separation apart. Under
     ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
     is honest; whatever happens, the plan's ``mu_local`` does. A ledger's sessions of both kinds together are
     budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP whatever happens. Under
@@ -148,6 +155,7 @@ class PrivacyPolicy:
     clip_stability: float = 0.01
     classes: int = 0
     class_weight: float = 1.0
+    samples_per_owner: int = 0
     epsilon: InitVar[float | None] = None
 
     def __post_init__(self, epsilon: float | None) -> None:
@@ -185,13 +193,14 @@ class PrivacyPolicy:
                 f"Expected max_participations <= sample_participations x min_separation = {covered}, got "
                 f"{self.max_participations}: a later release would use a sample once too often."
             )
-        self._check_secure_aggregation()
+        check_sums(self)
+        check_owners(self)
         self.make_mechanism()
 
     def _check_order(self) -> None:
         """Refuse orders of samples and clippings that contradict the rest; settle what ``all`` settles."""
         check_positive("clip_stability", self.clip_stability)
-        self._check_moments()
+        check_moments(self)
         _ = self.bound  # refuses a stability that norms are not precise to
         if self.clipping != "clip" and self.clip_unit != "sample":
             raise ConfigurationError(
@@ -221,51 +230,6 @@ class PrivacyPolicy:
             raise ConfigurationError(
                 f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}."
             )
-
-    def _check_moments(self) -> None:
-        """Refuse moments of no classes, and sums of them that are not over all samples."""
-        if self.clip_unit != "moments":
-            if (self.classes, self.class_weight) != (0, 1.0):
-                raise ConfigurationError(
-                    "Expected classes and class_weight only with clip_unit 'moments', got "
-                    f"{self.classes} and {self.class_weight} with {self.clip_unit!r}."
-                )
-            return
-        Moments(self.classes, self.class_weight)
-        if self.order != "all":
-            raise ConfigurationError(f"Expected order 'all' with clip_unit 'moments', got {self.order!r}.")
-
-    def _check_secure_aggregation(self) -> None:
-        """Refuse numbers of machines that make no sense, and releases that helpers could not tell apart."""
-        for name in ("min_honest", "min_cohort"):
-            check_count(name, getattr(self, name))
-        if self.trust != "secure-aggregation":
-            if (self.min_honest, self.min_cohort, self.budget_local_mu) != (1, 1, None):
-                raise ConfigurationError(
-                    "Expected min_honest, min_cohort and budget_local_mu only with trust 'secure-aggregation', got "
-                    f"{self.min_honest}, {self.min_cohort} and {self.budget_local_mu!r} with {self.trust!r}."
-                )
-            return
-        if not self.min_honest <= self.min_cohort <= MOST_SUMMED:
-            raise ConfigurationError(
-                f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {self.min_honest} and {self.min_cohort}: "
-                "min_cohort is the honest machines of a sum and those that may work with the server."
-            )
-        alone = noise_stands_alone(self.mechanism) or self.mechanism == NO_NOISE
-        if self.release_rule == "paper" and not alone:
-            raise ConfigurationError(
-                "Expected release_rule 'acknowledged' under secure aggregation, or the mechanism 'independent', got "
-                f"{self.release_rule!r} with {self.mechanism!r}: a helper opens a correlated release only if it is "
-                "built on the last one that was opened."
-            )
-        shares = dict(self.mechanism_options).get("shares", "uniform")
-        if shares != "uniform":
-            raise ConfigurationError(
-                f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have "
-                "made different numbers of releases, and each counts on the others' noise being as large as its own."
-            )
-        if self.budget_local_mu is not None:
-            check_positive("budget_local_mu", self.budget_local_mu)
 
     @property
     def builds_on(self) -> Literal["last-opened", "nothing"]:
@@ -324,6 +288,11 @@ class PrivacyPolicy:
         return self.clip_unit in ("sample", "nonnegative", "moments")
 
     @property
+    def unit(self) -> Literal["sample", "owner"]:
+        """What is protected as a whole: one row of the machine's data."""
+        return "owner" if self.samples_per_owner else "sample"
+
+    @property
     def sums_samples(self) -> bool:
         """Whether a release is a sum over all of the machine's samples, each with a weight, and not over b of them."""
         return self.order in ("all", "secret")
@@ -375,6 +344,7 @@ class PrivacyPolicy:
             masked=self.trust == "secure-aggregation",
             clipping="" if self.clipping == "clip" else self.clipping,
             secret=self.order == "secret",
+            per_owner=self.samples_per_owner,
         )
 
     def plan(self, num_parameters: int) -> NoisePlan:

@@ -25,6 +25,7 @@ ASK = "ask"
 ASK_HELLO = "hello"
 ASK_PRIVACY = "privacy"
 ASK_OPEN = "open"
+PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases (:mod:`.evaluation`), and the mean of
 # the features that a machine is to see its samples from (:mod:`.centring`): k float32 values, little endian.
@@ -93,6 +94,7 @@ EVALUATION_BLOCKED = 1010
 LEDGER_UNUSABLE = 1011
 OPENING_REFUSED = 1012
 LEGACY_CLIENT_APP = 1013
+RUN_NOT_ALLOWED = 1014
 
 REFUSAL_NAMES: dict[int, str] = {
     MALFORMED_REQUEST: "malformed-request",
@@ -108,4 +110,5 @@ REFUSAL_NAMES: dict[int, str] = {
     LEDGER_UNUSABLE: "ledger-unusable",
     OPENING_REFUSED: "opening-refused",
     LEGACY_CLIENT_APP: "legacy-client-app",
+    RUN_NOT_ALLOWED: "run-not-allowed",
 }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .admitted import Admission
 from .contributions import StackedContributions
 from .data_digest import RowBytes
-from .errors import ConfigurationError, is_interrupt
+from .errors import OF_DATA, ConfigurationError, is_interrupt
 from .keys import NoiseKeys
 from .ledger import Ledger
 from .machine import LedgeredMachine
@@ -245,7 +245,7 @@ class PrivateMachine(LedgeredMachine):
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            logger.exception("A contribution could not be computed; it counts as zero.")
+            logger.exception("A contribution could not be computed; it counts as zero.", extra=OF_DATA)
             return None
 
     def _mean_counts(self, rows: NDArray[np.floating]) -> NDArray[np.int64]:

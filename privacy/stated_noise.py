@@ -30,7 +30,7 @@ class StatedNoise:
         What is guaranteed of them.
     clip_unit : str
         What is clipped (:class:`~murmurfl.privacy.PrivacyPolicy`).
-    unit : {"sample", "machine"}
+    unit : {"sample", "owner", "machine"}
         What is protected as a whole.
     trust : str
         Whom the machine trusts.
@@ -79,7 +79,7 @@ class StatedNoise:
             mu,
             delta,
             clip_unit=units.get(words[protocol.CLIP_UNIT], "sample"),
-            unit=words["unit"] if words["unit"] == "machine" else "sample",
+            unit=words["unit"] if words["unit"] in ("machine", "owner") else "sample",
             trust=words["trust"] or "untrusted-server",
             honest=honest,
             alone=noise_stands_alone(words["mechanism"]),

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+NO_NOISE = "none"
+"""The mechanism of a simulated machine that adds no noise, to see what noise costs."""
+
 NO_NOISE_WORDS = "no noise was added anywhere"
 """Of the mechanism ``none``: neither the machines nor the server add noise."""
 
@@ -35,6 +38,7 @@ def noise_words(
     masked: bool = False,
     secret: bool = False,
     clipping: str = "",
+    per_owner: int = 0,
 ) -> str:
     """Noise of machines that put it on their own releases.
 
@@ -56,6 +60,8 @@ def noise_words(
         Whether each sample is in a release that only its machine knows.
     clipping : str
         How samples' rows are bounded, if not by cutting them: ``automatic``.
+    per_owner : int
+        How many samples of an owner are clipped together, at most; 0 where each is clipped by itself.
 
     Examples
     --------
@@ -66,6 +72,7 @@ def noise_words(
     words = f"{mechanism}{f' ({named})' if named else ''} noise {where}"
     words += ", under masks" if masked else ""
     words += f", {clipping} clipping" if clipping else ""
+    words += f", up to {per_owner} samples of an owner clipped together" if per_owner else ""
     words += f", {sensitivity} sensitivity" if sensitivity else ""
     words += ", samples in a secret order" if secret else ""
     return words + (f", every sample in up to {participations} releases" if participations > 1 else "")

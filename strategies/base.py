@@ -92,6 +92,9 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
     centre : ndarray of shape (k,), optional
         What machines see their samples from, sent with every request (:class:`~murmurfl.strategies.MeanOfFeatures`);
         for machines that are configured for centring.
+    permit : str, optional
+        Of the session's owner (``murmurfl owner permit``), sent with every message, for machines that take no other
+        runs. Without ``session`` the training is in the permit's first one. A resumed training may have a renewed one.
 
     Notes
     -----
@@ -295,6 +298,7 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
                 num_parameters=vector_size(self.release_layout),
                 message_type=self.message_type_of_queries,
                 timeout=timeout,
+                entries=self.machines.entries,
             )
         return {name: statements[name] for name in self.machines.names if name in statements}
 

@@ -225,7 +225,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         """With ``evaluate_on_machines``, a request to every connected machine; otherwise none."""
         if not self.evaluate_on_machines:
             return []
-        settings = ConfigRecord({**config, protocol.SERVER_ROUND: server_round})
+        settings = ConfigRecord({**config, **self.machines.entries, protocol.SERVER_ROUND: server_round})
         records = {self.arrayrecord_key: arrays, self.configrecord_key: settings}
         return [
             Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)

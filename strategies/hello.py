@@ -36,9 +36,10 @@ class Introduction:
     roster: str = ""
 
 
-def hello(node_id: int, message_type: str) -> Message:
-    """What a node is asked."""
-    config = ConfigRecord({protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION})
+def hello(node_id: int, message_type: str, entries: Mapping[str, Any]) -> Message:
+    """What a node is asked; ``entries`` are what every message of the training says."""
+    asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION}
+    config = ConfigRecord({**entries, **asked})
     return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 
 from flwr.app import Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..privacy import MurmurflError
+from ..privacy import MurmurflError, protocol
 from .hello import Introduction, failure, hello, introduction, stranger
 from .machine_names import NumberedNames, by_length_and_name
 from .waiting import Attending, Needed, is_simulation, no_helpers, pointless, shortage
@@ -51,6 +51,8 @@ class MachineDirectory:
         Where M is not known: how many machines the training does not begin without.
     client : str
         What a ClientApp must have for this training, as a line of code.
+    permit : str
+        Of the session's owner, for every message; empty for none.
 
     Notes
     -----
@@ -75,6 +77,7 @@ class MachineDirectory:
         message_type: str = MessageType.QUERY,
         fewest: int = 1,
         client: str = "",
+        permit: str = "",
     ) -> None:
         self.num_clients = num_clients
         self.fewest = fewest if num_clients is None else num_clients
@@ -83,6 +86,8 @@ class MachineDirectory:
         self.deadline_s = deadline_s
         self.names: Sequence[str] = []
         """The M machines of the training, in order; fixed by the first :meth:`meet`."""
+        self.entries: Mapping[str, str] = {protocol.PERMIT: permit} if permit else {}
+        """What every message of the training says to every node."""
         self.several_on_a_node = False
         """Whether a node may report several names: in a simulation only."""
         self._sleep = sleep
@@ -217,7 +222,9 @@ class MachineDirectory:
         }
         new = sorted(connected - self._hosted.keys() - self._greeted.keys())
         if new:
-            message_ids = list(grid.push_messages([hello(node_id, self._message_type) for node_id in new]))
+            message_ids = list(
+                grid.push_messages([hello(node_id, self._message_type, self.entries) for node_id in new])
+            )
             for node_id, message_id in zip(new, message_ids, strict=False):
                 self._greeted[node_id] = (message_id or "", now)
         waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}

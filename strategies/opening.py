@@ -142,7 +142,7 @@ class Helpers:
         HelpersDisagreeError
             If one has opened it, and another refuses.
         """
-        request = _OpeningRequest(session, cohort, self.roster, self._message_type)
+        request = _OpeningRequest(session, cohort, self.roster, self._message_type, self._directory.entries)
         unmasked = cohort.total.copy()
         missing = list(self.roster.helper_names)
         problems: dict[str, str] = {}
@@ -169,7 +169,7 @@ class Helpers:
         raise HelperUnavailableError(_unanswered(cohort, missing, problems, self.option.patience))
 
     def _hello(self, name: str, node_id: int) -> Message:
-        return hello(node_id, self._message_type)
+        return hello(node_id, self._message_type, self._directory.entries)
 
     def _ask_each(
         self, grid: Grid, names: Iterable[str], message: Callable[[str, int], Message], timeout: float
@@ -190,13 +190,16 @@ class _OpeningRequest:
 
     REFUSES = "refuses to open the set"
 
-    def __init__(self, session: str, cohort: CohortSet, roster: Roster, queries: str) -> None:
+    def __init__(
+        self, session: str, cohort: CohortSet, roster: Roster, queries: str, entries: Mapping[str, str]
+    ) -> None:
         self._session, self._cohort = session, cohort
         # A ClientApp hands its mods, where a simulation's helpers may be, messages of the kinds that it knows itself.
         self._message_type = protocol.QUERY_OPEN if queries == MessageType.QUERY else queries
         self._entries = {entry.name: entry for entry in roster.helpers}
         self._digest = set_digest(session, cohort.opening, cohort.sealed)
         self._shared = {
+            **entries,
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.ASK: protocol.ASK_OPEN,
             protocol.SESSION: session,

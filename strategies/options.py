@@ -42,6 +42,7 @@ class RoundOptions(TypedDict, total=False):
     on_round: OnRound | None
     secure_aggregation: SecureAggregation | None
     centre: NDArray[np.floating] | None
+    permit: str | None
 
 
 class ReleaseOptions(RoundOptions, total=False):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from logging import INFO
 from typing import Any, TypeVar
 
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
 
+from ..privacy import protocol
 from .checkpoint import load_checkpoint, save_checkpoint
 from .machine_names import plain_names, restored_names
-from .replies import RoundReport
+from .permitted import check_permitted
+from .replies import RoundReport, RoundRequest
 from .reports import plain
 from .rounds import Rounds
 
@@ -28,6 +30,14 @@ class ResumableRounds(Rounds[StateT]):
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.strategies.ReleaseStrategy`.
     """
+
+    def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
+        request = super()._plan_round(server_round, reachable)
+        said = self.machines.entries
+        if not said:
+            return request
+        check_permitted(said[protocol.PERMIT], request.session)  # of a training that was begun under another one
+        return replace(request, entries={**request.entries, **said})
 
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None:

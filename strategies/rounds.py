@@ -35,6 +35,7 @@ from .layout import Layout, Vector, array_record, model_vector, vector_size
 from .machines import MachineDirectory
 from .opening import Helpers
 from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
+from .permitted import session_of
 from .release_sum import ReleaseSum, Summation
 from .replies import LARGEST_VALUE, Outcome, Refusal, Reply, RoundReport, RoundRequest, SummedReplies
 from .reports import log_losses
@@ -97,6 +98,7 @@ class Rounds(ABC, Generic[StateT]):
         on_round: OnRound | None = None,
         secure_aggregation: SecureAggregation | None = None,
         centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
         **others: object,
     ) -> None:
         refuse_arguments(type(self), others)
@@ -112,13 +114,14 @@ class Rounds(ABC, Generic[StateT]):
         """How many a round asks, and what a step divides by; 0 if not known yet."""
         self.seed = secrets.randbits(63) if seed is None else seed
         self.sampling: Sampling = sampling
-        self.session = secrets.token_hex(16) if session is None else session
+        self.session = session_of(permit, session)
         self.machines = MachineDirectory(
             num_clients,
             node_deadline_s,
             message_type=self.message_type_of_queries,
             fewest=self._attendance.fewest,
             client=self.client_line,
+            permit=permit or "",
         )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
@@ -148,7 +151,7 @@ class Rounds(ABC, Generic[StateT]):
         self._grid: Grid | None = None  # None for machines that are asked without messages
         self._timeout = _TIMEOUT_S
         self._fresh_seed = seed is None
-        self._fresh_session = session is None
+        self._fresh_session = session is None or bool(permit)  # a permit may be renewed
         self._on_round = on_round
         self._layout: Layout = []
         self._asked: dict[str, int] = {}

@@ -17,7 +17,14 @@ _STATEMENT_NUMBERS = ("releases", "mu-spent", "mu-guaranteed", "mu-budget", "sam
 
 
 def ask_statements(
-    grid: Grid, nodes: Mapping[str, int], *, session: str, num_parameters: int, message_type: str, timeout: float
+    grid: Grid,
+    nodes: Mapping[str, int],
+    *,
+    session: str,
+    num_parameters: int,
+    message_type: str,
+    timeout: float,
+    entries: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
     """The privacy statements of machines, by name; one that gives no sensible answer is missing.
 
@@ -34,6 +41,8 @@ def ask_statements(
         The type of the messages.
     timeout : float
         Seconds to wait for the answers.
+    entries : mapping
+        What every message of the training says.
 
     Notes
     -----
@@ -43,6 +52,7 @@ def ask_statements(
     for name, node_id in nodes.items():
         config = ConfigRecord(
             {
+                **entries,
                 protocol.VERSION: protocol.PROTOCOL_VERSION,
                 protocol.ASK: protocol.ASK_PRIVACY,
                 protocol.SESSION: session,

@@ -28,6 +28,12 @@ LONGEST_S = 240.0
 PASSED, FAILED = 0, 1
 
 NORMALS = "tests/privacy/test_normals.py"
+OWNERS = "tests/privacy/test_owners.py"
+OWNED = "tests/clients/test_owners.py"
+PERSONS = "tests/proofs/test_owners.py"
+OWNER_RUNS = "tests/app/test_owners.py"
+PERMITS = "tests/privacy/test_permits.py"
+TAKEN_RUNS = "tests/app/nodes/test_runs.py"
 CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
 EVALUATION = "tests/privacy/test_evaluation.py"
@@ -107,6 +113,62 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "an owner's empty places are another owner's rows",
+        "privacy/owners.py",
+        "number % counts",
+        "np.minimum(number, len(self.rows) - 1 - starts[:, None])",
+        (OWNERS, OWNED),
+    ),
+    Mutant(
+        "an owner's samples beyond the cap are used",
+        "privacy/owners.py",
+        "return cls(rows[number < most], np.cumsum(np.minimum(counts, most)), most)",
+        "return cls(rows, np.cumsum(counts), int(counts.max()))",
+        (OWNERS, OWNED),
+    ),
+    Mutant(
+        "repetitions of an owner's samples count as samples",
+        "clients/owners.py",
+        "chosen = present[:, number]",
+        "chosen = np.ones(owners, dtype=bool)",
+        (OWNED,),
+    ),
+    Mutant(
+        "samples by themselves are taken for owners",
+        "privacy/owners.py",
+        "if policy.samples_per_owner != held:",
+        "if False:",
+        (OWNED,),
+    ),
+    Mutant(
+        "machines that share noise are counted as if each had its own",
+        "privacy/owners.py",
+        "return min(samples * machines * mu, ",
+        "return min(samples * math.sqrt(machines) * mu, ",
+        (PERSONS,),
+    ),
+    Mutant(
+        "samples of one machine add in squares",
+        "privacy/owners.py",
+        "        return samples * math.sqrt(machines) * mu\n",
+        "        return math.sqrt(samples * machines) * mu\n",
+        (PERSONS,),
+    ),
+    Mutant(
+        "a session goes on with another number of samples an owner",
+        "privacy/planning.py",
+        "for name, usual in _YOUNGER_FIELDS.items():\n        if fields[name] == usual:",
+        'for name, usual in _YOUNGER_FIELDS.items():\n        if name == "samples_per_owner" or fields[name] == usual:',
+        (OWNERS,),
+    ),
+    Mutant(
+        "real machines are said to protect owners if one of them does",
+        "app/guarantees.py",
+        'and all(one.get("unit") == "owner" for one in said)',
+        'and any(one.get("unit") == "owner" for one in said)',
+        (OWNER_RUNS,),
+    ),
+    Mutant(
         "a module's gradients are taken for half as long as they are, so that they are clipped to twice the norm",
         "clients/torch_model.py",
         "return abs(self._weight) * np.sqrt(squares)",
@@ -119,6 +181,34 @@ MUTANTS = (
         "if changed is not None:",
         "if False:",
         (TORCH_MODEL,),
+    ),
+    Mutant(
+        "a node believes any permit, whoever signed it",
+        "privacy/permits.py",
+        "if is_signed(owner, signature, _LABEL + payload):",
+        "if True:",
+        (PERMITS, TAKEN_RUNS),
+    ),
+    Mutant(
+        "a permit is for all sessions",
+        "app/nodes/runs.py",
+        "if any(session not in permit.sessions for session in named):",
+        "if False:",
+        (TAKEN_RUNS,),
+    ),
+    Mutant(
+        "a permit lasts for ever",
+        "privacy/permits.py",
+        "return self.not_before <= now < self.until",
+        "return self.not_before <= now",
+        (PERMITS, TAKEN_RUNS),
+    ),
+    Mutant(
+        "a request's permit is part of the request, so that a renewed one makes a round a new round",
+        "app/nodes/runs.py",
+        "        _take_permits_out(message)\n",
+        "",
+        (TAKEN_RUNS,),
     ),
     Mutant(
         "a real node of a private_client_app takes its policy from the code",
@@ -465,7 +555,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sum counts on shares of machines that are at other releases",
-        "privacy/policy.py",
+        "privacy/policy_checks.py",
         'if shares != "uniform":',
         "if False:",
         (INDEPENDENT,),
@@ -535,9 +625,9 @@ MUTANTS = (
     ),
     Mutant(
         "moments of samples may be in several releases",
-        "privacy/policy.py",
-        "        Moments(self.classes, self.class_weight)\n        if self.order",
-        "        Moments(self.classes, self.class_weight)\n        if False and self.order",
+        "privacy/policy_checks.py",
+        "    Moments(policy.classes, policy.class_weight)\n    if policy.order",
+        "    Moments(policy.classes, policy.class_weight)\n    if False and policy.order",
         (MOMENTS,),
     ),
     Mutant(

@@ -29,6 +29,7 @@ HERE = (
     "secure-aggregation.md",
     "features.md",
     "secret-order.md",
+    "owners.md",
     "which.md",
     "forecast.md",
     "swap-in.md",
@@ -36,6 +37,7 @@ HERE = (
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
     "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),
+    "operations.md": ("tests/deployment/test_operations.py", "docs/operations.md followed over real nodes"),
     "own.md": ("tests/app/test_own_things.py", "RUN, REPORT, PLAN, AUDIT = "),
 }
 # What runs the rest, and how to tell that it does.

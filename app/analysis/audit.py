@@ -185,7 +185,7 @@ class _Measurement:
         self._secret = policy.order == "secret"
         last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
         first = [1] if self._secret else sorted({1, min(2, last), last})
-        self.shifts = {f"first sample of release {k}": self._scene.shift(k) for k in first}
+        self.shifts = {f"first {policy.unit} of release {k}": self._scene.shift(k) for k in first}
         releases = range(1, policy.max_participations + 1)
         self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.machine) for k in releases]
 
@@ -231,12 +231,18 @@ def _rounded_down(value: float) -> str:
     return f"{float(shown):.4g}"
 
 
+_REPLACED: dict[str, str] = {
+    "sample": "one sample of one machine",
+    "owner": "all samples of one owner on one machine",
+}
+
+
 def audit_lines(audit: RunAudit) -> list[str]:
     """What an audit found, to read."""
     result = audit.result
     lines = [
-        f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, one sample of one "
-        f"machine replaced; {result.runs} runs with the canary and {result.runs} without.",
+        f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, "
+        f"{_REPLACED[audit.guarantee.unit]} replaced; {result.runs} runs with the canary and {result.runs} without.",
     ]
     if audit.local is not None:
         honest = audit.guarantee.min_honest

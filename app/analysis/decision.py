@@ -73,6 +73,14 @@ class Choice:
         }
 
     @property
+    def noise_values(self) -> int:
+        """How many values of noise all releases of a machine have, or a trusted server's."""
+        problem = self.decision.chosen.problem
+        method = METHODS[problem.config.strategy]
+        policy = method.policy(problem.trained, max(problem.sizes))
+        return method.release_size(problem) * max(policy.normals_per_parameter, problem.num_rounds)
+
+    @property
     def noise(self) -> str:
         """Whose noise of which mechanism, in words."""
         problem = self.decision.chosen.problem

@@ -126,20 +126,27 @@ class Plan:
         return {**asdict(self), **best, "guarantee": self.guarantee.document()}
 
     @property
+    def noise_values(self) -> int:
+        """How many values of noise all releases of a machine have."""
+        return self.request.parameters * self.releases
+
+    @property
     def guarantee(self) -> Guarantee:
         """What a machine's releases would guarantee, with any of the mechanisms."""
         request = self.request
         words = "noise of any of these mechanisms on each machine"
+        unit = "owner" if request.samples_per_owner else "sample"
         covers = f"over all {self.releases} releases of a machine, a sample in at most {request.passes} of them"
         notes = (BESIDE_MEAN,) if request.after_mean else ()
         if not request.secure:
-            return Guarantee(self.mu, request.delta, words, covers=covers, notes=notes)
+            return Guarantee(self.mu, request.delta, words, unit=unit, covers=covers, notes=notes)
         local = [math.inf if made.mu_local is None else made.mu_local for made in self.mechanisms]
         return Guarantee(
             self.mu,
             request.delta,
             f"{words}, under masks",
             trust=request.trust,
+            unit=unit,
             covers=covers,
             mu_local=max(local),
             min_honest=request.min_honest,
@@ -271,7 +278,7 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
     often = f"in at most {request.passes} of them" if request.passes > 1 else "in one of them"
     before = [
         f"Cap: {plan.releases} releases a machine, every sample {often}; a release changes by at most "
-        f"{plan.sensitivity:.6g} when one sample does.",
+        f"{plan.sensitivity:.6g} when one {plan.guarantee.unit} does.",
         f"Guarantee: {plan.guarantee.sentence}",
     ]
     if request.per_round < request.machines:

@@ -46,6 +46,8 @@ class PlanRequest:
     after_mean : bool
         Whether machines release the mean of their features before all that is planned here, with a part of mu^2 that
         is not in ``mu`` and ``epsilon``.
+    samples_per_owner : int
+        As in :class:`~murmurfl.privacy.PrivacyPolicy`; where it is not 0, samples are owners.
     """
 
     machines: int
@@ -67,6 +69,7 @@ class PlanRequest:
     min_cohort: int = 1
     secret_order: bool = False
     after_mean: bool = False
+    samples_per_owner: int = 0
 
     def __post_init__(self) -> None:
         if not self.mu:
@@ -143,6 +146,7 @@ class PlanRequest:
             trust=self.trust,
             min_honest=self.min_honest,
             min_cohort=self.min_cohort,
+            samples_per_owner=self.samples_per_owner,
             order="secret" if self.secret_order and self.trust != "trusted-server" else "in-turn",
         )
 
@@ -193,4 +197,5 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
         min_cohort=policy.min_cohort,
         secret_order=config.secret_order,
         after_mean=experiment.is_centred,
+        samples_per_owner=policy.samples_per_owner,
     )

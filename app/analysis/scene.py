@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import Cohort
+from ...clients.owners import OwnedSamples
 from ...privacy import MemoryLedger, RefusedError, Release, RowCache, derived_seed
 from ...privacy.audit import Answers, prefix_sums
 from ...privacy.clipping import clip_per_sample
+from ...privacy.owners import Owners
 from ..experiment import Experiment
 from ..models.base import Model
 from ..tasks.base import Shard
@@ -40,12 +42,12 @@ class Scene:
         shard, self.policy = experiment.shards[machine], experiment.policy(machine)
         self.machine, self._samples = str(machine), len(shard)
         self.point, features, labels = canaries(experiment.model, self.policy.clip_norm, experiment.config.seed)
-        own = shard[: self._samples]
         data = replace(
             experiment.data,
-            train_features=np.concatenate([own[0], features]),
-            train_labels=np.concatenate([own[1], labels]),
+            train_features=np.concatenate([_first(shard, 0), features]),
+            train_labels=np.concatenate([_first(shard, 1), labels]),
             machine_of=None,
+            owner_of=None,
         )
         self._experiment = replace(experiment, data=data)
 
@@ -75,11 +77,11 @@ class Scene:
         order = np.arange(self._samples)
         step = 1 if self.policy.order == "secret" else self.policy.batch_size
         order[::step] = self._samples  # each release's first sample is a canary, in a secret order every one
-        other = Shard(self._experiment.data, order.copy())
+        other = self._shard(order.copy())
         if canary:
             order[(canary - 1) * step] += 1
         base = self._experiment
-        shards = [Shard(base.data, order), *[other] * (summed - 1)] * numbers.stop
+        shards = [self._shard(order), *[other] * (summed - 1)] * numbers.stop
         world = replace(base, config=replace(base.config, seed=seed), shards=shards)
         rows = RowCache(_ROW_CACHE_BYTES)
         names = [str(i) for i in range(numbers.start * summed, numbers.stop * summed)]
@@ -96,6 +98,20 @@ class Scene:
             return (_sum(made[i : i + summed]) for i in range(0, len(made), summed))
 
         return answers
+
+    def _shard(self, order: NDArray[np.int64]) -> Any:
+        """A machine with these rows; where rows are owners, every sample of an owner is the same."""
+        data, most = self._experiment.data, self.policy.samples_per_owner
+        if not most:
+            return Shard(data, order)
+        owners = Owners.in_turn(len(order) * most, most).taken_from(np.repeat(order, most))
+        return OwnedSamples((data.train_features, data.train_labels), owners)
+
+
+def _first(shard: Any, part: int) -> NDArray[Any]:
+    """Features, or labels, of the samples of a shard; of each owner those of the first."""
+    values = shard[: len(shard)][part]
+    return values[:, 0] if isinstance(shard, OwnedSamples) else values
 
 
 def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:

@@ -31,7 +31,9 @@ def closing_lines(document: Mapping[str, Any]) -> list[str]:
         return []
     lines = ["", *(f"  {line}" for line in meaning_lines(document))]
     lines += [f"  {line}" for line in without_noise_lines(document)]
-    if not document.get("chosen_by") and document["config"]["strategy"] != AUTO and document["accuracy"] is not None:
+    # No decision counts owners yet: it would have another unit.
+    chosen = document.get("chosen_by") or document["config"].get("samples-per-owner")
+    if not chosen and document["config"]["strategy"] != AUTO and document["accuracy"] is not None:
         lines.append(f"  The most accuracy for this epsilon: {better(document['config'])}")
     return lines
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from .addresses import HealthAddress, MetricsAddress
+from .checking import Checked, CheckedAsJson, check_helper_and_end, refuse_without_check
 from .node import Insecure, NodeKey, RootCertificates, SuperLink
 from .serving import LogDetails, LogJSON, Serving
 from .settings import Verbose
-from .terminal import say
 
 
 def helper(
@@ -20,7 +20,8 @@ def helper(
     root_certificates: RootCertificates = None,
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
-    check: Annotated[bool, typer.Option("--check", help="Check configuration, keys and record, and end.")] = False,
+    check: Checked = False,
+    as_json: CheckedAsJson = False,
     log_json: LogJSON = False,
     log_details: LogDetails = False,
     verbose: Verbose = False,
@@ -29,18 +30,22 @@ def helper(
 ) -> None:
     """Help a server to sums of releases and to nothing smaller: it gets seeds of masks, never a release."""
     serving = Serving(log_json, log_details, verbose)
-    serving.start_log()
+    serving.start_log(watched=check)
     with serving.failing():
         from ..nodes.connection import Connection
         from ..nodes.helper_config import HelperConfig
-        from ..nodes.supernode import describe_helper, run_helper
+        from ..nodes.preflight import Given
+        from ..nodes.runs import TakenRuns
+        from ..nodes.supernode import run_helper
         from ..nodes.watching import Addresses, watched
 
-        settings = HelperConfig.read(config)
+        refuse_without_check(check=check, as_json=as_json)
         if check:
-            say(f"{describe_helper(settings, settings.opener())}\nConfiguration, key, roster and record are in order.")
+            given = Given(superlink, root_certificates, auth_private_key, insecure)
+            check_helper_and_end(config, given, as_json=as_json)
         else:
+            settings, runs = HelperConfig.read(config, runs_kept=True), TakenRuns.read(config)
             reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
             journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
             with watched("helper", journal, addresses, certificates=reached.root_certificates):
-                run_helper(settings, reached, journal)
+                run_helper(settings, reached, journal, runs)

@@ -10,6 +10,7 @@ import typer
 
 from ...privacy import (
     ConfigurationError,
+    LedgerSummary,
     SQLiteLedger,
     accept_rollback,
     gdp_mu,
@@ -18,11 +19,16 @@ from ...privacy import (
     read_ledger,
     upgrade_ledger,
 )
+from ...privacy.ledger.history import LedgerHistory, read_history
+from ..nodes.ledger_releases import LOCAL_COLUMNS, releases_document, releases_notes, releases_rows
 from ..nodes.ledgers import ledger_document, ledger_lines, session_rows
 from .command_line import CommandLine
 from .failing import failing_clearly
 from .settings import AsJson
-from .terminal import say, say_table
+from .terminal import aligned, say, say_table, width
+
+_WIDE = 110
+"""Columns in which a line of a release has room for both figures of secure aggregation."""
 
 ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
@@ -64,19 +70,45 @@ def create(
 
 
 @ledger_cli.command()
-def show(path: LedgerPath, as_json: AsJson = False) -> None:
+def show(
+    path: LedgerPath,
+    releases: Annotated[
+        bool, typer.Option("--releases", help="Show every release: when, session, number, samples, mu so far.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what was spent, on which run, and what is left; alters nothing."""
     with failing_clearly():
         summary = read_ledger(path)
+        history = read_history(path) if releases else None
     if as_json:
-        typer.echo(json.dumps(ledger_document(summary, path), indent=2, allow_nan=False))
+        document = ledger_document(summary, path)
+        if history is not None:
+            document |= releases_document(history, summary)
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    for line in ledger_lines(summary, path):
-        say(line)
-    if summary.sessions:
-        say_table("Sessions: a run of training each", session_rows(summary), ("session",))
+    if history is not None:
+        _say_releases(history, summary)
+    else:
+        for line in ledger_lines(summary, path):
+            say(line)
+        if summary.sessions:
+            say_table("Sessions: a run of training each", session_rows(summary), ("session",))
     if summary.mark_problem:
         say(f"\nThis node releases nothing: {summary.mark_problem}")
+
+
+def _say_releases(history: LedgerHistory, summary: LedgerSummary) -> None:
+    if not history.lines:
+        say("Nothing was released.")
+        return
+    available = width()
+    rows = releases_rows(history, summary, short=available is not None)
+    columns = [name for name in rows[0] if available is None or available >= _WIDE or name not in LOCAL_COLUMNS]
+    for line in aligned(rows, columns, ("number", "samples", "mu so far", "mu reserved", *LOCAL_COLUMNS)):
+        typer.echo(line)
+    for note in releases_notes(history, summary):
+        say(f"\n{note}")
 
 
 @ledger_cli.command("accept-rollback")
@@ -147,7 +179,7 @@ def rotate(
         "Copies of the ledger from before can never be used again. Go on?",
     )
     with failing_clearly():
-        node = read_node(config)
+        node = read_node(config, runs_kept=True)  # it answers nothing
         closed = rotate_key_of(node, key_file)
     say(
         f"The noise key of {node.ledger} is a new one; {closed} sessions are closed. Start the node again, and make a "

@@ -14,6 +14,7 @@ from .helper import helper
 from .keys import keys, list_names
 from .ledger import ledger_cli
 from .node import deploy_demo, node
+from .owner import owner_cli
 from .plan import plan
 from .report import report
 from .reproduce import reproduce
@@ -50,6 +51,7 @@ for command in (keys, node, helper, deploy_demo):
 cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server)
 cli.add_typer(ledger_cli, name="ledger")
 cli.add_typer(roster_cli, name="roster")
+cli.add_typer(owner_cli, name="owner")
 
 
 def main() -> None:

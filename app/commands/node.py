@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .addresses import HealthAddress, MetricsAddress
+from .checking import Checked, CheckedAsJson, RunEvery, check_node_and_end, refuse_without_check
 from .failing import fail, failing_clearly
 from .serving import LogDetails, LogJSON, Serving
 from .settings import Assignments, ConfigFile, Verbose, settings_of
@@ -25,7 +26,9 @@ def node(
     root_certificates: RootCertificates = None,
     auth_private_key: NodeKey = None,
     insecure: Insecure = False,
-    check: Annotated[bool, typer.Option("--check", help="Check configuration, data and ledger, and end.")] = False,
+    check: Checked = False,
+    run_every: RunEvery = None,
+    as_json: CheckedAsJson = False,
     log_json: LogJSON = False,
     log_details: LogDetails = False,
     verbose: Verbose = False,
@@ -36,21 +39,24 @@ def node(
     from ..nodes.own_app import read_node
 
     serving = Serving(log_json, log_details, verbose)
-    serving.start_log()
+    serving.start_log(watched=check)
     with serving.failing():
         from ..nodes.connection import Connection
-        from ..nodes.supernode import machine_of, run_node
+        from ..nodes.preflight import Given
+        from ..nodes.runs import TakenRuns
+        from ..nodes.supernode import run_node
         from ..nodes.watching import Addresses, watched
 
-        settings = read_node(config)
+        refuse_without_check(check=check, as_json=as_json, run_every=run_every)
         if check:
-            _, description = machine_of(settings)
-            say(f"{description}\nConfiguration, data and ledger are in order.")
+            given = Given(superlink, root_certificates, auth_private_key, insecure)
+            check_node_and_end(config, given, run_every=run_every, as_json=as_json)
         else:
+            settings, runs = read_node(config, runs_kept=True), TakenRuns.read(config)
             reached = Connection.read(config, superlink, root_certificates, auth_private_key, insecure)
             journal, addresses = serving.journal(), Addresses(health_address, metrics_address)
             with watched("node", journal, addresses, Path(settings.ledger), reached.root_certificates):
-                run_node(settings, reached, journal)
+                run_node(settings, reached, journal, runs)
 
 
 def deploy_demo(

@@ -20,6 +20,7 @@ from .updates import show_updates
 
 if TYPE_CHECKING:
     from ..analysis.decision import Choice
+    from ..analysis.person import Asked
     from ..analysis.plan import Plan
     from ..analysis.request import PlanRequest
     from ..analysis.variations import Variation
@@ -87,6 +88,12 @@ def plan(
         str,
         typer.Option(help="What is protected: sample, or machine for a project's own updates."),
     ] = "sample",
+    person_machines: Annotated[
+        int | None, typer.Option(help="Of one person: on how many machines there are samples.", show_default=False)
+    ] = None,
+    person_samples: Annotated[
+        int | None, typer.Option(help="Of that person: how many on each of them.", show_default=False)
+    ] = None,
     try_out: Annotated[
         int | None,
         typer.Option("--try", help="Train the first so many ways in simulation, for accuracy.", show_default="0"),
@@ -120,6 +127,8 @@ def plan(
         "colluders": colluders,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    from ..analysis.person import Asked
+
     with failing_clearly():
         if unit != "sample":
             show_updates(unit, given, of_a_run=config_file is not None or assignments is not None, as_json=as_json)
@@ -129,7 +138,8 @@ def plan(
         else:
             asked = settings_of(config_file, assignments)
             choice, request = _from_run(asked, given)
-        _show(choice, request, _ways(choice, asked, try_out or 0), as_json=as_json)
+        person = Asked(person_machines, person_samples)
+        _show(choice, request, _ways(choice, asked, try_out or 0), person, as_json=as_json)
 
 
 def _ways(choice: Choice, asked: Mapping[str, Value], most: int) -> list[Variation]:
@@ -153,17 +163,30 @@ def _strategy_of(asked: Mapping[str, Value]) -> dict[str, Value]:
     return {"strategy": RunConfig.strategy if strategy == AUTO else strategy}
 
 
-def _show(choice: Choice, request: PlanRequest | None, ways: Sequence[Variation], *, as_json: bool) -> None:
+def _show(
+    choice: Choice,
+    request: PlanRequest | None,
+    ways: Sequence[Variation],
+    person: Asked,
+    *,
+    as_json: bool,
+) -> None:
+    from ..analysis.person import OWNERS_UNDECIDED, person_lines
     from ..analysis.plan import make_plan
 
     made = None if request is None else make_plan(request)
+    of_owners = made is not None and made.guarantee.unit == "owner"
+    persons = person.of(made) if made is not None and of_owners else person.of(choice)
     if as_json:
         document = {} if made is None else made.document()
         document["decision"] = {**choice.document(), "ways": [way.document() for way in ways]}
+        document["persons"] = [person.document() for person in persons]
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     for line in choice.lines():
         _say(line)
+    for line in [OWNERS_UNDECIDED] * of_owners + person_lines(persons):
+        say(line)
     _show_ways(ways, made_up=choice.made_up)
     if made is not None:
         say("")

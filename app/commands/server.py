@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from .addresses import HealthAddress, MetricsAddress
-from .serving import LogDetails, LogJSON, Serving
+from .serving import LogJSON, Serving
 from .settings import Verbose
 
 Figures = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Keeps the counts of rounds when this ends; default none does.")
+    Path | None, typer.Option(metavar="FOLDER", help="Keeps the counts of rounds when this ends; default: none does.")
 ]
 
 
@@ -22,14 +22,14 @@ def server(
     metrics_address: MetricsAddress = "",
     figures: Figures = None,
     log_json: LogJSON = False,
-    log_details: LogDetails = False,
     verbose: Verbose = False,
 ) -> None:
     """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
-    serving = Serving(log_json, log_details, verbose)
+    # What Flower or a strategy says here is the server's own: no data of a machine is among it.
+    serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log()
     with serving.failing():
         from ..nodes.server import run_server
         from ..nodes.watching import Addresses
 
-        run_server(context.args, Addresses(health_address, metrics_address), figures)
+        run_server(context.args, Addresses(health_address, metrics_address), figures, serving.journal())

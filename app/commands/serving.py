@@ -38,19 +38,25 @@ class Serving:
     log_details: bool = False
     verbose: bool = False
 
-    def start_log(self) -> None:
-        """Have everything from here on written as a node's log, to standard error."""
+    def start_log(self, *, watched: bool = False) -> None:
+        """Have everything from here on written as a node's log, to standard error.
+
+        Parameters
+        ----------
+        watched : bool
+            Whether somebody looks on, and nothing is kept: then there are details.
+        """
         from ..nodes.log import LogSettings, start_log
 
-        start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details))
+        start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
 
     def journal(self) -> Journal:
         """A journal whose entries are in the log."""
         from ..nodes.journal import Journal
-        from ..nodes.log import write_entry
+        from ..nodes.log import EntryWriter
 
         journal = Journal()
-        journal.listen(write_entry)
+        journal.listen(EntryWriter())
         return journal
 
     @contextmanager

@@ -35,6 +35,11 @@ def check_on_device(experiment: Experiment) -> None:
             f"Expected a run whose machines release gradients alone on a device, got one with {what}: a release beside "
             f"the training is made on the processor. Set {_OFF[what]}, {_WITHOUT}."
         )
+    if config.samples_per_owner:
+        raise ConfigurationError(
+            "Expected samples-per-owner = 0 on a device, got "
+            f"{config.samples_per_owner}: owners are computed on the processor. Set samples-per-owner=0, {_WITHOUT}."
+        )
     if not _asked_together(type(experiment.client(0, MemoryLedger()))):
         raise ConfigurationError(
             "Expected a strategy whose machines release weighted gradients of the query points on a device, such as "

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ..config import run_keys
 from ..keys import refusal
 
-BOUNDING = frozenset({"clipping", "clip-stability"})
+BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
 """The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""
 
 
@@ -20,6 +20,9 @@ class Bounds(Protocol):
 
     @property
     def clip_stability(self) -> float: ...
+
+    @property
+    def samples_per_owner(self) -> int: ...
 
 
 def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
@@ -35,4 +38,5 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
     usual = run_keys()["clip-stability"].default
     if config.clipping != "automatic" and config.clip_stability != usual:
         raise refusal("clip_stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
-    return {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}
+    bounds = {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}
+    return {**bounds, "samples_per_owner": config.samples_per_owner}

@@ -15,6 +15,7 @@ class BoundedNode:
     clipping: str
     clip_stability: float
     quantile_share: float
+    samples_per_owner: int
 
     @property
     def method(self) -> Method:

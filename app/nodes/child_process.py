@@ -80,7 +80,7 @@ def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thr
                     told = json.loads(line)
                     if told["event"] == "lost":
                         journal.note("disconnected", superlink=superlink, cause=str(told["cause"]))
-                    elif told["event"] in ("connected", "contact"):
+                    elif told["event"] in ("connected", "contact", "turned-away"):
                         journal.note(told["event"], superlink=superlink)
 
     thread = threading.Thread(target=follow, daemon=True, name="murmurfl-contact")

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...clients import PrivateClient, Samples
+from ...clients import PrivateClient
 from ...clients.operators_file import (
     NODE_CONFIG_KEY,
     NODE_CONFIG_VARIABLE,
@@ -21,6 +21,7 @@ from ...clients.operators_file import (
     operators_file,
     read_operators_file,
 )
+from ...clients.owners import OwnerGradients
 from ...privacy import (
     CENTRING_SHARE,
     MECHANISMS,
@@ -32,17 +33,15 @@ from ...privacy import (
 )
 from ...privacy.asked import asked_mu
 from ..centring import beside_mean
-from ..config import RunConfig
 from ..evaluation import HELD_OUT, trained_samples
 from ..keys import typed_value
 from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
 from ..methods.bounding import bounding
 from ..registry import registry, unknown_name
-from ..tasks.loading import load_dataset, load_shards
 from .bounding import BoundedNode
 from .evaluation import EvaluatedNode
-from .own_samples import OwnSamples
+from .owned import OwnedNode
 from .sums import SummedNode
 
 __all__ = [
@@ -61,7 +60,7 @@ def node_strategies() -> list[str]:
 
 
 @dataclass(frozen=True)
-class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
+class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
     """Everything a real machine decides for itself.
 
     Parameters
@@ -86,6 +85,10 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
         Empty for a built-in task.
     num_classes : int
         Of ``samples``; public, so it is not taken from the labels.
+    samples_per_owner : int
+        j: ``samples`` then also has ``owners``, one integer or text a sample, of each owner the first j samples are
+        used, and a batch is one of b owners: all samples of an owner are clipped, noised and protected as one. 0: each
+        sample stands for itself.
     task, features, data_root : str
         A built-in data set, as in the run configuration; empty with ``samples``. Features of the operator's own, a
         function or a file, are what this file names and nothing that a server sends.
@@ -162,6 +165,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
     model: str = "softmax"
     samples: str = ""
     num_classes: int = 0
+    samples_per_owner: int = 0
     task: str = ""
     features: str = "pixels"
     data_root: str = ""
@@ -236,6 +240,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
         self.check_bounding()
+        self.check_owners(beside=self.centred or self.private_evaluation > 0)
         able = not self.secret_order or "secret-order" in self.method.keys
         self._check("secret_order", able, f"false with strategy = {self.strategy!r}")
         self.check_centring()
@@ -261,8 +266,10 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
             raise ConfigurationError(f"Expected {key} to be {expected}, got {getattr(self, name)!r}.")
 
     @classmethod
-    def read(cls, path: Path) -> NodeConfig:
+    def read(cls, path: Path, *, runs_kept: bool = False) -> NodeConfig:
         """The operator's file; relative paths in it are taken from its folder.
+
+        ``runs_kept`` is as for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
         Raises
         ------
@@ -270,7 +277,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
         files = ["ledger", "samples", "data_root", "roster", "signing_key"]
-        config = read_operators_file(path, cls.from_mapping, files)
+        config = read_operators_file(path, cls.from_mapping, files, runs_kept=runs_kept)
         return replace(
             config, features=registry("features").located(config.features, path.expanduser().resolve().parent)
         )
@@ -331,31 +338,6 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
         )
         return beside_mean(policy, budget) if self.centred or self.private_evaluation else policy
 
-    def load_samples(self) -> tuple[Samples, int, int]:
-        """The machine's own samples, their number of features and of classes.
-
-        Raises
-        ------
-        ConfigurationError
-            If they are not there, or not what was promised; the text says nothing of any one sample.
-        """
-        if self.samples:
-            own = OwnSamples.read(Path(self.samples), self.num_classes)
-            return own, own.features.shape[1], self.num_classes
-        run = RunConfig(
-            task=self.task,
-            features=self.features,
-            data_root=self.data_root,
-            partition=self.partition,
-            seed=self.partition_seed,
-            num_clients=self.num_partitions,
-            clients_per_round=self.num_partitions,
-            batch_size=self.batch_size,
-            model=self.model,
-        )
-        data = load_dataset(run)
-        return load_shards(run, data)[self.partition_id], data.num_features, data.num_classes
-
     def client(self) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
 
@@ -374,7 +356,8 @@ class NodeConfig(EvaluatedNode, BoundedNode, SummedNode):
         ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
         trained = trained_samples(self, len(samples))
         policy = self.policy(trained, ledger, **self.method.policy_of_model(model))
-        parts = (model, samples, policy, ledger, ledger.keys())
+        gradients = OwnerGradients(model) if self.samples_per_owner else model
+        parts = (gradients, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         if self.quantile_share:
             own["quantile_share"] = self.quantile_share

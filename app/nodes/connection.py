@@ -22,7 +22,8 @@ class Connection:
     superlink : str
         Host and port.
     root_certificates : Path, optional
-        PEM file that the SuperLink's certificate is checked against; default the system's.
+        PEM file that the SuperLink's certificate is checked against; default the public authorities that Python's
+        ``certifi`` knows, or those that the environment variable SSL_CERT_FILE names.
     private_key : Path, optional
         The node's own key (``ssh-keygen -t ecdsa -b 384``), registered with the SuperLink.
     insecure : bool
@@ -78,6 +79,24 @@ class Connection:
         ConfigurationError
             If neither says where the SuperLink is, or a value is impossible.
         """
+        found = cls.where_given(path, superlink, root_certificates, private_key, insecure)
+        if found is None:
+            raise ConfigurationError(
+                f"Expected the SuperLink as --superlink HOST:PORT, or as superlink in [connection] of {path}, got "
+                "neither."
+            )
+        return found
+
+    @classmethod
+    def where_given(
+        cls,
+        path: Path,
+        superlink: str = "",
+        root_certificates: Path | None = None,
+        private_key: Path | None = None,
+        insecure: bool = False,
+    ) -> Connection | None:
+        """As :meth:`read`; None where neither the file nor the options say where the SuperLink is."""
         table = cls.table(path)
         given = {
             "superlink": superlink or None,
@@ -86,12 +105,7 @@ class Connection:
             "insecure": insecure or None,
         }
         values = {**table, **{name: value for name, value in given.items() if value is not None}}
-        if not values.get("superlink"):
-            raise ConfigurationError(
-                f"Expected the SuperLink as --superlink HOST:PORT, or as superlink in [connection] of {path}, got "
-                "neither."
-            )
-        return cls(**values)
+        return cls(**values) if values.get("superlink") else None
 
     @classmethod
     def table(cls, path: Path) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     }
     if policy.clipping != "clip":
         settings |= {"clipping": policy.clipping, "clip-stability": policy.clip_stability}
+    if config.samples_per_owner:
+        settings["samples-per-owner"] = config.samples_per_owner
     if config.quantile:
         settings["quantile-share"] = config.quantile_share
     if experiment.is_centred:

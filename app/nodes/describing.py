@@ -17,6 +17,9 @@ def describe(client: PrivateClient) -> str:
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
     beside = client.parts.machines
+    # Whether anybody has more samples is somebody's data: what is said is the same either way.
+    most = policy.samples_per_owner
+    kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""
     if policy.trust == "trusted-server":
         mu = math.hypot(policy.mu, *(machine.policy.mu for machine in beside))
         also = "" if mean is None else ", and to the mean of its features before them"
@@ -24,7 +27,7 @@ def describe(client: PrivateClient) -> str:
         return (
             f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
             f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
-            f"mu = {budget}."
+            f"mu = {budget}.{kept}"
         )
     mu = math.hypot(plan.mu, *(machine.plan.mu for machine in beside)) if beside else plan.mu
     mu_local = math.hypot(plan.mu_local, *(machine.plan.mu_local for machine in beside)) if beside else plan.mu_local
@@ -42,5 +45,6 @@ def describe(client: PrivateClient) -> str:
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
     )
-    each = "the sum of all samples" if policy.order == "all" else f"{policy.batch_size} samples"
-    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}"
+    rows = "owners" if most else "samples"
+    each = f"the sum of all {rows}" if policy.order == "all" else f"{policy.batch_size} {rows}"
+    return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}{kept}"

@@ -27,6 +27,7 @@ from .unconnected import why_unconnected
 __all__ = ["AHEAD_S", "BEHIND_S", "CAUSES", "Diagnosis", "diagnose"]
 
 _SPARE_S = 1.0
+_DATES_S = 2.0  # as exact as dates are
 _NO_SERVER_BEHIND = (502, 503, 504)
 
 
@@ -58,6 +59,7 @@ def diagnose(
     thread = threading.Thread(target=lambda: found.append(attempt.diagnosis()), daemon=True, name="murmurfl-diagnosis")
     thread.start()
     thread.join(timeout_s + _SPARE_S)
+    attempt.end()
     diagnosis = found[0] if found else attempt.target.timed_out(timeout_s)
     return attempt.session_open(diagnosis) if refused and diagnosis.cause == "reached" else diagnosis
 
@@ -68,30 +70,39 @@ class _Attempt:
     def __init__(self, connection: Connection, timeout_s: float, clock: Callable[[], float]) -> None:
         self.target = Target(connection)
         self._connection, self._timeout_s, self._clock = connection, timeout_s, clock
+        self._client: httpx.Client | None = None
+
+    def end(self) -> None:
+        """Hang up: a server that says a byte now and then would hold the thread for days."""
+        if self._client is not None:
+            self._client.close()
 
     def diagnosis(self) -> Diagnosis:
         try:
             key = None if self._connection.private_key is None else read_key(self._connection.private_key)
             context = False if self._connection.insecure else tls_context(self._connection.root_certificates)
-            with httpx.Client(verify=context, timeout=self._timeout_s) as client:
-                return self._asked(FleetApi(client, self.target.url, key or passing_key()), registers=key is not None)
+            self._client = httpx.Client(verify=context, timeout=self._timeout_s)
+            superlink = FleetApi(self._client, self.target.url, key or passing_key())
+            return self._asked(superlink, registers=key is not None)
         except _KeyError as error:
             return Diagnosis("key-unusable", str(error))
         except ConfigurationError as error:
             return Diagnosis("certificate-unknown", str(error))
         except httpx.HTTPError as error:
-            return why_unconnected(self.target, error, self._timeout_s, self._clock())
+            return self._unconnected(error)
         except Exception as error:  # whatever somebody else's server made of it: an operator gets a cause all the same
             return self.target.no_superlink(f"what Flower's client does not understand ({type(error).__name__})")
 
+    def _unconnected(self, error: httpx.HTTPError) -> Diagnosis:
+        return why_unconnected(self.target, error, self._timeout_s, self._clock())
+
     def _asked(self, superlink: FleetApi, *, registers: bool) -> Diagnosis:
-        now = self._clock()
-        answer = superlink.may_begin(now)
+        answer = superlink.may_begin(self._clock())
         seen = Diagnosis("reached", f"The SuperLink at {self.target.where} takes this node.")
-        ahead = None if answer.server_time is None else now - answer.server_time
+        ahead = None if answer.server_time is None else self._clock() - answer.server_time
         seen = replace(seen, ahead_s=ahead, certificate_ends=answer.ends)
         if answer.status == httpx.codes.UNAUTHORIZED:
-            return self._not_authenticated(superlink, answer, seen)
+            return self._not_authenticated(seen)
         if answer.code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL or answer.begun:
             return seen
         if answer.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
@@ -112,12 +123,13 @@ class _Attempt:
         advice = "registered nodes only are taken; name a key as private-key in [connection], or as --auth-private-key"
         return seen.but("key-missing", self.target.sentence("this node to have a key", "none", advice))
 
-    def _not_authenticated(self, superlink: FleetApi, answer: Answer, seen: Diagnosis) -> Diagnosis:
-        """The signature did not count: for its time, or because something in between changed the request."""
-        if answer.server_time is None or seen.ahead_s is None:
-            return self.target.no_superlink("HTTP 401 without a date")
-        if superlink.may_begin(answer.server_time).status == httpx.codes.UNAUTHORIZED:
-            return self.target.no_superlink("HTTP 401 whatever the time")
+    def _not_authenticated(self, seen: Diagnosis) -> Diagnosis:
+        """The signature did not count: for its time, or because something in between changed the request.
+
+        Nothing is signed for another time to find out: whoever got it could pass for this node when that time comes.
+        """
+        if seen.ahead_s is None or -BEHIND_S + _DATES_S < seen.ahead_s < AHEAD_S - _DATES_S:
+            return self.target.no_superlink("HTTP 401, though the clocks agree as far as it says")
         told = f"{abs(seen.ahead_s):.0f} s {'ahead of' if seen.ahead_s > 0 else 'behind'}"
         return seen.but(
             "clock",

@@ -26,6 +26,9 @@ MOST_CONNECTIONS = 32
 LONGEST_REQUEST = 8192
 DEADLINE_S = 5.0
 _STARTED_WITHIN_S = 10.0
+_WAITING = 128
+_LEFT_OVER = 16
+_PAUSE_S = 0.5
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -112,7 +115,7 @@ class Endpoint:
     def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:
         self.address = address
         self._paths = dict(paths)
-        self._open: dict[asyncio.StreamWriter, None] = {}  # in the order in which they came
+        self._open: dict[asyncio.Task[None], None] = {}  # in the order in which they came
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="murmurfl-endpoint")
         self._started = threading.Event()
@@ -157,42 +160,60 @@ class Endpoint:
     async def _listen(self) -> None:
         self._ending = asyncio.Event()
         try:
-            host, port = self.address.host, self.address.port
-            family = socket.AF_INET6 if ":" in host else socket.AF_UNSPEC
-            server = await asyncio.start_server(
-                self._connected, host, port, family=family, limit=LONGEST_REQUEST, backlog=MOST_CONNECTIONS
-            )
+            listening = self._bound()
         except OSError as error:
             self._failure = error
             return
-        self.address = Address(self.address.host, server.sockets[0].getsockname()[1])
-        self._started.set()
-        try:
+        with listening:
+            self.address = Address(self.address.host, listening.getsockname()[1])
+            self._started.set()
+            accepting = self._loop.create_task(self._accept(listening))
             await self._ending.wait()
-        finally:
-            server.close()
-            for writer in list(self._open):
-                writer.transport.abort()
+            tasks = [accepting, *self._open]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while len(self._open) >= MOST_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.transport.abort()
-        self._open[writer] = None
-        try:
+    def _bound(self) -> socket.socket:
+        host, port = self.address.host, self.address.port
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.create_server(place[:2], family=family, backlog=_WAITING)
+        bound.setblocking(False)
+        return bound
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(listening)
+            except OSError:  # it went away again, or the system has no more files
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            while len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                oldest.cancel()
+            task = self._loop.create_task(self._answer(connection))
+            self._open[task] = None
+            task.add_done_callback(lambda ended: self._open.pop(ended, None))
+
+    async def _answer(self, connection: socket.socket) -> None:
+        # Whoever it was may ask for too much, too slowly, or go away.
+        with connection, suppress(OSError, TimeoutError):
+            connection.setblocking(False)
             async with asyncio.timeout(DEADLINE_S):
-                writer.transport.set_write_buffer_limits(0)  # drain() waits until all of it has gone
-                head = await reader.readuntil(_END_OF_HEAD)
-                writer.write(self._response(head))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever it was asked for too much, too slowly, or went away
-        finally:
-            self._open.pop(writer, None)
-            writer.transport.abort()
+                head = b""
+                while _END_OF_HEAD not in head:
+                    piece = await self._loop.sock_recv(connection, LONGEST_REQUEST)
+                    head += piece
+                    if not piece or len(head) > LONGEST_REQUEST:
+                        return
+                await self._loop.sock_sendall(connection, self._response(head))
+                connection.shutdown(socket.SHUT_WR)
+            # What else was sent is read and forgotten: closed with it unread, a connection would take the answer along.
+            async with asyncio.timeout(_PAUSE_S):
+                for _ in range(_LEFT_OVER):
+                    if not await self._loop.sock_recv(connection, LONGEST_REQUEST):
+                        return
 
     def _response(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].split(b" ")

@@ -2,7 +2,8 @@
 
 A SuperNode with ``--isolation process`` hands its messages to whoever asks for them at its Runtime API and knows a
 shared secret. Flower's own executor installs the run's bundle and runs its ClientApp. This one does neither: the bundle
-arrives as bytes that nobody opens. It stays alive between messages, so a message costs no start of a process.
+arrives as bytes that nobody opens, and that are hashed where an operator lists bundles. It stays alive between
+messages, so a message costs no start of a process.
 
 This is the one place that touches the private names of Flower's Runtime API; a test with a real SuperNode covers it.
 """
@@ -42,6 +43,7 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 from ...privacy import protocol
 from ...privacy.errors import is_interrupt
 from .pulling import pulled_message
+from .runs import ReceivedContext
 
 logger = logging.getLogger(__name__)
 
@@ -134,10 +136,10 @@ class LocalExecutor:
         context: Context | None = None
         try:
             heartbeat.start()
-            message, context = _pull(client, abandoned)
+            message, context, bundle = _pull(client, abandoned)
             if task.type == TaskType.CLIENT_APP:
                 with self._answering:
-                    reply = self._answer(message, context)
+                    reply = self._answer(message, ReceivedContext(context, bundle))
                     del message  # a model or two, before the reply is cut into pieces
                     push_message(client, reply, context)
                 ended = SubStatus.COMPLETED, ""
@@ -159,10 +161,8 @@ class LocalExecutor:
             client.close()
 
     def _answer(self, message: Message, context: Context) -> Message:
-        # The app decides from its operator's configuration; what the run configuration says stays outside.
-        own = Context(context.run_id, context.node_id, context.node_config, context.state, run_config={})
         try:
-            return self._app(message, own)
+            return self._app(message, context)
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -175,9 +175,10 @@ class _AbandonedError(Exception):
     """Nobody waits for the message any more."""
 
 
-def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Message, Context]:
-    """A task's message and context; the run and the bundle that come along are not looked at."""
-    context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
+def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Message, Context, bytes]:
+    """A task's message, its context and the bundle's bytes; what is said of the run is not looked at."""
+    task = client.PullTaskInput(PullTaskInputRequest())
+    context = context_from_proto(task.context)
     pulled = client.PullMessages(PullAppMessagesRequest())
     tree = pulled.message_object_trees[0]
     node = Node(node_id=context.node_id)
@@ -191,7 +192,7 @@ def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Messag
     message = pulled_message(tree, pull_unless_abandoned)
     make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id)(tree.object_id)
     message.metadata.__dict__["_message_id"] = tree.object_id  # as Flower's own executor does
-    return message, context
+    return message, context, task.fab.content
 
 
 def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:

@@ -17,29 +17,14 @@ from prometheus_client.registry import Collector
 
 from ...privacy import ConfigurationError, protocol
 from ..version import __version__
+from . import causes
 
 NODE, HELPER, SERVER = "node", "helper", "server"
 OTHER = "other"
 """What a label says of everything that is not listed."""
 REASONS = (*protocol.REFUSAL_NAMES.values(), OTHER)
 """Why a request was refused: the protocol's own names."""
-CAUSES = (
-    "name-not-found",
-    "refused",
-    "unreachable",
-    "timed-out",
-    "no-tls",
-    "certificate-unknown",
-    "certificate-name",
-    "certificate-expired",
-    "certificate-not-yet-valid",
-    "not-a-superlink",
-    "key-not-registered",
-    "clock",
-    "session-open",
-    "ended",
-    OTHER,
-)
+CAUSES = (*(cause for cause in causes.CAUSES if cause != "reached"), OTHER)
 """Why a connection ended or could not be made."""
 
 Value = float | Mapping[str, float] | None
@@ -151,6 +136,7 @@ class Shown(Collector):
     def __init__(self, kind: str, read: Callable[[], Mapping[str, Value]]) -> None:
         self._kind = kind
         self._read = read
+        self._about = [kind, __version__, version("flwr"), platform.python_version()]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -165,7 +151,7 @@ class Shown(Collector):
     def collect(self) -> Iterator[Metric]:
         """The figures, as the client library has them."""
         about = GaugeMetricFamily(BUILD, "Which software this is.", labels=BUILD_LABELS)
-        about.add_metric([self._kind, __version__, version("flwr"), platform.python_version()], 1)
+        about.add_metric(self._about, 1)
         yield about
         values = self._read()
         allowed = {figure.name for figure in figures_of(self._kind)}

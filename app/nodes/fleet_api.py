@@ -124,14 +124,14 @@ class FleetApi:
         }
         url, content = f"{self._url}/v1/fleet/{name}", request.SerializeToString(deterministic=True)
         with self._client.stream("POST", url, content=content, headers=headers) as response:
-            body = b""
+            ends, body = _ends(response), b""  # the connection may be gone once all was read
             for chunk in response.iter_raw():
                 body += chunk[: _LONGEST_ANSWER - len(body)]
                 if len(body) == _LONGEST_ANSWER:
                     break
             error = FlowerError.from_json(body.decode("utf-8", "replace"))
             code = None if error is None else error.code
-            return Answer(response.status_code, code, _date(response), _ends(response), body)
+            return Answer(response.status_code, code, _date(response), ends, body)
 
 
 def passing_key() -> ec.EllipticCurvePrivateKey:
@@ -152,7 +152,7 @@ def _node(answer: Answer, kind: type[ActivateNodeResponse] | type[RegisterNodeFl
 def _date(response: httpx.Response) -> float | None:
     try:
         return parsedate_to_datetime(response.headers["date"]).timestamp()
-    except (KeyError, ValueError, OverflowError):
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
 
 

@@ -24,6 +24,7 @@ EVENTS_VARIABLE = "MURMURFL_SUPERNODE_EVENTS"
 CONTACT_EVERY_S = 5.0
 _ACCEPTING, _LEAVING, _BEATING = "ActivateNode", "DeactivateNode", "SendNodeHeartbeat"
 _NOT_THERE = (502, 503, 504)
+_NO = 412  # to a node whose key is unknown, or whose session is open
 _CERTIFICATE_CAUSES = {9: "certificate-not-yet-valid", 10: "certificate-expired", 62: "certificate-name"}
 _CERTIFICATE_CAUSES[64] = "certificate-name"  # of an address, where 62 is of a host
 
@@ -34,7 +35,8 @@ class Contact:
     Parameters
     ----------
     tell : callable
-        Gets an event, ``connected``, ``contact`` or ``lost``, and of the last the cause: one of few fixed words.
+        Gets an event, ``connected``, ``contact``, ``turned-away`` or ``lost``, and of the last the cause: one of few
+        fixed words.
     clock : callable
         In seconds, ever rising.
     """
@@ -69,8 +71,17 @@ class Contact:
                 self._told_at = now
                 self._tell(event, "")
 
-    def failed(self, error: BaseException) -> None:
-        """A call got no answer of the SuperLink's; what it said no to is an answer."""
+    def failed(self, error: BaseException, method: str = "") -> None:
+        """A call got no answer of the SuperLink's; what it said no to is an answer.
+
+        Parameters
+        ----------
+        error : BaseException
+        method : str
+            Name of the remote procedure.
+        """
+        if method == _ACCEPTING and isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _NO:
+            self._tell("turned-away", "")
         cause = cause_of(error)
         if not cause:
             return
@@ -118,12 +129,12 @@ def watch_fleet(contact: Contact) -> None:
     call = FleetHttpClient._unary_unary
 
     def watched(client: FleetHttpClient, *, rpc_method: str, **request: Any) -> Any:
+        method = rpc_method.rpartition("/")[2]
         try:
             response = call(client, rpc_method=rpc_method, **request)
         except Exception as error:
-            contact.failed(error)
+            contact.failed(error, method)
             raise
-        method = rpc_method.rpartition("/")[2]
         contact.answered(method, success=method != _BEATING or bool(response.success))
         return response
 

@@ -17,15 +17,28 @@ STARTING = "starting"
 CONNECTING = "connecting"
 DISCONNECTED = "disconnected"
 NO_ANSWER = "supernode-does-not-answer"
+NOT_HEARD = "superlink-not-heard"
 STOPPED = "stopped"
 NOT_RUNNING = "superlink-not-running"
 NOT_LISTENING = "superlink-does-not-listen"
 
-REASONS = (STARTING, CONNECTING, DISCONNECTED, NO_ANSWER, STOPPED, NOT_RUNNING, NOT_LISTENING)
+REASONS = (STARTING, CONNECTING, DISCONNECTED, NO_ANSWER, NOT_HEARD, STOPPED, NOT_RUNNING, NOT_LISTENING)
 """All that a health address may say of what is wrong."""
 
+_AFTER = {
+    "started": STARTING,
+    "connecting": CONNECTING,
+    "turned-away": CONNECTING,
+    "connected": "",
+    "contact": "",
+    "disconnected": DISCONNECTED,
+    "stopped": STOPPED,
+}
+
 SILENT_S = 60.0
-"""For so long a SuperNode's process may not have answered its executor, which asks ten times a second."""
+"""So long a SuperNode's process may not have answered its executor, which asks ten times a second."""
+UNHEARD_S = 120.0
+"""So long a SuperLink may not have answered its SuperNode, which calls it every half minute at least."""
 
 
 def health_answer(kind: str, problem: str) -> Answer:
@@ -58,7 +71,7 @@ class NodeHealth:
         self._journal = journal
         self._clock = clock
         self._problem = STARTING
-        self._since = clock()
+        self._since = self._heard = clock()
         journal.listen(self._hear)
 
     @property
@@ -71,10 +84,13 @@ class NodeHealth:
         """What is wrong, one of :data:`REASONS`; empty if nothing is."""
         if self._problem:
             return self._problem
-        heard = max(self._since, self._journal.reached_at)
-        return NO_ANSWER if self._clock() - heard > SILENT_S else ""
+        now = self._clock()
+        if now - max(self._since, self._journal.reached_at) > SILENT_S:
+            return NO_ANSWER
+        return NOT_HEARD if now - self._heard > UNHEARD_S else ""
 
     def _hear(self, entry: Entry) -> None:
-        after = {"connecting": CONNECTING, "disconnected": DISCONNECTED, "stopped": STOPPED, "started": STARTING}
-        self._problem = after.get(entry.kind, "")  # whatever else happens was asked for by a SuperLink that is reached
-        self._since = self._clock()
+        problem = _AFTER.get(entry.kind, self._problem)
+        self._heard = self._clock()
+        if self._problem != problem:
+            self._problem, self._since = problem, self._heard

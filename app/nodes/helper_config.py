@@ -53,15 +53,21 @@ class HelperConfig:
                 raise ConfigurationError(f"Expected {key} to be set, got an empty text.")
 
     @classmethod
-    def read(cls, path: Path) -> HelperConfig:
+    def read(cls, path: Path, *, runs_kept: bool = False) -> HelperConfig:
         """The operator's file; relative paths in it are taken from its folder.
+
+        Parameters
+        ----------
+        path : Path
+        runs_kept : bool
+            As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
         Raises
         ------
         ConfigurationError
             If it cannot be read, others may write to it, or a key is unknown or missing.
         """
-        return read_operators_file(path, cls.from_mapping, ["record", "roster", "key"])
+        return read_operators_file(path, cls.from_mapping, ["record", "roster", "key"], runs_kept=runs_kept)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> HelperConfig:

@@ -23,6 +23,7 @@ Fact = str | int | float
 
 _SESSIONS_KNOWN = 64
 _DIGITS = 10
+_LONGEST_WHY = 300
 
 FACTS: dict[str, frozenset[str]] = {
     "started": frozenset({"kind", "name"}),
@@ -30,18 +31,24 @@ FACTS: dict[str, frozenset[str]] = {
     "connecting": frozenset({"superlink"}),
     "connected": frozenset({"superlink"}),
     "contact": frozenset({"superlink"}),
+    "turned-away": frozenset({"superlink"}),
     "disconnected": frozenset({"superlink", "cause", "retry_s"}),
     "released": frozenset({"run", "session", "round", "release", "samples", "of"}),
     "repeated": frozenset({"run", "session", "round", "release", "samples", "of"}),
     "opened": frozenset({"run", "session", "round", "releases"}),
     "answered": frozenset({"run"}),
-    "refused": frozenset({"run", "reason", "session", "round"}),
+    "refused": frozenset({"run", "reason", "why", "session", "round"}),
+    "round": frozenset(
+        {"round", "planned", "rounds", "asked", "aggregated", "lost", "late", "malformed", "refused", "seconds"}
+    ),
 }
 """Every kind of entry, and the facts that it may have.
 
 ``connected`` says that the SuperLink has accepted the node, ``contact`` that it answered since (at most one every few
-seconds), ``disconnected`` without ``retry_s`` that the SuperNode has lost it and tries by itself. ``of`` is there where
-a release is not the strategy's: the ``mean`` of features, or an ``evaluation``.
+seconds), ``turned-away`` that it did not accept it, ``disconnected`` without ``retry_s`` that the SuperNode has lost it
+and tries by itself. ``of`` is there where a release is not the strategy's: the ``mean`` of features, or an
+``evaluation``. ``why`` is the fixed text of a refusal. ``round`` is a server's: a round of a
+run has ended, or since the last entry several have (``rounds``).
 """
 
 
@@ -170,8 +177,10 @@ def _is_repeated(facts: Mapping[str, Fact], made: dict[tuple[str, str], int]) ->
 def _entry(message: Message, reply: Message, asked: Mapping[str, Fact]) -> tuple[str, dict[str, Fact]]:
     run: dict[str, Fact] = {"run": message.metadata.run_id}
     if reply.has_error():
-        reason = protocol.REFUSAL_NAMES.get(reply.error.code, f"error-{reply.error.code}")
-        return "refused", {**run, **_named(asked), "reason": reason}
+        name = protocol.REFUSAL_NAMES.get(reply.error.code)
+        # Of murmurfl's own refusals the text is fixed, and on its way to the server. Nobody else's is repeated.
+        why: dict[str, Fact] = {} if name is None else {"why": _shown(reply.error.reason or "", _LONGEST_WHY)}
+        return "refused", {**run, **_named(asked), "reason": name or f"error-{reply.error.code}", **why}
     opened = reply.content.config_records.get(protocol.CONFIG, {})
     if protocol.OPENING in opened and protocol.SET_DIGEST in opened:
         return "opened", {**run, **_named(asked), "releases": asked.get("releases", 0)}
@@ -199,8 +208,7 @@ def _asked(message: Message) -> dict[str, Fact]:
         of = config.get(protocol.RELEASE_OF)
         if not isinstance(session, str):
             continue
-        shown = "".join(c if c.isprintable() else " " for c in session[: protocol.LONGEST_SESSION_NAME])
-        asked: dict[str, Fact] = {"session": shown}
+        asked: dict[str, Fact] = {"session": _shown(session, protocol.LONGEST_SESSION_NAME)}
         if isinstance(opening, str) and opening.isascii() and opening.isdigit():
             number = int(opening[:_DIGITS])
         if isinstance(number, int):
@@ -211,3 +219,7 @@ def _asked(message: Message) -> dict[str, Fact]:
             asked["of"] = str(of)
         return asked
     return {}
+
+
+def _shown(text: str, longest: int) -> str:
+    return "".join(c if c.isprintable() else " " for c in text[:longest])

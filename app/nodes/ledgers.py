@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...privacy import Guarantee, LedgerSummary, SessionSummary, gdp_epsilon, rounded_up
+from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rounded_up
 from ...privacy.guarantee import SESSION
 
 _NOTHING_AGAINST_IT = "Against the server nothing is guaranteed: it got contributions without noise."
@@ -86,6 +87,10 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     ----------
     summary : LedgerSummary
     """
+    return replace(_ledger_guarantee(summary), unit=_unit(summary.sessions))
+
+
+def _ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     made = [session_guarantee(session, summary.delta) for session in summary.sessions]
     words = "; ".join(dict.fromkeys(guarantee.mechanism for guarantee in made)) or "nothing released yet"
     covers = "over all releases of all sessions on this ledger"
@@ -116,6 +121,16 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     delta : float
         The ledger's.
     """
+    return replace(_session_guarantee(session, delta), unit=_unit([session]))
+
+
+def _unit(sessions: Iterable[SessionSummary]) -> Unit:
+    """What all of some sessions protect: an owner where each of them does, for who protects owners protects samples."""
+    owners = [bool(session.terms.get("samples_per_owner")) for session in sessions]
+    return "owner" if owners and all(owners) else "sample"
+
+
+def _session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     terms = session.terms
     if session.trusted:
         return Guarantee(
@@ -156,7 +171,7 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
 
     return [
         f"ledger    {path}",
-        f"data      {summary.data or '(no name)'}; {summary.samples_used} samples used up",
+        f"data      {summary.data or '(no name)'}; {summary.samples_used} {_unit(summary.sessions)}s used up",
         f"budget    {amount(summary.budget_mu)}",
         f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
         f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",

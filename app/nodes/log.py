@@ -25,6 +25,9 @@ from .journal import Entry
 LONGEST_LINE = 4000
 """Characters of a line's text: what else a server or a library says is cut off."""
 
+SAY_AGAIN_S = 3600.0
+"""How often it is said again that a SuperLink is still away."""
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
@@ -84,6 +87,19 @@ def _of(facts: Mapping[str, Any]) -> str:
     return f" of its {facts['of']}" if "of" in facts else ""
 
 
+def _reason(facts: Mapping[str, Any]) -> str:
+    return f"{facts['reason']} ({facts['why']})" if facts.get("why") else str(facts.get("reason"))
+
+
+def _round(facts: Mapping[str, Any]) -> str:
+    ended = f"Round {facts['round']}" if facts["rounds"] == 1 else f"{facts['rounds']} rounds, up to {facts['round']},"
+    lacking = ", ".join(f"{facts[name]} {name}" for name in ("refused", "lost", "late", "malformed"))
+    return (
+        f"{ended} of {facts['planned']} ended: {facts['aggregated']} of {facts['asked']} aggregated, {lacking}; "
+        f"{facts['seconds']} s."
+    )
+
+
 def _disconnected(facts: Mapping[str, Any]) -> str:
     again = f"; tried again in {facts['retry_s']:.0f} s" if "retry_s" in facts else "; tried again until it is back"
     return f"Disconnected from {facts.get('superlink', 'the SuperLink')}: {facts.get('cause', 'ended')}{again}."
@@ -95,24 +111,54 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "connecting": lambda facts: f"Connecting to {facts.get('superlink', 'the SuperLink')}.",
     "connected": lambda facts: f"Connected to {facts.get('superlink', 'the SuperLink')}.",
     "contact": lambda facts: f"Heard from {facts.get('superlink', 'the SuperLink')}.",
+    "turned-away": lambda facts: f"Turned away by {facts.get('superlink', 'the SuperLink')}.",
     "disconnected": _disconnected,
     "released": _released,
     "repeated": lambda facts: f"Sent again, as it was: {_asked(facts)}, release {facts.get('release')}{_of(facts)}.",
     "opened": lambda facts: f"Opened a sum: {_asked(facts)}, {facts.get('releases')} releases.",
     "answered": lambda facts: f"Answered a question: {_asked(facts)}.",
-    "refused": lambda facts: f"Refused: {facts.get('reason')}; {_asked(facts)}.",
+    "refused": lambda facts: f"Refused: {_reason(facts)}; {_asked(facts)}.",
+    "round": _round,
 }
 _LEVELS = {"refused": logging.WARNING, "disconnected": logging.WARNING, "answered": logging.DEBUG}
-_NEVER_SHOWN = frozenset({"contact"})
+_NEVER_SHOWN = frozenset({"contact", "turned-away"})
 
 
-def write_entry(entry: Entry) -> None:
-    """Write an entry to the log: a listener for :meth:`~.journal.Journal.listen`."""
-    if entry.kind not in _NEVER_SHOWN:
-        said = (
-            _SENTENCES[entry.kind](entry.facts) if entry.kind in _SENTENCES else f"{entry.kind}: {_asked(entry.facts)}"
-        )
-        logging.getLogger(_JOURNAL).log(_LEVELS.get(entry.kind, logging.INFO), "%s", said, extra={"entry": entry})
+class EntryWriter:
+    """Writes entries to the log: a listener for :meth:`~.journal.Journal.listen`.
+
+    A line is a change. While the same thing keeps a node from its SuperLink, the tries are in a verbose log alone, but
+    for one an hour.
+
+    Parameters
+    ----------
+    clock : callable
+        In seconds, ever rising.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._away: tuple[str, float] | None = None
+
+    def __call__(self, entry: Entry) -> None:
+        if entry.kind in _NEVER_SHOWN:
+            return
+        level = logging.DEBUG if self._is_usual(entry) else _LEVELS.get(entry.kind, logging.INFO)
+        told = {"entry": entry}
+        logging.getLogger(_JOURNAL).log(level, "%s", _SENTENCES[entry.kind](entry.facts), extra=told)
+
+    def _is_usual(self, entry: Entry) -> bool:
+        """Whether an entry says what the last ones of its kind did."""
+        if entry.kind == "connected":
+            self._away = None
+        if entry.kind == "connecting":
+            return self._away is not None
+        if entry.kind != "disconnected":
+            return False
+        cause, now = str(entry.facts.get("cause", "")), self._clock()
+        usual = self._away is not None and self._away[0] == cause and now - self._away[1] < SAY_AGAIN_S
+        self._away = self._away if usual else (cause, now)
+        return usual
 
 
 @dataclass(frozen=True)
@@ -197,7 +243,7 @@ class _Shown(logging.Filter):
             return False
         if self._settings.verbose or record.levelno >= logging.WARNING:
             return True
-        if getattr(record, "event", "") == "flower" or record.module in _SAID_TWICE:
+        if getattr(record, "event", "") == "flower" or {record.module, record.name.rpartition(".")[2]} & _SAID_TWICE:
             return False
         return record.levelno >= logging.INFO
 

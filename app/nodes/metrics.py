@@ -101,7 +101,7 @@ class NodeFigures:
             self._counts[entry.kind] += 1
             if entry.kind == "started":
                 self._started = _whole(entry.at)
-            elif entry.kind == "connected":
+            elif entry.kind in ("connected", "contact"):
                 self._contact = _whole(entry.at)
             elif entry.kind == "disconnected":
                 self._causes[str(entry.facts.get("cause", ""))] += 1

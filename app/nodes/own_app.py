@@ -30,10 +30,16 @@ OwnNode = UpdateNode | SampleNode
 """A machine with an app of a project's own: its updates behind the noise mod, or its gradients sample by sample."""
 
 
-def read_node(path: Path) -> NodeConfig | OwnNode:
+def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     """An operator's file: of a machine with murmurfl's clients or, with ``app`` in it, with its own ClientApp.
 
     With ``method`` as well that app is a ``private_client_app``.
+
+    Parameters
+    ----------
+    path : Path
+    runs_kept : bool
+        As for :func:`~murmurfl.clients.operators_file.read_operators_file`.
 
     Raises
     ------
@@ -42,13 +48,13 @@ def read_node(path: Path) -> NodeConfig | OwnNode:
     """
     values = operators_values(path.expanduser())
     if "app" in values:
-        return (SampleNode if "method" in values else UpdateNode).read(path)
+        return (SampleNode if "method" in values else UpdateNode).read(path, runs_kept=runs_kept)
     if "batch-size" not in values and {"machine", "ledger"} <= values.keys():
         raise ConfigurationError(
             f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
             "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither."
         )
-    return NodeConfig.read(path)
+    return NodeConfig.read(path, runs_kept=runs_kept)
 
 
 def installed_app(name: str) -> ClientApp:

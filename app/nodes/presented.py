@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import socket
 import ssl
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +46,7 @@ class Presented:
             certificate = x509.load_der_x509_certificate(der)
             validity = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
             return cls(_names(certificate), printable(certificate.issuer.rfc4514_string()), *validity)
-        except ValueError:
+        except Exception:  # somebody else's bytes, whatever a parser makes of them
             return None
 
 
@@ -99,17 +101,29 @@ def presented_by(host: str, port: int, timeout_s: float) -> Presented | None:
     host : str
     port : int
     timeout_s : float
-        For each step.
+        For the connection, and again for all of TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         plain = socket.create_connection((host, port), timeout_s)
-        with plain, context.wrap_socket(plain, server_hostname=host) as secured:
-            der = secured.getpeercert(binary_form=True)
-    except (OSError, ValueError):
+        with context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False) as secured:
+            # For a server that says a byte now and then: no single one of them comes too late.
+            timer = threading.Timer(timeout_s, _hang_up, [secured])
+            timer.start()
+            try:
+                secured.do_handshake()
+                der = secured.getpeercert(binary_form=True)
+            finally:
+                timer.cancel()
+    except (OSError, ValueError, AttributeError):  # the last of a socket that was shut down meanwhile
         return None
     return Presented.of(der) if der else None
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def printable(text: str) -> str:
@@ -125,7 +139,7 @@ def utc(seconds: float) -> str:
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:
     try:
         extension = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
-    except (x509.ExtensionNotFound, ValueError):
+    except x509.ExtensionNotFound:
         return ()
     values = (
         [str(name.value) for name in extension.value]

@@ -44,14 +44,14 @@ class Reconnecting:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection, self._journal, self._trying, self._clock = connection, journal, trying, clock
-        self._pause, self._started_at, self._was_connected = FIRST_PAUSE_S, clock(), False
+        self._pause, self._started_at, self._turned_away = FIRST_PAUSE_S, clock(), False
         self._said: tuple[str, float] | None = None
         self._looking = threading.Lock()
         journal.listen(self._heard)
 
     def starts(self) -> None:
         """A SuperNode is about to be started."""
-        self._started_at, self._was_connected = self._clock(), False
+        self._started_at, self._turned_away = self._clock(), False
         self._journal.note("connecting", superlink=self._connection.superlink)
 
     def ended(self) -> float:
@@ -65,16 +65,22 @@ class Reconnecting:
         ended_at = self._clock()
         pause = FIRST_PAUSE_S if ended_at - self._started_at > SETTLED_S else self._pause
         self._pause = min(2 * pause, LONGEST_PAUSE_S)
-        found = self._trying(self._connection, refused=not self._was_connected)
+        found = self._trying(self._connection, refused=self._turned_away)
         cause = "ended" if found.cause == "reached" else found.cause
         self._journal.note("disconnected", superlink=self._connection.superlink, cause=cause, retry_s=pause)
-        sentence = "The SuperNode ended, and its SuperLink is there." if cause == "ended" else found.sentence
+        sentence = (
+            "The SuperNode ended though its SuperLink is there: what it said before says why."
+            if cause == "ended"
+            else found.sentence
+        )
         self._say(cause, sentence, f"tried again in {pause:.0f} s")
         return max(pause - (self._clock() - ended_at), 0.0)
 
     def _heard(self, entry: Entry) -> None:
         if entry.kind == "connected":
-            self._was_connected, self._said = True, None
+            self._said = None
+        elif entry.kind == "turned-away":
+            self._turned_away = True
         elif entry.kind == "disconnected" and "retry_s" not in entry.facts:
             # Flower's SuperNode tries again by itself, and knows less of why.
             threading.Thread(target=self._look, daemon=True, name="murmurfl-reconnecting").start()

@@ -60,9 +60,9 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
     operator with its name: nobody has put in a key of their own for somebody else's.
     """
     if "helper" in operators_values(path.expanduser()):
-        yield from _helper_findings(HelperConfig.read(path))
+        yield from _helper_findings(HelperConfig.read(path, runs_kept=True))
         return
-    node = read_node(path)
+    node = read_node(path, runs_kept=True)
     decided = node.updates if isinstance(node, UpdateNode) else node
     if decided.trust != SECURE:
         yield Finding(

@@ -12,19 +12,20 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from ...privacy import ConfigurationError, MurmurflError
 from ...strategies.figures import FIGURES_VARIABLE, ServerFigures, read_figures
 from ..engines.loopback import without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
+from .child_process import follow_lines
 from .expiry import first_expiry
 from .health import health_answer
+from .journal import Journal
+from .log import flower_line
 from .server_health import ServerHealth, SuperLinkOptions
 from .watching import Addresses, shown
 
@@ -35,14 +36,16 @@ _LONGEST_PAUSE_S = 15.0
 _SETTLED_S = 60.0
 _GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
-_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*")
+_WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
 
 
 class ServerError(MurmurflError, RuntimeError):
     """Flower's SuperLink does not start."""
 
 
-def run_server(options: Sequence[str], addresses: Addresses, figures: Path | None = None) -> None:
+def run_server(
+    options: Sequence[str], addresses: Addresses, figures: Path | None = None, journal: Journal | None = None
+) -> None:
     """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperLink that ends is started again, after 1 to 15 seconds. One that never answered, because of its options or of
@@ -56,6 +59,8 @@ def run_server(options: Sequence[str], addresses: Addresses, figures: Path | Non
         Where health and figures are shown.
     figures : Path, optional
         A folder that keeps the counts when this process ends; default one that goes with it.
+    journal : Journal, optional
+        Is told of everything that happens; default one that nobody reads.
 
     Raises
     ------
@@ -72,6 +77,7 @@ def run_server(options: Sequence[str], addresses: Addresses, figures: Path | Non
     """
     at = SuperLinkOptions.read(options)
     health = ServerHealth(at.answers)
+    journal = journal or Journal()
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(figures))
         if addresses:
@@ -85,17 +91,17 @@ def run_server(options: Sequence[str], addresses: Addresses, figures: Path | Non
         stack.callback(health.close)
         health.ask_forever()
         stack.enter_context(interrupts_as_keyboard_interrupt())
-        _serve_forever(options, folder, health)
+        journal.note("started", kind="server", name=f"{at.host}:{at.port}")
+        _serve_forever(options, folder, health, journal)
 
 
-def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth) -> None:
-    said = _Rounds(folder)
+def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth, journal: Journal) -> None:
+    said = _Rounds(folder, journal)
     pause = _FIRST_PAUSE_S
     try:
         while True:
             started = time.monotonic()
             code = _serve(options, folder, health, said)
-            health.ended()
             if not health.answered and not health.restarts:
                 raise ServerError(
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
@@ -106,7 +112,7 @@ def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth) -
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
     except KeyboardInterrupt:
-        logger.info("Stopped.")
+        journal.note("stopped")
 
 
 def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Rounds) -> int:
@@ -119,13 +125,10 @@ def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Ro
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         start_new_session=True,
     )
     health.started()
-    reading = threading.Thread(target=_say_lines, args=(process.stdout,), daemon=True, name="murmurfl-superlink-log")
-    reading.start()
+    reading = follow_lines(process.stdout, _superlink_line) if process.stdout else None
     answered = False
     try:
         while process.poll() is None:
@@ -136,14 +139,22 @@ def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Ro
                 logger.info("The SuperLink answers.")
             said.look()
     finally:
+        health.ended()
         process.terminate()
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
+        if reading is not None:
+            reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
     return process.returncode
+
+
+def _superlink_line(level: int, text: str) -> None:
+    """Log a line of the SuperLink's; those of its web server say their time and level themselves."""
+    found = _WEB_SERVER.match(text)
+    flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -175,44 +186,30 @@ def _folder(named: Path | None) -> Iterator[Path]:
 
 
 class _Rounds:
-    """One line for each round, by the file in which runs note them."""
+    """One entry for each round, by the file in which runs note them."""
 
-    def __init__(self, folder: Path, say: Callable[..., None] = logger.info) -> None:
+    def __init__(self, folder: Path, journal: Journal) -> None:
         self._folder = folder
-        self._say = say
+        self._journal = journal
         self._before = read_figures(folder) or ServerFigures()
 
     def look(self) -> None:
-        """Say what has ended since the last look."""
-        now = read_figures(self._folder)
-        before = self._before
+        """Note what has ended since the last look."""
+        now, before = read_figures(self._folder), self._before
         if now is None or now.rounds == before.rounds:
             return
         self._before = now
-        if now.rounds < before.rounds:
-            return  # the file was put back or made anew
-        some = now.rounds - before.rounds
-        refused = now.refused.items()
-        new = {reason: count - before.refused.get(reason, 0) for reason, count in refused}
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(new.items()) if count > 0)
-        self._say(
-            "%s of %d ended: %d of %d aggregated, %d lost, %d late, refused: %s; %.0f s.",
-            f"Round {now.round}" if some == 1 else f"{some} rounds up to {now.round}",
-            *(now.planned, now.aggregated - before.aggregated, now.asked - before.asked),
-            *(now.lost - before.lost, now.late - before.late, reasons or "none", now.seconds),
+        if now.rounds < before.rounds:  # the file was put back, or made anew
+            return
+        counts = ("aggregated", "asked", "lost", "late", "malformed")
+        since = {name: getattr(now, name) - getattr(before, name) for name in counts}
+        refused = sum(now.refused.values()) - sum(before.refused.values())
+        self._journal.note(
+            "round",
+            round=now.round,
+            planned=now.planned,
+            rounds=now.rounds - before.rounds,
+            refused=refused,
+            seconds=round(now.seconds),
+            **since,
         )
-
-
-def _say_lines(stream: IO[str] | None) -> None:
-    """Put what the SuperLink and the processes of its runs say into the log, line by line."""
-    if stream is None:
-        return
-    with suppress(ValueError, OSError), stream:
-        for line in stream:
-            found = _LEVEL.match(line)
-            flower_line(getattr(logging, found[1]) if found else logging.INFO, line[found.end() :] if found else line)
-
-
-def flower_line(level: int, text: str) -> None:
-    """A line of Flower's in the log."""
-    logging.getLogger("flwr.superlink").log(level, "%s", text.rstrip())

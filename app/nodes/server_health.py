@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .health import NOT_LISTENING, NOT_RUNNING, STARTING
 
 ASK_EVERY_S = 5.0
+_STARTING_EVERY_S = 0.2
 _ANSWER_WITHIN_S = 3.0
 _STARTS_WITHIN_S = 90.0
 _SILENT_S = 30.0
@@ -96,7 +97,8 @@ class ServerHealth:
         self._started_at: float | None = None
         self._answered_at: float | None = None
         self._starts = 0
-        self._ended = threading.Event()
+        self._ended = False
+        self._wake = threading.Event()
 
     @property
     def running(self) -> bool:
@@ -128,6 +130,7 @@ class ServerHealth:
         self._answered_at = None
         self._started_at = self._clock()
         self._starts += 1
+        self._wake.set()
 
     def ended(self) -> None:
         """Take note of its end."""
@@ -146,10 +149,12 @@ class ServerHealth:
 
     def close(self) -> None:
         """Ask no more."""
-        self._ended.set()
+        self._ended = True
+        self._wake.set()
 
     def _ask_forever(self) -> None:
-        while not self._ended.is_set():
+        while not self._ended:
+            self._wake.clear()
             with suppress(Exception):
                 self.ask()
-            self._ended.wait(ASK_EVERY_S if self.answered else 0.5)
+            self._wake.wait(ASK_EVERY_S if self.answered else _STARTING_EVERY_S)

@@ -39,7 +39,7 @@ class ServerMetrics:
         noted = read_figures(self._folder)
         rounds = noted or ServerFigures()
         last = {
-            "murmurfl_last_contact_timestamp_seconds": rounds.at,
+            "murmurfl_last_contact_timestamp_seconds": int(rounds.at),
             "murmurfl_round_seconds": round(rounds.seconds),
             "murmurfl_round": rounds.round,
             "murmurfl_rounds_planned": rounds.planned,

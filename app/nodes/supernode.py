@@ -37,13 +37,16 @@ from .journal import Journal, noting
 from .large_blocks import environment_of_large_blocks, give_back_large_blocks
 from .own_app import Answers, OwnNode, describe_own, own_app, own_client
 from .reconnecting import Reconnecting
+from .runs import TakenRuns, taking
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 10.0
 
 
-def run_node(config: NodeConfig | OwnNode, connection: Connection, journal: Journal | None = None) -> None:
+def run_node(
+    config: NodeConfig | OwnNode, connection: Connection, journal: Journal | None = None, runs: TakenRuns | None = None
+) -> None:
     """Take part in whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     A SuperNode that ends (the SuperLink was restarted, the node's old session is not yet given up) is started again,
@@ -56,6 +59,8 @@ def run_node(config: NodeConfig | OwnNode, connection: Connection, journal: Jour
     connection : Connection
     journal : Journal, optional
         Is told of everything that happens; default one that nobody reads.
+    runs : TakenRuns, optional
+        Which runs are taken, of the same file as ``config``; default all.
 
     Raises
     ------
@@ -67,10 +72,12 @@ def run_node(config: NodeConfig | OwnNode, connection: Connection, journal: Jour
     **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`, or with an ``app`` of
     :class:`~murmurfl.clients.UpdatePolicy`, for everything that leaves this machine through the SuperNode, against a
     server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and every message is
-    answered by the one machine made from ``config``. Timing is not protected.
+    answered by the one machine made from ``config``. With ``runs`` those of
+    :class:`~murmurfl.app.nodes.runs.TakenRuns` as well. Timing is not protected.
     """
     answers, description = machine_of(config)
     logger.info(description)
+    _say(runs)
     repeat = repeating_the_last_answer()
 
     def app(message: Message, context: Context) -> Message:
@@ -78,10 +85,12 @@ def run_node(config: NodeConfig | OwnNode, connection: Connection, journal: Jour
 
     journal = journal or Journal()
     journal.note("started", kind="node", name=config.machine)
-    _answer_forever(noting(app, journal), connection, journal)
+    _answer_forever(noting(taking(app, runs), journal), connection, journal)
 
 
-def run_helper(config: HelperConfig, connection: Connection, journal: Journal | None = None) -> None:
+def run_helper(
+    config: HelperConfig, connection: Connection, journal: Journal | None = None, runs: TakenRuns | None = None
+) -> None:
     """Open sums of masked releases for whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
     Parameters
@@ -90,7 +99,8 @@ def run_helper(config: HelperConfig, connection: Connection, journal: Journal | 
         The helper's operator's.
     connection : Connection
     journal : Journal, optional
-        As for :func:`run_node`.
+    runs : TakenRuns, optional
+        Both as for :func:`run_node`.
 
     Raises
     ------
@@ -101,13 +111,15 @@ def run_helper(config: HelperConfig, connection: Connection, journal: Journal | 
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.privacy.opening.Opener` for everything that leaves this process
     through the SuperNode, against a server that chooses runs, bundles, run configurations and messages: no code of a
-    bundle runs. No release of a machine is ever sent to a helper, and no key of its own leaves it.
+    bundle runs. No release of a machine is ever sent to a helper, and no key of its own leaves it. With ``runs`` those
+    of :class:`~murmurfl.app.nodes.runs.TakenRuns` as well.
     """
     opener = config.opener()
     logger.info(describe_helper(config, opener))
+    _say(runs)
     journal = journal or Journal()
     journal.note("started", kind="helper", name=config.helper)
-    _answer_forever(noting(helper_app(opener), journal), connection, journal)
+    _answer_forever(noting(taking(helper_app(opener), runs), journal), connection, journal)
 
 
 def describe_helper(config: HelperConfig, opener: Opener) -> str:
@@ -119,6 +131,11 @@ def describe_helper(config: HelperConfig, opener: Opener) -> str:
         f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
         f"digest {roster.digest}, {beside}, by the record at {config.record}."
     )
+
+
+def _say(runs: TakenRuns | None) -> None:
+    if runs is not None:
+        logger.info(runs.sentence())
 
 
 def _answer_forever(app: Answers, connection: Connection, journal: Journal) -> None:

@@ -64,7 +64,7 @@ def shown(
         paths.setdefault(Address.read(addresses.health), {})[HEALTH_PATH] = health
     if addresses.metrics:
         own = paths.setdefault(Address.read(addresses.metrics), {})
-        own[METRICS_PATH] = lambda: Answer(metrics(), METRICS_TYPE)
+        own[METRICS_PATH] = kept_a_while(lambda: Answer(metrics(), METRICS_TYPE))
     listening: dict[str, Address] = {}
     with ExitStack() as stack:
         for address, answers in paths.items():
@@ -77,6 +77,30 @@ def shown(
                     "Whoever reaches %s can read it: there is no password. Keep it within your own network.", address
                 )
         yield listening
+
+
+def kept_a_while(
+    make: Callable[[], Answer], seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
+) -> Callable[[], Answer]:
+    """The same answer for a while: whoever asks without end takes no time from the machine's own work.
+
+    Parameters
+    ----------
+    make : callable
+    seconds : float
+        For so long.
+    clock : callable
+        Seconds that only ever grow.
+    """
+    kept: list[tuple[float, Answer]] = []
+
+    def answer() -> Answer:
+        now = clock()
+        if not kept or now - kept[0][0] >= seconds:
+            kept[:] = [(now, make())]
+        return kept[0][1]
+
+    return answer
 
 
 @contextmanager

@@ -147,7 +147,8 @@ def _guarantee(strategy: ReleaseStrategy[Any], result: Result, statements: State
     expected = Figures(own, own if secure else None)
     figures = stated_figures(expected, statements, len(statements))
     # Whoever protects all data of a machine protects each sample.
-    unit = "machine" if all(one.get("unit") == "machine" for one in statements.values()) else "sample"
+    units = {one.get("unit") for one in statements.values()}
+    unit = "machine" if units == {"machine"} else "owner" if units <= {"machine", "owner"} else "sample"
     notes = [_UNCHECKED.format(said=len(statements), all=strategy.num_clients)]
     notes += [_NOT_PRIVATE] if result.evaluate_metrics_clientapp else []
     words = stated_words(_stated(statements, "mechanism"), masked=secure)

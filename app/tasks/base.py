@@ -30,6 +30,8 @@ class Dataset:
         Which machine a training sample belongs to, where the data say so.
     public_features, public_labels : ndarray, optional
         Samples that are nobody's secret, where there are any; as those for training.
+    owner_of : ndarray of shape (samples,), int64, optional
+        Whose a training sample is, where the data say so: read with ``samples-per-owner``.
     """
 
     train_features: NDArray[np.float32]
@@ -40,6 +42,7 @@ class Dataset:
     machine_of: NDArray[np.int64] | None = None
     public_features: NDArray[np.float32] | None = None
     public_labels: NDArray[np.int64] | None = None
+    owner_of: NDArray[np.int64] | None = None
 
     @property
     def num_features(self) -> int:

@@ -15,6 +15,7 @@ from ..config import RunConfig
 from ..registry import registry
 from .base import Dataset, Shard, Task, settings
 from .own import checked
+from .owned import OwnedShards
 from .parts import Parts, Shards
 
 
@@ -71,8 +72,8 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
     return Shard(public, (first + np.arange(len(dataset.public_labels))) % len(dataset.public_labels))
 
 
-def load_shards(config: RunConfig, dataset: Dataset) -> Shards:
-    """Every machine's samples under the configuration's partition, in an order of its seed.
+def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
+    """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
 
     Raises
     ------
@@ -93,19 +94,21 @@ def load_shards(config: RunConfig, dataset: Dataset) -> Shards:
     parts = Parts.together(parts)
     if not np.diff(np.sort(parts.numbers)).all():
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
-    least, shards = int(parts.sizes.min()), Shards(dataset, parts)
+    most = config.samples_per_owner
+    shards = OwnedShards(dataset, parts, most) if most else Shards(dataset, parts)
+    least, rows = int(shards.sizes.min()), "owners" if most else "samples"
     if "batch-size" not in registry("strategy")[config.strategy].keys:
         if least < 1:  # each of its releases is made from all samples of a machine
             raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
         return shards
     if config.batch_size > least:
         raise ConfigurationError(
-            f"Expected batch-size <= {least}, the samples of the smallest machine, got {config.batch_size}; "
+            f"Expected batch-size <= {least}, the {rows} of the smallest machine, got {config.batch_size}; "
             "use fewer machines or a smaller batch."
         )
     if config.passes == 1 and config.batch_size * config.max_participations > least:
         raise ConfigurationError(
-            f"Expected batch-size x max-participations <= {least}, the samples of the smallest machine (each is used "
+            f"Expected batch-size x max-participations <= {least}, the {rows} of the smallest machine (each is used "
             f"once), got {config.batch_size} x {config.max_participations}."
         )
     return shards
@@ -140,6 +143,7 @@ def _held_out(dataset: Dataset, count: int) -> Dataset:
         test_features=dataset.train_features[held],
         test_labels=dataset.train_labels[held],
         machine_of=None,
+        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
     )
 
 
@@ -154,6 +158,7 @@ def _fewer(dataset: Dataset, count: int) -> Dataset:
         train_features=dataset.train_features[kept],
         train_labels=dataset.train_labels[kept],
         machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
+        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
     )
 
 
@@ -172,6 +177,7 @@ def _with_public(dataset: Dataset, count: int) -> Dataset:
         train_features=dataset.train_features[kept],
         train_labels=dataset.train_labels[kept],
         machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
+        owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
         public_features=dataset.train_features[public],
         public_labels=dataset.train_labels[public],
     )

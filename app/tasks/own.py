@@ -120,8 +120,9 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
                 f"Expected {part}_features of {setting} to have {width} columns as train_features, got "
                 f"{np.shape(features)[1]}."
             )
-    if dataset.machine_of is not None:
-        _check_machines(np.asarray(dataset.machine_of), len(dataset.train_labels), setting)
+    for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
+        if whose is not None:
+            _check_whose(np.asarray(whose), len(dataset.train_labels), f"{name} of {setting}")
     return replace(dataset, **arrays)
 
 
@@ -164,9 +165,9 @@ def _labels(values: Any, count: int, classes: int, what: str) -> NDArray[Any]:
     return np.asarray(array, dtype=np.int64)
 
 
-def _check_machines(machine_of: NDArray[Any], count: int, setting: str) -> None:
-    if machine_of.shape != (count,) or machine_of.dtype.kind not in "iu":
+def _check_whose(whose: NDArray[Any], count: int, what: str) -> None:
+    if whose.shape != (count,) or whose.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"Expected machine_of of {setting} to be integers of shape ({count},), one a training sample, got "
-            f"{machine_of.dtype} of shape {machine_of.shape}."
+            f"Expected {what} to be integers of shape ({count},), one a training sample, got {whose.dtype} of shape "
+            f"{whose.shape}."
         )

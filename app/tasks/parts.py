@@ -148,10 +148,11 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
     used : callable
         How many of so many samples count; by default all.
     """
-    if not isinstance(shards, Shards):
+    sizes = getattr(shards, "sizes", None)
+    if sizes is None:
         return [used(len(shard)) for shard in shards]
-    if shards.sizes.min() == shards.sizes.max():
-        return [used(int(shards.sizes[0]))] * len(shards)
-    distinct, place = np.unique(shards.sizes, return_inverse=True)
+    if sizes.min() == sizes.max():
+        return [used(int(sizes[0]))] * len(shards)
+    distinct, place = np.unique(sizes, return_inverse=True)
     values = [used(size) for size in distinct.tolist()]
     return [values[i] for i in place.tolist()]

@@ -7,6 +7,7 @@ key can make again. So under a new key no session can go on: all are closed, and
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from contextlib import closing
@@ -20,6 +21,8 @@ from .format import check_mark, clear_errors, connect
 from .mark import read_mark
 from .page import SQLitePage, begun
 from .sqlite import SQLiteLedger
+
+logger = logging.getLogger(__name__)
 
 _WAIT_S = 30.0
 
@@ -127,7 +130,14 @@ def _forget_unless_used(key_path: Path | None, path: Path) -> None:
 def _forget(path: Path, timeout_s: float, old_file: Path | None) -> None:
     """Overwrite what is left of the old key: pages in SQLite's log, and the file it was in."""
     with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if busy:
+        logger.warning(
+            "The new noise key is in use, but another process holds %s open, so the old key may still be in %s-wal: stop "
+            "that process, and the file goes.",
+            path,
+            path.name,
+        )
     if old_file is not None and old_file.exists():
         with old_file.open("r+b") as file:
             file.write(bytes(KEY_BYTES))

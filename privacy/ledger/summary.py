@@ -6,10 +6,10 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import LedgerError
 from ..gdp import compose_gdp
@@ -28,7 +28,10 @@ from .records import no_bound
 
 _ATTEMPTS = 50
 _PAUSE_S = 0.02
-_WAIT_S = 5.0
+WAIT_S = 5.0
+"""How long to wait for another process, in seconds."""
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -172,17 +175,27 @@ def read_ledger(path: str | Path) -> LedgerSummary:
     -----
     **Formal guarantees.** Releases nothing. What it returns does not depend on the machine's data.
     """
-    path = Path(path).absolute()
+    return read_steadily(Path(path).absolute(), _read)
+
+
+def read_steadily(path: Path, read: Callable[[Path], Read]) -> Read:
+    """What is read of a ledger while nobody writes to it: read again if somebody did.
+
+    Raises
+    ------
+    LedgerError
+        If ``read`` says so, or there was no such moment.
+    """
     for _ in range(_ATTEMPTS):
         before = _times(path)
         try:
-            summary = _read(path)
+            found = read(path)
         except LedgerError:
             if _times(path) == before:
                 raise
         else:
             if _times(path) == before:
-                return summary
+                return found
         time.sleep(_PAUSE_S)  # its node wrote to it meanwhile
     raise LedgerError(
         f"Expected a moment in which {path} is not written to, got none in {_ATTEMPTS} attempts; try again."
@@ -199,10 +212,14 @@ def _log(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def _read(path: Path) -> LedgerSummary:
+def read_only(path: Path) -> str:
+    """Options of a connection that makes no file."""
     # Without a log nobody is writing, and SQLite need not make its own files; with one they are there already.
-    options = "mode=ro" if _log(path).exists() else "mode=ro&immutable=1"
-    with clear_errors(path, _WAIT_S), opened(path, _WAIT_S, options) as connection:
+    return "mode=ro" if _log(path).exists() else "mode=ro&immutable=1"
+
+
+def _read(path: Path) -> LedgerSummary:
+    with clear_errors(path, WAIT_S), opened(path, WAIT_S, read_only(path)) as connection:
         check_integrity(connection, path)
         header, problem = read_header(connection, path), ""
         try:
@@ -211,7 +228,7 @@ def _read(path: Path) -> LedgerSummary:
             mark, problem = None, str(error)
         connection.execute("BEGIN")
         state = read_state(connection, header, path)
-        sessions = tuple(_session_summaries(connection))
+        sessions = tuple(session_summaries(connection))
     if mark is not None:
         try:
             check_mark(state, mark, path)
@@ -241,7 +258,8 @@ def _together(mus: Iterable[float]) -> float:
     return math.inf if math.inf in mus else compose_gdp(mus)
 
 
-def _session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
+def session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
+    """The sessions of a ledger that is open, in the order in which they were opened."""
     local = {session: mu_local for session, _, mu_local in read_reserved(connection)}
     for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
         "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "

@@ -1,5 +1,6 @@
 """The files of examples/fleet: units that systemd takes, an image without privileges, and commands that exist."""
 
+import importlib
 import json
 import re
 import shlex
@@ -33,16 +34,15 @@ PROGRAMS = {"murmurfl": cli, "flwr": flwr}
 def check_command(words):
     """Fail unless a program of ours or of Flower's would take these words; its parameters, of the last subcommand."""
     name = Path(words[0]).name
-    if name == "flower-superlink":
-        from flwr.superlink.cli import flower_superlink
-
-        parser = flower_superlink.__globals__["_parse_args_run_superlink"]()
-        return vars(parser.parse_args(words[1:]))
     command = typer.main.get_command(PROGRAMS[name])
     context = command.make_context(name, words[1:])
     while hasattr(context.command, "commands"):
         name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, list(rest), parent=context)
+    if name == "server":  # what is left is for Flower's SuperLink
+        module = importlib.import_module("flwr.superlink.cli.flower_superlink")
+        assert context.args
+        module._parse_args_run_superlink().parse_args(context.args)
     return context.params
 
 

@@ -1,6 +1,8 @@
 """docs/proofs/release-rule.md, step by step: everything that was sent, for every acknowledgement, exactly."""
 
+import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -9,16 +11,18 @@ from murmurfl.privacy import (
     MemoryLedger,
     PrivateMachine,
     RefusedError,
+    SessionSummary,
     SimulatedKeys,
     gdp_delta,
     gdp_epsilon,
 )
+from murmurfl.privacy.ledger.history import ReleaseRow, history_of
 from murmurfl.privacy.release_rule import MOST_PENDING
 from scipy.stats import norm
 
 from tests.harness.two_messages import delta_of_two
 
-K = 4
+K, SIZE = 4, 32
 MECHANISMS = [
     {"mechanism": "independent"},
     {"mechanism": "cancelling"},
@@ -259,3 +263,39 @@ def test_only_the_figure_of_the_cap_survives_a_server_that_chooses_when_to_stop(
     reached = float(np.where(stopped, excess, 0.0).mean())
     assert (reached < delta - 0.004) == holds
     assert (reached > delta + 0.004) == (not holds)
+
+
+def told(policy, requests):
+    """What a ledger says of each of these releases (mu so far), from what it would have written down."""
+    plan, terms = policy.plan(SIZE), json.loads(policy.terms(SIZE))
+    made = Counter(session for session, _ in requests)
+    sessions = [SessionSummary(name, plan.mu, made[name], 0, False, 0.0, 0.0, terms) for name in made]
+    numbers = Counter()
+    rows = []
+    for i, (session, _) in enumerate(requests):
+        numbers[session] += 1
+        rows.append(ReleaseRow(session, numbers[session], float(i), i + 1))
+    return [line.mu_so_far for line in history_of(sessions, rows).lines]
+
+
+TWO_SESSIONS = [("a", 0), ("b", 0), ("a", 0), ("b", 1), ("b", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize("turns", [{}, {"sample_participations": 2, "min_separation": 2}], ids=["once", "returning"])
+@mechanisms
+def test_what_a_ledger_says_of_its_releases_is_never_less_than_what_was_sent(options, turns, reader):
+    """Of every number of releases, from the messages' own coefficients; and of one session no more, either."""
+    policy = reader.policy(**options, **turns, budget_mu=3.0)
+    for requests in (TWO_SESSIONS, [("a", 0), ("a", 0), ("a", 1), ("a", 2)]):
+        for count, figure in enumerate(told(policy, requests), start=1):
+            sent = reader.sent(policy, requests[:count])
+            assert sent.worst() <= figure * (1 + 1e-9), count
+    if options["mechanism"] not in ("tree", "bisr", "banded"):
+        assert figure == pytest.approx(sent.worst(), rel=1e-4)
+
+
+def test_a_figure_in_proportion_to_the_number_of_releases_is_caught(reader):
+    """The planted bug: mu sqrt(k / K), which is true of one schedule of one mechanism."""
+    policy = reader.policy(mechanism="blt")
+    sent = reader.sent(policy, [("s", 0), ("s", 1)])
+    assert sent.worst() > 1.1 * policy.mu * math.sqrt(2 / K)

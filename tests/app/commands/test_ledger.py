@@ -268,3 +268,52 @@ def test_the_budget_of_what_holds_whatever_happens_is_decided_at_creation_or_onc
     assert not (tmp_path / "third.db").exists()
     release(path, "undecided", 1, **SUMS)
     assert "for none was decided (`murmurfl ledger upgrade`)" in " ".join(murmurfl("show", path).stdout.split())
+
+
+def test_releases_are_shown_one_a_line_with_what_all_up_to_each_guarantee(path):
+    release(path, "first", 2, mechanism="cancelling")
+    release(path, "second", 1, mechanism="cancelling")
+    release(path, "first", 1, mechanism="cancelling")
+    before = folder(path)
+    text = murmurfl("show", path, "--releases").stdout
+    document = json.loads(murmurfl("show", path, "--releases", "--json").stdout)
+    assert folder(path) == before, "looking changes nothing"
+    lines = document["releases"]
+    assert [(line["session"], line["release"], line["samples"], line["samples_used"]) for line in lines] == [
+        ("first", 1, 2, 2),
+        ("first", 2, 2, 4),
+        ("second", 1, 2, 6),
+        ("first", 3, 2, 8),
+    ]
+    exact = [math.sqrt(releases / 10) for releases in (1, 2, 3, 4)]
+    assert [line["mu_so_far"] for line in lines] == pytest.approx(exact, rel=1e-5)
+    assert all(line["mu_so_far"] >= figure * (1 - 1e-12) for line, figure in zip(lines, exact, strict=True))
+    assert [line["mu_reserved"] for line in lines] == pytest.approx([1.0, 1.0, math.sqrt(2), math.sqrt(2)])
+    assert document["spent"]["mu"] == pytest.approx(lines[-1]["mu_reserved"])
+    shown = text.splitlines()
+    assert shown[0].split("  ")[0] == "when, UTC"
+    assert len([line for line in shown if "first" in line or "second" in line]) == 4
+    assert "mu reserved holds" in text
+    assert "\x1b" not in text
+
+
+def test_of_a_closed_session_every_release_counts_whole(path):
+    backup = path.read_bytes()
+    release(path, "first", 3, mechanism="cancelling")
+    rolled = path.with_name("kept.db")
+    rolled.write_bytes(backup)
+    path.write_bytes(backup)
+    for log in path.parent.glob("ledger.db-*"):
+        log.unlink()
+    path.chmod(0o600)
+    assert murmurfl("accept-rollback", path, "--yes").exit_code == 0
+    release(path, "next", 1, mechanism="cancelling")
+    document = json.loads(murmurfl("show", path, "--releases", "--json").stdout)
+    assert document["counted_in_every_line"] == ["first"]
+    assert [line["mu_so_far"] for line in document["releases"]] == pytest.approx([math.sqrt(1.0 + 0.1)], rel=1e-5)
+    assert "Counted in every line" in murmurfl("show", path, "--releases").stdout
+
+
+def test_a_ledger_that_released_nothing_says_so(path):
+    assert "Nothing was released." in murmurfl("show", path, "--releases").stdout
+    assert json.loads(murmurfl("show", path, "--releases", "--json").stdout)["releases"] == []

@@ -2,13 +2,15 @@
 
 import subprocess
 import threading
+import time
+from email.utils import formatdate
 
 import pytest
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.nodes.certificates import make_node_key
 from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis, diagnose
-from murmurfl.app.nodes.presented import printable
+from murmurfl.app.nodes.presented import presented_by, printable
 from murmurfl.privacy import ConfigurationError
 
 from tests.harness.loopback_servers import DAY, Authority, http_answer, serving
@@ -122,10 +124,37 @@ def test_a_proxy_with_nothing_behind_it_is_told(authority):
 
 
 def test_a_401_that_is_not_the_clocks_is_not_called_the_clock(authority):
-    dated = http_answer(401, date="Mon, 02 Nov 2026 02:00:00 GMT")
-    for answer in (http_answer(401), dated):
-        with serving(answer, authority.context()) as address:
-            assert cause_at(address, authority)[0] == "not-a-superlink"
+    for date, cause in ((None, "not-a-superlink"), (0, "not-a-superlink"), (-60, "clock"), (7200, "clock")):
+        dated = {} if date is None else {"date": formatdate(time.time() + date, usegmt=True)}
+        with serving(http_answer(401, **dated), authority.context()) as address:
+            assert cause_at(address, authority)[0] == cause
+
+
+@pytest.mark.parametrize("date", ["yesterday", "Mon, 99 Nov 99999 99:99:99 GMT", "1 2 3 4 5 6 7 8", ""])
+def test_a_date_that_is_none_is_no_date(authority, date):
+    with serving(http_answer(401, date=date), authority.context()) as address:
+        assert cause_at(address, authority)[0] == "not-a-superlink"
+
+
+@pytest.mark.long
+def test_a_server_that_says_a_byte_now_and_then_holds_no_thread(authority):
+    slow = [b"HTTP/1.1 200 OK\r\n", *([b"x"] * 100)]
+    with serving(slow, authority.context()) as address:
+        assert diagnose(Connection(address, authority.path), 0.3).cause == "timed-out"
+        until = time.monotonic() + 3
+        while any(thread.name == "murmurfl-diagnosis" for thread in threading.enumerate()):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+@pytest.mark.long
+def test_a_handshake_that_comes_a_byte_now_and_then_ends_in_time():
+    record = bytes([22, 3, 3, 64, 0])  # of a handshake, and long
+    with serving([record, *([b"x"] * 100)]) as address:
+        host, port = address.split(":")
+        began = time.monotonic()
+        assert presented_by(host, int(port), 0.3) is None
+        assert time.monotonic() - began < 5
 
 
 def test_a_proxy_is_named_without_its_password(authority, monkeypatch):

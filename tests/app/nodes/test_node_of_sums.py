@@ -9,6 +9,7 @@ from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import demo_config, ledger_line, node_settings
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.supernode import machine_of
 from murmurfl.clients.roster_files import write_machine_key, write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up
@@ -128,6 +129,26 @@ def test_what_leaves_is_masked_whatever_the_server_asks(operator):
     # Counts are below 2^52, masked ones uniform: all 650 of them below 2^63 once in 10^195 runs.
     assert max(array.max() for array in arrays) > 2**63
     assert "Machine clinic" in description
+
+
+def test_a_masked_release_is_noted_by_its_number_and_as_many_samples_as_the_server_hears_of(operator):
+    journal, entries = Journal(), []
+    journal.listen(entries.append)
+    answers, _ = machine_of(NodeConfig.read(operator()))
+    grid = InProcessGrid(noting(answers, journal), 1, {})
+    config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: 4, protocol.SESSION: "s1"}
+    point = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
+    records = {protocol.ARRAYS: point, protocol.PREVIOUS_ARRAYS: point}
+    content = RecordDict({**records, protocol.CONFIG: ConfigRecord({**config, protocol.ACK: 0})})
+    (node,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=node, message_type=MessageType.TRAIN)])
+    assert not reply.has_error()
+    (entry,) = entries
+    run = entry.facts["run"]
+    assert (entry.kind, dict(entry.facts)) == (
+        "released",
+        {"run": run, "session": "s1", "round": 4, "release": 1, "samples": 32},
+    )
 
 
 def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):

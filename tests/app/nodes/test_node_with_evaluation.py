@@ -4,11 +4,15 @@ import math
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.describing import describe
+from murmurfl.app.nodes.journal import Journal, noting
+from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 
+from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
 
 FEATURES, SAMPLES, MU = 4, 20, 1.0
@@ -95,3 +99,27 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path, changes, words):
 def test_bins_of_scores_are_for_two_classes(tmp_path):
     with pytest.raises(ConfigurationError, match="two classes"):
         made(tmp_path, num_classes=3, private_evaluation=0.1, score_bins=4).client()
+
+
+def test_what_is_released_beside_the_training_is_noted_as_what_it_is(tmp_path):
+    centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
+    journal, entries = Journal(), []
+    journal.listen(entries.append)
+    app = noting(numpy_client_app(lambda context: client), journal)
+    model = [np.zeros(shape) for shape in client._shapes]
+    requests = [
+        ([], {protocol.RELEASE_OF: protocol.OF_MEAN}),
+        (model, {protocol.CENTRE: bytes(4 * FEATURES)}),
+        (model, {protocol.RELEASE_OF: protocol.OF_EVALUATION, protocol.CENTRE: bytes(4 * FEATURES)}),
+    ]
+    for session, (arrays, entry) in zip("abc", requests, strict=True):
+        records = {protocol.ARRAYS: ArrayRecord(list(arrays))}
+        content = RecordDict({**records, protocol.CONFIG: ConfigRecord(training_config(session=session, **entry))})
+        reply = ask_real_node(app, content, "train")
+        assert not reply.has_error(), reply.error
+    assert [(entry.kind, entry.facts.get("of"), entry.facts["release"]) for entry in entries] == [
+        ("released", "mean", 1),
+        ("released", None, 1),
+        ("released", "evaluation", 1),
+    ]

@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.own_app import describe_own, own_app, read_node
 from murmurfl.clients import UpdateNode
 from murmurfl.privacy import (
@@ -154,6 +155,23 @@ def test_nothing_goes_around_the_mod(folder, app):
     assert SECRET not in str(reply.content)
 
 
+def test_what_an_own_app_answers_is_noted_without_anything_that_the_app_says(folder):
+    journal, entries = Journal(), []
+    journal.listen(entries.append)
+    ask = Asking(noting(own_app(read_node(write(folder))), journal))
+    ask()
+    ask(ack=1)
+    ask("query")
+    run = entries[0].facts["run"]
+    asked = {"run": run, "session": "s", "round": 1}
+    why = {"why": "malformed request: the query is not one this machine answers"}
+    assert [(entry.kind, dict(entry.facts)) for entry in entries] == [
+        ("released", {**asked, "release": 1, "samples": 1}),
+        ("released", {**asked, "release": 2, "samples": 1}),
+        ("refused", {**asked, "reason": "malformed-request", **why}),
+    ]
+
+
 def test_a_mod_is_passed_only_inside_of_another(folder):
     """Else a message would find the way to the training that the mod is for."""
     ask = Asking(own_app(read_node(write(folder))))
@@ -228,3 +246,21 @@ def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(folder, tmp_p
     assert policy.mu == gdp_mu(2.0, delta)
     assert policy.delta == delta
     assert f"epsilon = {rounded_up(2.0)} at delta = {delta:g}" in describe_own(node)
+
+
+@pytest.mark.parametrize("more", ["", 'releases-per-pass = 3\ndata-files = ["data.csv"]\n'], ids=["machine", "parts"])
+def test_its_noise_key_is_rotated_by_its_operators_file(folder, more):
+    path, _ = folder
+    (path / "data.csv").write_text("1,2,3")
+    config = write(folder, FILE.replace("mu = 10.0\n", f"mu = 5.0\n{more}"))
+    assert not Asking(own_app(read_node(config)))().has_error()
+    key = SQLiteLedger(path / "ledger.sqlite").keys().secret_key
+    if more:
+        (path / "data.csv").write_text("1,2,4")
+        assert CliRunner().invoke(cli, ["ledger", "rotate-key", str(config), "--yes"]).exit_code == 1
+        (path / "data.csv").write_text("1,2,3")
+    assert CliRunner().invoke(cli, ["ledger", "rotate-key", str(config), "--yes"]).exit_code == 0
+    assert SQLiteLedger(path / "ledger.sqlite").keys().secret_key != key
+    ask = Asking(own_app(read_node(config)))
+    assert ask(ack=1).error.code == protocol.POLICY_CHANGED
+    assert not ask(session="t").has_error()

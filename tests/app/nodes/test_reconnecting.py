@@ -26,10 +26,10 @@ class Bench:
         cause = "session-open" if refused and self.cause == "reached" else self.cause
         return Diagnosis(cause, f"Expected a SuperLink, got {cause}.")
 
-    def attempt(self, seconds=2.0, *, connected=False):
+    def attempt(self, seconds=2.0, *contact):
         self.made.starts()
-        if connected:
-            self.journal.note("connected", superlink="127.0.0.1:8000")
+        for kind in contact:
+            self.journal.note(kind, superlink="127.0.0.1:8000")
         self.now += seconds
         return self.made.ended()
 
@@ -44,7 +44,7 @@ def bench(caplog):
 
 def test_pauses_double_up_to_a_quarter_of_a_minute_and_begin_again_after_a_minute_that_held(bench):
     assert [bench.attempt() for _ in range(6)] == [1, 2, 4, 8, 15, 15]
-    assert bench.attempt(seconds=61.0, connected=True) == 1
+    assert bench.attempt(61.0, "connected") == 1
     assert bench.attempt() == 2
 
 
@@ -69,8 +69,8 @@ def test_the_same_cause_is_said_once_an_hour_and_another_one_at_once(bench):
 
 def test_a_supernode_that_was_turned_away_although_nothing_is_wrong_has_a_session_open(bench):
     bench.cause = "reached"
-    bench.attempt()
-    bench.attempt(connected=True)
+    bench.attempt(2.0, "turned-away")
+    bench.attempt(2.0, "connected")
     assert [entry.facts["cause"] for entry in bench.entries if entry.kind == "disconnected"] == [
         "session-open",
         "ended",

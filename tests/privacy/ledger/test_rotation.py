@@ -227,3 +227,12 @@ def test_nothing_is_left_of_the_old_key_only_because_it_is_overwritten(path, mon
         assert any(key in content for content in folder(path).values())
     finally:
         reader.close()
+
+
+def test_samples_of_a_secret_order_stay_out_of_every_other_session(path):
+    secret = {"order": "secret", "mechanism": "independent", "batch_size": 10}
+    machine(SQLiteLedger(path), **secret).release("s", 0, contribution)
+    rotated(path)
+    for order in (secret, {"order": "again", "max_participations": 5}):
+        subject = machine(SQLiteLedger(path), **order)
+        assert refusal_of(subject, "next") == protocol.SAMPLES_USED_UP

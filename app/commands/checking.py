@@ -1,0 +1,69 @@
+"""``--check`` of ``murmurfl node`` and ``murmurfl helper``: what can be tried before either starts, a line each."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...privacy import ConfigurationError
+from .failing import fail
+from .terminal import say
+
+if TYPE_CHECKING:
+    from ..nodes.preflight import Given, Preflight
+
+Checked = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Try everything that can be tried before the start, release nothing, and end: a line a check."
+    ),
+]
+RunEvery = Annotated[
+    float | None,
+    typer.Option(metavar="DAYS", help="With --check: how often a run begins; default as often as in the ledger."),
+]
+CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print one JSON document.")]
+
+
+def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
+    """Refuse options that nothing but a check reads, and a time that is none.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if not check and (as_json or run_every is not None):
+        raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
+    if run_every is not None and not 0 < run_every < float("inf"):
+        raise ConfigurationError(f"Expected --run-every to be a number of days > 0, got {run_every!r}.")
+
+
+def check_node_and_end(config: Path, given: Given, *, run_every: float | None, as_json: bool) -> None:
+    """Print what came of a node's checks; exit code 1 if one failed."""
+    from ..nodes.preflight import check_node
+
+    _end(check_node(config, given, run_every_days=run_every), as_json=as_json)
+
+
+def check_helper_and_end(config: Path, given: Given, *, as_json: bool) -> None:
+    """Print what came of a helper's checks; exit code 1 if one failed."""
+    from ..nodes.preflight import check_helper
+
+    _end(check_helper(config, given), as_json=as_json)
+
+
+def _end(found: Preflight, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.document(time.time()), indent=2, allow_nan=False))
+    else:
+        if found.description:
+            say(found.description)
+        for check in found.checks:
+            say(f"{check.name:<14} {check.state:<10} {check.sentence}")
+    if found.state == "failed":
+        failed = [check.name for check in found.checks if check.state == "failed"]
+        fail(f"Expected every check to pass, got {', '.join(failed)} failed: see above.")

@@ -1,0 +1,58 @@
+"""The file of an owner's private key, made once with mode 600 and never written over; it belongs on no server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...privacy import ConfigurationError
+from ...privacy.files import check_private, create_private
+from ...privacy.permits import OwnerKey
+
+_FORMAT = 1
+_KIND = "murmurfl-owner-key"
+_WHAT = "an owner's key"
+
+
+def write_owner_key(path: Path, key: OwnerKey) -> None:
+    """Write an owner's private key to a new file of mode 600, durable when this returns.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is something at ``path``; it is left alone.
+
+    Notes
+    -----
+    **Formal guarantees.** None for a release. Which runs machines take rests on the file staying its owner's alone; it
+    is not encrypted.
+    """
+    document = {_KIND: _FORMAT, "secret": key.secret.hex()}
+    create_private(path, _WHAT, (json.dumps(document, indent=2) + "\n").encode(), error=ConfigurationError)
+
+
+def read_owner_key(path: Path) -> OwnerKey:
+    """The private key of an owner.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, other people could read it, or the file holds something else.
+
+    Notes
+    -----
+    **Formal guarantees.** None for a release. A key that others may have read is refused: with it they could sign.
+    """
+    check_private(path, _WHAT, missing="Make one with `murmurfl owner key`.", error=ConfigurationError)
+    # Nothing of the content is in an error's text or causes.
+    try:
+        document: Any = json.loads(path.read_bytes())
+        if not isinstance(document, dict) or set(document) != {_KIND, "secret"} or document[_KIND] != _FORMAT:
+            raise ValueError
+        return OwnerKey(bytes.fromhex(document["secret"]))
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigurationError(
+            f"Expected {_WHAT} of format {_FORMAT} at {path}, got something else: name the file that `murmurfl owner "
+            "key` made."
+        ) from None

@@ -1,0 +1,247 @@
+"""What a node or a helper can find out before it starts: one check after the other, and none that alters anything."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...clients import PrivateClient, UpdateNode
+from ...clients.sample_node import SampleNode
+from ...privacy import LedgerSummary, MurmurflError, SQLiteLedger, read_ledger
+from .allowance import DAY_S, Allowance, Costs, allowance_of
+from .checks import Check, worst
+from .config import NodeConfig
+from .connection import Connection
+from .connection_checks import connection_checks, not_tried
+from .describing import describe
+from .helper_config import HelperConfig
+from .own_app import OwnNode, describe_own, own_app, own_client, read_node
+from .runs import TakenRuns
+from .supernode import describe_helper
+
+_BYTES_OF_A_VALUE = 8
+# Of what was sent and may still be acknowledged: up to four in the file, as many in its log.
+_VECTORS = 8
+_LEAST_FREE = 16 << 20
+_COMFORTABLE = 4
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command was told of the connection.
+
+    Parameters
+    ----------
+    superlink, root_certificates, private_key, insecure
+        As for :meth:`~murmurfl.app.nodes.connection.Connection.read`.
+    """
+
+    superlink: str = ""
+    root_certificates: Path | None = None
+    private_key: Path | None = None
+    insecure: bool = False
+
+    def connection(self, path: Path) -> Connection | None:
+        """With what the operator's file says; None where neither says where the SuperLink is."""
+        return Connection.where_given(path, self.superlink, self.root_certificates, self.private_key, self.insecure)
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What came of all checks.
+
+    Parameters
+    ----------
+    description : str
+        The machine or helper in one sentence; empty if it could not be made.
+    checks : list of Check
+    allowance : Allowance, optional
+        A machine's, if it could be made.
+    """
+
+    description: str = ""
+    checks: list[Check] = field(default_factory=list)
+    allowance: Allowance | None = None
+
+    @property
+    def state(self) -> str:
+        """The worst of the checks'."""
+        return worst(self.checks)
+
+    def document(self, now: float) -> dict[str, Any]:
+        """As plain values, for JSON.
+
+        Parameters
+        ----------
+        now : float
+            In seconds since 1970.
+        """
+        left = self.allowance
+        ends = None if left is None or left.days is None else now + left.days * DAY_S
+        budget = None if left is None else {"runs": left.runs, "releases": left.releases, "until": ends}
+        checks = [{"check": check.name, "state": check.state, "sentence": check.sentence} for check in self.checks]
+        return {"state": self.state, "description": self.description, "checks": checks, "left": budget}
+
+
+def check_node(
+    path: Path, given: Given, *, run_every_days: float | None = None, clock: Callable[[], float] = time.time
+) -> Preflight:
+    """Everything that can be known of a node before it starts.
+
+    Parameters
+    ----------
+    path : Path
+        The operator's file.
+    given : Given
+    run_every_days : float, optional
+        How often a run begins; default as often as those in the ledger.
+    clock : callable
+        In seconds since 1970.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing is released and nothing is spent: ledger and mark are as they were. The samples are
+    read, as when the node starts, and no sentence depends on what is in them, but for a refusal of data that are not
+    what the operator's file says, which is for the operator alone. What is sent to the SuperLink is what
+    :func:`~murmurfl.app.nodes.diagnosis.diagnose` sends.
+    """
+    try:
+        config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)
+    except (MurmurflError, OSError) as error:
+        made = Preflight(checks=[Check("configuration", "failed", _told(error))])
+    else:
+        made = _machine_checks(config, run_every_days, clock())
+        made.checks.extend(_runs(runs))
+    return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
+
+
+def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.time) -> Preflight:
+    """Everything that can be known of a helper before it starts.
+
+    Parameters
+    ----------
+    path, given, clock
+        As for :func:`check_node`.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing is opened, and the record is as it was.
+    """
+    checks, description = [], ""
+    try:
+        config, runs = HelperConfig.read(path, runs_kept=True), TakenRuns.read(path)
+        description = describe_helper(config, config.opener())
+        checks.append(Check("configuration", "ok", "Configuration, key, roster and record are in order."))
+        checks += [_disk([Path(config.record)], 0), *_runs(runs)]
+    except (MurmurflError, OSError) as error:
+        checks.append(Check("configuration", "failed", _told(error)))
+    return Preflight(description, [*checks, *_connection(path, given, clock)])
+
+
+def _runs(runs: TakenRuns | None) -> list[Check]:
+    """Which runs are taken, where the operator's file says so."""
+    return [] if runs is None else [Check("runs", "ok", runs.sentence())]
+
+
+def _connection(path: Path, given: Given, clock: Callable[[], float]) -> list[Check]:
+    try:
+        connection = given.connection(path)
+    except (MurmurflError, OSError) as error:
+        first, *rest = not_tried("The connection comes first.")
+        return [Check(first.name, "failed", _told(error)), *rest]
+    if connection is None:
+        return not_tried("No SuperLink is named, neither by --superlink nor in [connection] of the file.")
+    return connection_checks(connection, clock=clock)
+
+
+def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, now: float) -> Preflight:
+    try:
+        machine = _Machine.of(config)
+        summary = read_ledger(config.ledger)
+    except (MurmurflError, OSError) as error:
+        return Preflight(checks=[Check("configuration", "failed", _told(error)), _disk_of(config)])
+    checks = [Check("configuration", "ok", "Configuration, data and ledger are in order.")]
+    left = allowance_of(summary, machine.costs, run_every_days, now)
+    checks += [Check("budget", left.state, left.sentence(now)), _disk(_files(summary, config), machine.num_parameters)]
+    return Preflight(machine.description, checks, left)
+
+
+@dataclass(frozen=True)
+class _Machine:
+    description: str
+    costs: Costs
+    num_parameters: int
+
+    @classmethod
+    def of(cls, config: NodeConfig | OwnNode) -> _Machine:
+        """The machine, made as when the node starts: whatever would be refused then is refused here."""
+        if isinstance(config, UpdateNode):
+            own_app(config)
+            costs = Costs.of_updates(config.policy(SQLiteLedger(config.ledger)))
+            return cls(describe_own(config), costs, 0)  # how large its updates are is known with the first
+        client: PrivateClient = own_client(config)[1] if isinstance(config, SampleNode) else config.client()
+        return cls(describe(client), Costs.of_client(client), client.machine.num_parameters)
+
+
+def _files(summary: LedgerSummary, config: NodeConfig | OwnNode) -> list[Path]:
+    return [Path(config.ledger), Path(summary.mark)]
+
+
+def _disk_of(config: NodeConfig | OwnNode) -> Check:
+    """Of a machine that could not be made, perhaps for want of room."""
+    return _disk([Path(config.ledger)], 0)
+
+
+def _disk(files: Sequence[Path], num_parameters: int) -> Check:
+    """Whether the folders can be written to, with room for what a run leaves in them."""
+    needed = _LEAST_FREE + _VECTORS * _BYTES_OF_A_VALUE * num_parameters
+    least = None
+    for folder in dict.fromkeys(file.absolute().parent for file in files):
+        try:
+            _write_something(folder)
+            status = os.statvfs(folder)
+        except OSError as error:
+            return Check(
+                "disk",
+                "failed",
+                f"Expected to write to {folder}, got: {error.strerror}. Nothing can be recorded there, so nothing is "
+                "released; make room, or give the folder to the user this runs as.",
+            )
+        free = status.f_bavail * status.f_frsize
+        if least is None or free < least[0]:
+            least = free, folder
+    if least is None:
+        return Check("disk", "not tried", "There is no folder to look at.")
+    free, folder = least
+    said = f"{_size(free)} are free in {folder}; what was sent and is not acknowledged takes up to {_size(needed)}"
+    if free < needed:
+        return Check("disk", "failed", f"{said}: make room.")
+    return Check("disk", "warning" if free < _COMFORTABLE * needed else "ok", f"{said}.")
+
+
+def _write_something(folder: Path) -> None:
+    """Write to a folder, as a ledger's log and mark are, and leave nothing."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def _told(error: Exception) -> str:
+    """An error in one line for the operator."""
+    if isinstance(error, OSError) and not isinstance(error, MurmurflError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    return " ".join(str(error).split())

@@ -1,0 +1,309 @@
+"""Permits: a session's owner signs, away from the server, which sessions a run may have, with which bundle and when.
+
+A machine whose operator lists owners answers only what comes with a permit of one of them. The server carries the
+permit and cannot make one: it can use it again within its sessions and its time, and for nothing else.
+
+A permit is one line of text, ``murmurfl-permit-1.PAYLOAD.SIGNATURE``: a JSON object and an Ed25519 signature of exactly
+these bytes after a label, both in base64url.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from . import protocol
+from .curves import is_signing_point
+from .errors import ConfigurationError
+from .roster import KEY_BYTES, is_signed
+
+LONGEST_PERMIT = 4096
+"""Characters of a permit: nothing longer is read."""
+
+MOST_SESSIONS = 8
+
+_NAME = "murmurfl-permit-1"
+_LABEL = b"murmurfl permit 1\x00"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LATEST = 2**40
+_KEYS = {"owner", "sessions", "bundle", "not-before", "until"}
+
+
+class PermitError(ConfigurationError):
+    """A text is no permit, or one that nobody of the listed owners signed."""
+
+
+@dataclass(frozen=True)
+class Permit:
+    """What an owner allows.
+
+    Parameters
+    ----------
+    owner : bytes
+        The owner's public Ed25519 key, 32 bytes.
+    sessions : tuple of str
+        The sessions that may be begun and gone on with: the training's first, and those of its parts.
+    bundle : str
+        SHA-256 of the run's bundle, 64 hexadecimal digits; empty for any.
+    not_before, until : int
+        From when on, and up to when but not then, in seconds since 1970.
+
+    Raises
+    ------
+    ConfigurationError
+        If it could be none.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: it protects no release. It bounds for which sessions a machine spends its
+    budget at all; each of them may spend what any session may.
+    """
+
+    owner: bytes
+    sessions: tuple[str, ...]
+    bundle: str
+    not_before: int
+    until: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.owner, bytes) or len(self.owner) != KEY_BYTES:
+            raise ConfigurationError(
+                f"Expected an owner's public key of {KEY_BYTES} bytes, got another length or kind."
+            )
+        if not 1 <= len(self.sessions) <= MOST_SESSIONS or len(set(self.sessions)) < len(self.sessions):
+            raise ConfigurationError(
+                f"Expected a permit for 1 to {MOST_SESSIONS} different sessions, got {list(self.sessions)}."
+            )
+        for session in self.sessions:
+            check_session(session)
+        if self.bundle:
+            check_bundle_digest(self.bundle)
+        if not 0 <= self.not_before < self.until <= _LATEST:
+            raise ConfigurationError(
+                f"Expected a permit that begins before it ends, got one from {shown_time(self.not_before)} to "
+                f"{shown_time(self.until)}."
+            )
+
+    def is_for(self, now: float) -> bool:
+        """Whether a time, in seconds since 1970, is one of the permit's."""
+        return self.not_before <= now < self.until
+
+    @property
+    def payload(self) -> bytes:
+        """What is signed, without its label."""
+        document = {
+            "owner": self.owner.hex(),
+            "sessions": list(self.sessions),
+            "bundle": self.bundle,
+            "not-before": self.not_before,
+            "until": self.until,
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def of(cls, payload: bytes) -> Permit:
+        """The permit in a payload.
+
+        Raises
+        ------
+        PermitError
+            If it is none.
+        """
+        try:
+            document: Any = json.loads(payload)
+            if not isinstance(document, dict) or set(document) != _KEYS or type(document["sessions"]) is not list:
+                raise ValueError
+            times = [document["not-before"], document["until"]]
+            texts = [document["owner"], document["bundle"], *document["sessions"]]
+            if not all(type(time) is int for time in times) or not all(isinstance(text, str) for text in texts):
+                raise ValueError
+            return cls(bytes.fromhex(document["owner"]), tuple(document["sessions"]), document["bundle"], *times)
+        except (TypeError, ValueError, RecursionError):
+            raise PermitError("Expected the payload of a permit, got something else.") from None
+
+
+@dataclass(frozen=True)
+class OwnerKey:
+    """An owner's private key, which signs permits; it is never on the server.
+
+    Parameters
+    ----------
+    secret : bytes
+        32 bytes; :meth:`generate` takes them from the operating system.
+
+    Notes
+    -----
+    **Formal guarantees.** None for a release. Which runs a machine takes rests on this key staying its owner's alone.
+    """
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
+            raise ConfigurationError(
+                f"Expected an owner's secret key of {KEY_BYTES} bytes, got another length or kind."
+            )
+
+    @classmethod
+    def generate(cls) -> OwnerKey:
+        """A new key from the operating system."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @cached_property
+    def _private(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.secret)
+
+    @cached_property
+    def public(self) -> bytes:
+        """What operators list, 32 bytes."""
+        return self._private.public_key().public_bytes_raw()
+
+    def permit(self, sessions: Sequence[str], *, not_before: int, until: int, bundle: str = "") -> str:
+        """A signed permit, one line of text; the parameters are those of :class:`Permit`.
+
+        Raises
+        ------
+        ConfigurationError
+            If it could be none.
+
+        Notes
+        -----
+        **Formal guarantees.** None for a release. Every machine that lists this owner takes the sessions that are
+        named, from whoever has the text: name no more of them than the run needs.
+        """
+        payload = Permit(self.public, tuple(sessions), bundle, not_before, until).payload
+        return ".".join((_NAME, _encoded(payload), _encoded(self._private.sign(_LABEL + payload))))
+
+
+def read_permit(text: Any) -> Permit:
+    """What a permit says, whoever signed it: for those who carry one or look at it.
+
+    Raises
+    ------
+    PermitError
+        If it is no permit.
+
+    Notes
+    -----
+    **Formal guarantees.** None: that its signature is right is not looked at. A machine believes a permit by
+    :func:`verified_permit` alone.
+    """
+    return Permit.of(_parts(text)[0])
+
+
+def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
+    """The permit in a text, if one of the owners signed it.
+
+    Parameters
+    ----------
+    text : Any
+        As it came, from a server that is not trusted.
+    owners : collection of bytes
+        Public keys, from the operator's own file.
+
+    Raises
+    ------
+    PermitError
+        If it is no permit, or its signature is not that of a listed owner who is named in it.
+
+    Notes
+    -----
+    **Formal guarantees.** Every byte of what is returned was signed, as a permit and as nothing else, with the private
+    key of one of ``owners``, as far as Ed25519 goes. Neither its time nor its sessions nor its bundle are compared with
+    anything here.
+    """
+    payload, signature = _parts(text)
+    for owner in owners:
+        if is_signed(owner, signature, _LABEL + payload):
+            permit = Permit.of(payload)
+            if permit.owner == owner:
+                return permit
+    raise PermitError("Expected a permit that a listed owner signed, got another.")
+
+
+def public_owner_key(text: Any) -> bytes:
+    """An owner's public key as it is written down: 64 hexadecimal digits.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no key that a private one belongs to.
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own. Keys for which anybody can sign are refused.
+    """
+    digits = text.strip().lower() if isinstance(text, str) else ""
+    if not _DIGEST.fullmatch(digits) or not is_signing_point(bytes.fromhex(digits)):
+        raise ConfigurationError(
+            f"Expected an owner's public key, 64 hexadecimal digits as `murmurfl owner key` says them, got {text!r}."
+        )
+    return bytes.fromhex(digits)
+
+
+def check_bundle_digest(text: Any) -> None:
+    """Refuse what is no SHA-256 in hexadecimal digits.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if not isinstance(text, str) or not _DIGEST.fullmatch(text):
+        raise ConfigurationError(
+            f"Expected a bundle's SHA-256, 64 hexadecimal digits as `murmurfl owner bundle` says them, got {text!r}."
+        )
+
+
+def check_session(name: Any) -> None:
+    """Refuse what cannot be a session's name.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    longest = protocol.LONGEST_SESSION_NAME
+    if not isinstance(name, str) or not name.isalnum() or len(name) > longest:
+        raise ConfigurationError(f"Expected a session of 1 to {longest} letters and digits, got {name!r}.")
+
+
+def shown_time(seconds: int) -> str:
+    """A time for people, in UTC."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, OSError, ValueError):
+        return f"{seconds} s after 1970"
+
+
+def _parts(text: Any) -> tuple[bytes, bytes]:
+    """Payload and signature."""
+    parts = text.split(".") if isinstance(text, str) and len(text) <= LONGEST_PERMIT else []
+    if len(parts) != 3 or parts[0] != _NAME:
+        raise PermitError(
+            "Expected a permit, one line that begins with murmurfl-permit-1, as `murmurfl owner permit` makes it; got "
+            "something else."
+        )
+    try:
+        return _decoded(parts[1]), _decoded(parts[2])
+    except (ValueError, binascii.Error):
+        raise PermitError("Expected a whole permit, got one whose text was changed or cut.") from None
+
+
+def _encoded(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+def _decoded(text: str) -> bytes:
+    content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if _encoded(content) != text:  # one text for one permit
+        raise ValueError
+    return content

@@ -1,0 +1,215 @@
+"""What Flower's process says reaches the log line by line; only what it knows of its SuperLink is in the journal."""
+
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import sys
+
+import httpx
+import pytest
+from murmurfl.app.nodes.causes import CAUSES
+from murmurfl.app.nodes.child_process import follow_lines, followed
+from murmurfl.app.nodes.fleet_contact import CONTACT_EVERY_S, EVENTS_VARIABLE, Contact, cause_of, watch_fleet
+from murmurfl.app.nodes.journal import Journal
+
+TALKS = """
+import json, os, sys
+events = int(os.environ["MURMURFL_SUPERNODE_EVENTS"])
+print("\\x1b[92mINFO \\x1b[0m:      Starting Flower SuperNode")
+print('{"event": "connected", "cause": ""}')  # a server's text, printed
+sys.stderr.write("\\x1b[91mERROR \\x1b[0m:     Exit Code: 305\\nFailed to initialize the connection\\n")
+sys.stderr.write("INFO:     Uvicorn running on http://127.0.0.1:1\\n")
+sys.stderr.flush()
+for event in EVENTS:
+    os.write(events, json.dumps(event).encode() + b"\\n")
+"""
+
+
+def talked(events):
+    """What a child process with these events leaves in a journal."""
+    journal, entries = Journal(), []
+    journal.listen(lambda entry: entries.append((entry.kind, dict(entry.facts))))
+    script = TALKS.replace("EVENTS:", f"{events!r}:")
+    with followed(subprocess.Popen, [sys.executable, "-c", script], os.environ, journal, "a:1") as process:
+        assert process.wait(20) == 0
+    assert EVENTS_VARIABLE not in os.environ
+    return entries
+
+
+def test_contact_is_noted_from_its_own_pipe_and_never_from_what_is_printed(caplog):
+    caplog.set_level(logging.DEBUG, "flwr")
+    entries = talked([{"event": "lost", "cause": "refused"}, {"event": "connected", "cause": ""}, {"event": "contact"}])
+    there = {"superlink": "a:1"}
+    assert entries == [("disconnected", {**there, "cause": "refused"}), ("connected", there), ("contact", there)]
+    assert talked([{"event": "released"}, {"no": "event"}, "connected", {"event": "lost"}]) == []
+
+
+def test_lines_have_their_level_and_no_escapes_and_what_follows_an_error_belongs_to_it(caplog):
+    caplog.set_level(logging.DEBUG, "flwr")
+    talked([])
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "flwr"]
+    assert said == [
+        ("INFO", "Starting Flower SuperNode"),
+        ("WARNING", '{"event": "connected", "cause": ""}'),
+        ("ERROR", "Exit Code: 305"),
+        ("ERROR", "Failed to initialize the connection"),
+        ("INFO", "Uvicorn running on http://127.0.0.1:1"),
+    ]
+
+
+def test_what_is_said_at_every_try_is_no_warning():
+    reading, writing = os.pipe()
+    said = []
+    thread = follow_lines(os.fdopen(reading, "rb"), lambda level, text: said.append((level, text)))
+    with os.fdopen(writing, "wb") as stream:
+        stream.write(b"WARNING :   Connection attempt failed, retrying in 1.00 seconds\n")
+        stream.write(b"WARNING :   other\n" + b"x" * 10**6)
+    thread.join(10)
+    assert [level for level, _ in said[:2]] == [logging.INFO, logging.WARNING]
+    assert all(len(text) < 5000 for _, text in said), "a line without an end takes no memory"
+
+
+class Told:
+    """What is told, and a clock that a test moves."""
+
+    def __init__(self):
+        self.events, self.now = [], 0.0
+        self.contact = Contact(lambda event, cause: self.events.append((event, cause)), clock=lambda: self.now)
+
+
+def refused():
+    return httpx.ConnectError("no")
+
+
+def test_a_node_is_connected_once_it_was_accepted_and_not_because_something_answers():
+    told = Told()
+    for method in ("RegisterNode", "SendNodeHeartbeat", "PullMessages"):
+        told.contact.answered(method)
+    assert told.events == []
+    told.contact.answered("ActivateNode")
+    assert told.events == [("connected", "")]
+
+
+def test_an_answer_is_contact_every_few_seconds():
+    told = Told()
+    told.contact.answered("ActivateNode")
+    for _ in range(40):
+        told.now += CONTACT_EVERY_S / 4
+        told.contact.answered("PullMessages")
+    assert told.events == [("connected", ""), *[("contact", "")] * 10]
+
+
+def test_a_superlink_that_is_lost_is_said_once_and_so_is_that_it_is_back():
+    told = Told()
+    told.contact.answered("ActivateNode")
+    for _ in range(3):
+        told.contact.failed(refused())
+    told.contact.failed(httpx.ConnectTimeout("late"))
+    told.contact.answered("PullMessages")
+    told.contact.failed(refused())
+    assert told.events == [
+        ("connected", ""),
+        ("lost", "unreachable"),
+        ("lost", "timed-out"),
+        ("connected", ""),
+        ("lost", "unreachable"),
+    ]
+
+
+def test_a_superlink_that_does_not_know_the_node_or_was_left_is_not_connected():
+    for method, success in (("SendNodeHeartbeat", False), ("DeactivateNode", True)):
+        told = Told()
+        told.contact.answered("ActivateNode")
+        told.contact.answered(method, success=success)
+        told.now += 100.0
+        told.contact.answered("PullMessages")
+        assert told.events == [("connected", "")]
+
+
+def test_what_a_superlink_says_no_to_is_an_answer_and_no_loss():
+    request = httpx.Request("POST", "https://a:1")
+    for status, cause in ((401, ""), (403, ""), (500, ""), (502, "unreachable"), (503, "unreachable")):
+        error = httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+        assert cause_of(error) == cause
+    assert cause_of(ValueError("ours")) == ""
+
+
+def chained(*errors):
+    top = httpx.ConnectError("outermost")
+    inner = top
+    for error in errors:
+        inner.__cause__ = error
+        inner = error
+    return top
+
+
+def certificate_error(code):
+    error = ssl.SSLCertVerificationError("certificate verify failed")
+    error.verify_code = code
+    return error
+
+
+CHAINS = {
+    "refused": (ConnectionRefusedError(111, "no"),),
+    "name-not-found": (socket.gaierror(-2, "no such name"),),
+    "timed-out": (TimeoutError(),),
+    "no-tls": (ssl.SSLError("wrong version number"),),
+    "certificate-expired": (certificate_error(10),),
+    "certificate-not-yet-valid": (certificate_error(9),),
+    "certificate-name": (certificate_error(62),),
+    "certificate-unknown": (certificate_error(19),),
+    "unreachable": (OSError(113, "no route"),),
+}
+
+
+@pytest.mark.parametrize("cause", CHAINS)
+def test_a_cause_is_one_of_those_that_the_diagnosis_knows(cause):
+    assert cause_of(chained(httpx.NetworkError("between"), *CHAINS[cause])) == cause
+    assert cause in CAUSES
+
+
+def test_a_real_refusal_of_a_port_is_seen_through_all_that_is_wrapped_around_it():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError) as raised:
+        client.post(f"http://127.0.0.1:{port}")
+    assert cause_of(raised.value) == "refused"
+
+
+def test_every_call_of_flowers_connection_is_seen(monkeypatch):
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    told, answers = Told(), iter([ActivateNodeResponse(node_id=1), refused()])
+
+    def answer(client, **call):
+        made = next(answers)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    monkeypatch.setattr(FleetHttpClient, "_unary_unary", answer)
+    watch_fleet(told.contact)
+    client = FleetHttpClient("http://127.0.0.1:1")
+    assert client.ActivateNode(ActivateNodeRequest()).node_id == 1
+    with pytest.raises(httpx.ConnectError):
+        client.PullMessages(PullMessagesRequest())
+    assert told.events == [("connected", ""), ("lost", "unreachable")]
+
+
+def test_a_process_that_cannot_be_started_leaves_no_pipe_open(monkeypatch):
+    made, pipe = [], os.pipe
+
+    def noted():
+        made.append(pipe())
+        return made[-1]
+
+    monkeypatch.setattr(os, "pipe", noted)
+    with pytest.raises(FileNotFoundError), followed(subprocess.Popen, ["/no/such/program"], {}, Journal(), "a:1"):
+        pass
+    for end in made[0]:  # the first pipe is that of the contact
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(end)

@@ -1,0 +1,123 @@
+"""The dashboard, the scrape configuration and the alerts of examples/fleet, against the metrics there are."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from murmurfl.app.nodes.endpoint import Address
+from murmurfl.app.nodes.figures import BUILD, BUILD_LABELS, FIGURES, figures_of
+from murmurfl.app.nodes.health import REASONS
+
+FLEET = Path(__file__).parents[3] / "examples" / "fleet"
+DASHBOARD = FLEET / "grafana-dashboard.json"
+OF_PROMETHEUS = {"job", "instance"}
+BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+def targets(document):
+    return [target for panel in document["panels"] for target in panel["targets"]]
+
+
+def expressions():
+    shown = [target["expr"] for target in targets(json.loads(DASHBOARD.read_text()))]
+    rules = yaml.safe_load((FLEET / "alerts.yml").read_text())["groups"][0]["rules"]
+    return shown + [rule["expr"] for rule in rules]
+
+
+def unknown(expression):
+    """Metrics, labels and jobs that an expression names and nobody shows."""
+    names = set(re.findall(r"\bmurmurfl_\w+", expression))
+    known = {label for name in names & set(BY_NAME) for label in [BY_NAME[name].label] if label}
+    asked = {label for group in re.findall(r"\{(.*?)\}", expression) for label in re.findall(r"(\w+)\s*=~?", group)}
+    asked |= {
+        label for group in re.findall(r"\bby \((.*?)\)", expression) for label in group.replace(" ", "").split(",")
+    }
+    jobs = {job for jobs in re.findall(r'job=~?"([^"]*)"', expression) for job in jobs.split("|")} - {"murmurfl-.*"}
+    return (
+        names - set(BY_NAME) - {BUILD},
+        asked - known - OF_PROMETHEUS,
+        {job for job in jobs if job.removeprefix("murmurfl-") not in ("node", "helper", "server")},
+    )
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_what_is_asked_for_is_shown(expression):
+    assert unknown(expression) == (set(), set(), set())
+    assert expression.count("(") == expression.count(")")
+    assert re.search(r"\bmurmurfl_\w+|\bup\{", expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "sum(murmurfl_accuracy)",
+        'murmurfl_refusals_total{session="x"}',
+        "sum(murmurfl_lost_total) by (reason)",
+        'murmurfl_healthy{job="murmurfl-nodes"}',
+    ],
+)
+def test_a_name_that_nobody_shows_would_be_noticed(expression):
+    assert unknown(expression) != (set(), set(), set())
+
+
+def test_a_job_is_asked_only_for_what_it_shows():
+    for expression in expressions():
+        for name, jobs in re.findall(r'(murmurfl_\w+)\{job=~?"([^"]*)"', expression):
+            for job in jobs.split("|"):
+                assert BY_NAME[name] in figures_of(job.removeprefix("murmurfl-")), expression
+
+
+def test_every_figure_is_on_the_dashboard():
+    shown = " ".join(target["expr"] for target in targets(json.loads(DASHBOARD.read_text())))
+    assert {figure.name for figure in FIGURES} | {BUILD} <= set(re.findall(r"murmurfl_\w+", shown))
+
+
+def test_a_legend_names_labels_that_there_are():
+    labels = OF_PROMETHEUS | set(BUILD_LABELS) | {figure.label for figure in FIGURES}
+    for target in targets(json.loads(DASHBOARD.read_text())):
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert all(x < 24 for x, _ in cells)
+        taken |= cells
+
+
+def test_prometheus_asks_each_kind_at_an_address_that_an_option_takes():
+    document = yaml.safe_load((FLEET / "prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in document["scrape_configs"]}
+    assert set(jobs) == {"murmurfl-server", "murmurfl-node", "murmurfl-helper"}
+    addresses = [target for job in jobs.values() for group in job["static_configs"] for target in group["targets"]]
+    assert len(set(addresses)) == 3
+    for address in addresses:
+        assert Address.read(address).is_local
+        assert f"--metrics-address {Address.read(address).port}" in (FLEET / "prometheus.yml").read_text()
+    for job in jobs.values():
+        assert "metrics_path" not in job  # /metrics, as Prometheus has it by itself
+    for file in document["rule_files"]:
+        assert (FLEET / file).exists()
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+
+def test_the_documentation_has_every_figure_and_every_reason():
+    for figure in FIGURES:
+        label = f" `{{{figure.label}}}`" if figure.label else ""
+        assert f"| `{figure.name}`{label} | {', '.join(figure.shown_by)} | {figure.meaning} |" in PAGE
+    assert set(re.findall(r"`(murmurfl_\w+)`", PAGE)) == {figure.name for figure in FIGURES} | {BUILD}
+    for reason in REASONS:
+        assert f"| `{reason}` |" in PAGE

@@ -1,0 +1,145 @@
+"""A real machine whose operator says whose its samples are."""
+
+import json
+
+import numpy as np
+import pytest
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.describing import describe
+from murmurfl.app.nodes.ledgers import ledger_document, ledger_guarantee, ledger_lines
+from murmurfl.clients.owners import OwnedSamples
+from murmurfl.clients.statement import statement_entries
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read_ledger
+
+from tests.harness.machines import training_config
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+OWNERS, FEATURES = 12, 4
+BASE = {
+    "machine": "clinic",
+    "ledger": "ledger.sqlite",
+    "clip-norm": 1.0,
+    "batch-size": 3,
+    "mu": 1.0,
+    "samples": "samples.npz",
+    "num-classes": 2,
+    "samples-per-owner": 3,
+}
+
+
+def chance(key):
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def write_samples(folder, counts, key=1, **arrays):
+    """An operator's file with so many samples of each owner; what is the third owner's depends on the key."""
+    names = np.repeat([f"patient {i}" for i in range(len(counts))], counts)
+    features, labels = chance(0).normal(size=(len(names), FEATURES)), np.zeros(len(names), int)
+    third = names == "patient 2"
+    features[third], labels[third] = chance(key).normal(size=(third.sum(), FEATURES)), 1
+    given = {"features": features, "labels": labels, "owners": names, **arrays}
+    np.savez(folder / "samples.npz", **{name: value for name, value in given.items() if value is not None})
+
+
+def made(folder, **changes):
+    values = {**BASE, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    (folder / "node.toml").write_text(toml_document(values))
+    if not (folder / "ledger.sqlite").exists():
+        SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    return NodeConfig.read(folder / "node.toml").client()
+
+
+COUNTS = [2, 1, 5, 3, 9, 1, 1, 2, 3, 3, 4, 1]
+
+
+def test_owners_are_what_is_admitted_counted_and_claimed(tmp_path):
+    write_samples(tmp_path, COUNTS)
+    client = made(tmp_path)
+    assert isinstance(client.samples, OwnedSamples)
+    policy = client.machine.policy
+    assert (policy.samples_per_owner, client.machine.num_samples, policy.max_participations) == (3, OWNERS, 4)
+    said = describe(client)
+    assert "up to 4 releases of 3 owners a run" in said
+    assert "for replacement of all samples of one owner on one machine, against the server and everybody else" in said
+    assert "Of each owner the first 3 samples are used, and any others left out." in said
+    point = [np.zeros((2, FEATURES)), np.zeros(2)]
+    _, examples, _ = client.fit([*point, *point], training_config())
+    assert examples == 3
+    entries = statement_entries(client.machine, "s")
+    assert (entries["unit"], entries["samples-per-owner"], entries["samples-used"]) == ("owner", 3, 3)
+    summary = read_ledger(tmp_path / "ledger.sqlite")
+    assert ledger_guarantee(summary).unit == "owner"
+    assert any("3 owners used up" in line for line in ledger_lines(summary, tmp_path))
+    assert "one owner on one machine" in json.dumps(ledger_document(summary, tmp_path))
+
+
+def test_nothing_that_is_said_depends_on_how_many_samples_an_owner_has(tmp_path):
+    """The log, the statement and the shapes: of one sample, of more than are used, and of another owner's."""
+    said = []
+    for key, third in enumerate((COUNTS[2], 1, 400)):
+        folder = tmp_path / str(key)
+        folder.mkdir()
+        write_samples(folder, [*COUNTS[:2], third, *COUNTS[3:]], key=key)
+        client = made(folder)
+        point = [np.zeros((2, FEATURES)), np.zeros(2)]
+        arrays, examples, sent = client.fit([*point, *point], training_config())
+        said.append(
+            (describe(client), [a.shape for a in arrays], examples, sent, statement_entries(client.machine, "s"))
+        )
+    assert said[0] == said[1] == said[2]
+
+
+def test_a_file_that_does_not_say_whose_its_samples_are_is_refused(tmp_path):
+    for owners, complaint in (
+        (None, "Expected an array `owners` in"),
+        (np.arange(3), "Expected `owners` in .* to be 35 integers or texts, one a sample, got int64 of shape"),
+        (np.zeros(35), "Expected `owners` in .* got float64 of shape"),
+    ):
+        write_samples(tmp_path, COUNTS, owners=owners)
+        with pytest.raises(ConfigurationError, match=complaint):
+            made(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"samples-per-owner": -1}, "Expected samples-per-owner to be an integer >= 0, got -1."),
+        (
+            {"strategy": "online", "learning-rate": 0.1},
+            "Expected samples-per-owner to be 0 with strategy = 'online', which does not clip by owner, got 3.",
+        ),
+        ({"centring": "private", "centring-norm": 1.0}, "Expected samples-per-owner to be 0 with centring or private"),
+        ({"private-evaluation": 0.1}, "Expected samples-per-owner to be 0 with centring or private-evaluation"),
+    ],
+)
+def test_what_would_count_samples_is_refused_beside_owners(tmp_path, changes, complaint):
+    write_samples(tmp_path, COUNTS)
+    with pytest.raises(ConfigurationError, match=complaint):
+        made(tmp_path, **changes)
+
+
+def test_owners_of_a_built_in_task_are_for_simulation(tmp_path):
+    task = {"samples": "", "num-classes": 0, "task": "digits", "num-partitions": 4, "partition-id": 1}
+    with pytest.raises(ConfigurationError, match="does not say whose its samples are"):
+        made(tmp_path, **task)
+
+
+def test_a_ledger_that_was_used_with_samples_is_not_used_with_owners(tmp_path):
+    write_samples(tmp_path, [1] * OWNERS)
+    client = made(tmp_path, samples_per_owner=0)
+    point = [np.zeros((2, FEATURES)), np.zeros(2)]
+    client.fit([*point, *point], training_config())
+    for most in (1, 3):
+        with pytest.raises(LedgerError, match="Expected the 3 rows this ledger was used with"):
+            made(tmp_path, samples_per_owner=most)
+    assert ledger_guarantee(read_ledger(tmp_path / "ledger.sqlite")).unit == "sample"
+
+
+def test_full_batches_are_sums_over_owners(tmp_path):
+    write_samples(tmp_path, COUNTS)
+    client = made(tmp_path, strategy="full-batch", batch_size=1, max_participations=2)
+    _, examples, _ = client.fit([np.zeros((2, FEATURES)), np.zeros(2)], training_config())
+    assert examples == OWNERS
+    assert "releases of the sum of all owners a run" in describe(client)

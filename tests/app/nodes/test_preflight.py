@@ -1,0 +1,233 @@
+"""What ``--check`` finds out before a node starts: a line each, nothing spent, and a connection is tried for real."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app.commands.main import cli
+from murmurfl.app.commands.serving import Serving
+from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.engines.toml import toml_document
+from murmurfl.app.nodes.allowance import DAY_S
+from murmurfl.app.nodes.cards import roster_of
+from murmurfl.app.nodes.certificates import make_node_key
+from murmurfl.app.nodes.checks import Check, worst
+from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.connection_checks import NAMES, connection_checks
+from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis
+from murmurfl.app.nodes.new_keys import make_helper, make_machine
+from murmurfl.app.nodes.preflight import Given, _disk, check_helper, check_node
+from murmurfl.clients.roster_files import write_roster
+from murmurfl.privacy import ConfigurationError, SQLiteLedger
+from typer.testing import CliRunner
+
+FEATURES = 5
+FILE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+FILE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
+NOW = 1_800_000_000.0
+
+
+class Node:
+    """An operator's folder."""
+
+    def __init__(self, folder, budget_mu=2.0, samples=40, **changes):
+        self.folder, self.config = folder, folder / "node.toml"
+        generator = np.random.Generator(np.random.Philox(key=1))
+        features, labels = generator.random((samples, FEATURES)), generator.integers(2, size=samples)
+        np.savez(folder / "samples.npz", features=features, labels=labels)
+        SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=budget_mu, delta=1e-5)
+        self.config.write_text(toml_document({**FILE, **changes}))
+        self.config.chmod(0o600)
+
+    def release(self, session, times=1):
+        machine = NodeConfig.read(self.config).client().machine
+        for _ in range(times):
+            machine.release(session, 0, lambda chosen: np.zeros((chosen.stop - chosen.start, machine.num_parameters)))
+
+    def bytes(self):
+        return {path.name: path.read_bytes() for path in self.folder.iterdir()}
+
+    def checked(self, given=None, **options):
+        found = check_node(self.config, given or Given(), **options)
+        return found, {check.name: check for check in found.checks}
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
+    node.release("first")
+    before = node.bytes()
+    found, checks = node.checked()
+    assert node.bytes() == before
+    assert found.state == "ok"
+    assert found.description.startswith("Machine clinic: up to 6 releases")
+    states = {name: check.state for name, check in checks.items()}
+    tried = dict.fromkeys(["configuration", "budget", "disk"], "ok")
+    assert states == tried | dict.fromkeys(["connection", "certificate", "clock", "key"], "not tried")
+    assert "No SuperLink is named" in checks["connection"].sentence
+
+
+def test_what_a_machine_may_still_release_is_said_with_the_day_on_which_it_ends(node):
+    _, checks = node.checked(run_every_days=7.0, clock=lambda: NOW)
+    assert checks["budget"].sentence == (
+        "The budget allows 4 more runs of mu = 1 and up to 6 releases, unused data allow 20 more releases of 2; at a "
+        "run in 7 days that lasts until about 2027-02-05."
+    )
+    assert node.checked()[1]["budget"].sentence.endswith("on how often runs are made, which --run-every DAYS says.")
+
+
+def test_the_pace_of_the_ledgers_own_runs_is_the_default(node):
+    for session in ("first", "second", "third"):
+        node.release(session)
+    found, checks = node.checked(run_every_days=None)
+    assert found.allowance.runs == 1
+    assert found.allowance.open_releases == 5
+    assert 0 < found.allowance.every_days * DAY_S < 60
+    assert "the newest run may make 5 more releases" in checks["budget"].sentence
+
+
+def test_a_budget_that_is_spent_is_a_warning_while_a_run_is_open_and_then_a_failure(tmp_path):
+    node = Node(tmp_path, budget_mu=1.0)
+    node.release("first", 5)
+    assert node.checked()[1]["budget"].state == "warning"
+    node.release("first")
+    found, checks = node.checked()
+    assert checks["budget"].state == found.state == "failed"
+    assert "new data get a ledger of their own" in checks["budget"].sentence
+
+
+def test_samples_that_are_used_up_end_it_before_the_budget(tmp_path):
+    node = Node(tmp_path, samples=13)
+    node.release("first", 6)
+    found, checks = node.checked()
+    assert (found.allowance.runs, found.allowance.releases, checks["budget"].state) == (0, 0, "failed")
+
+
+def test_a_run_that_may_be_begun_by_the_check_is_begun_by_the_machine_and_one_more_is_not(tmp_path):
+    node = Node(tmp_path, budget_mu=1.7, **{"max-participations": 1})
+    assert node.checked()[0].allowance.runs == 2
+    node.release("first")
+    node.release("second")
+    assert node.checked()[0].allowance.runs == 0
+    with pytest.raises(Exception, match="budget"):
+        node.release("third")
+
+
+def test_every_step_of_a_connection_is_told_apart(node, tmp_path):
+    make_node_key(tmp_path / "key")
+    connection = Connection("127.0.0.1:1", tmp_path / "samples.npz", tmp_path / "key")
+    failed = {}
+    for cause in set(CAUSES) - {"reached", "ended", "session-open"}:
+        found = connection_checks(connection, trying=lambda c, cause=cause: Diagnosis(cause, "Expected."))
+        assert {check.name for check in found} == set(NAMES)
+        failed[cause] = [check.name for check in found if check.state == "failed"]
+        assert len(failed[cause]) == 1
+    assert failed["certificate-name"] == ["certificate"]
+    assert failed["key-not-registered"] == ["key"]
+    assert failed["clock"] == ["clock"]
+    assert failed["refused"] == ["connection"]
+
+
+def test_a_certificate_that_ends_soon_a_clock_that_drifts_and_an_open_key_are_warnings(node, tmp_path):
+    make_node_key(tmp_path / "key")
+    (tmp_path / "key").chmod(0o644)
+    connection = Connection("127.0.0.1:1", tmp_path / "samples.npz", tmp_path / "key")
+    seen = Diagnosis("reached", "There.", ahead_s=4.6, certificate_ends=NOW + 29.5 * DAY_S)
+    found = connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)
+    assert [check.state for check in found] == ["ok", "warning", "warning", "warning"]
+    assert "for 29 more days: ask the server's operator" in found[1].sentence
+    assert "5 s ahead of" in found[2].sentence
+    assert "chmod 600" in found[3].sentence
+    (tmp_path / "key").chmod(0o600)
+    seen = Diagnosis("reached", "There.", ahead_s=-0.5, certificate_ends=NOW + 31 * DAY_S)
+    assert [c.state for c in connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)] == ["ok"] * 4
+
+
+def test_a_folder_without_room_or_rights_is_a_failure(tmp_path):
+    assert _disk([tmp_path / "ledger"], 1000).state == "ok"
+    full = _disk([tmp_path / "ledger"], 10**15)
+    assert full.state == "failed"
+    assert full.sentence.endswith("make room.")
+    forbidden = _disk([Path("/proc/ledger")], 1000)
+    assert forbidden.state == "failed"
+    assert "Expected to write to /proc" in forbidden.sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(
+        Serving, "start_log", lambda serving, **options: None
+    )  # it would take over the tests' own logging
+    return lambda *arguments: CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def test_the_command_prints_a_line_a_check_and_fails_where_one_failed(run, node):
+    passed = run("node", node.config, "--check")
+    assert passed.exit_code == 0
+    assert "configuration  ok         Configuration, data and ledger are in order." in passed.stdout
+    away = run("node", node.config, "--check", "--superlink", f"127.0.0.1:{free_port()}", "--insecure")
+    assert away.exit_code == 1
+    assert "connection     failed     Expected a SuperLink at" in away.stdout
+    assert "key            not tried  The connection comes first." in away.stdout
+
+
+def test_json_has_the_same_checks_and_the_figures(run, node):
+    given = run("node", node.config, "--check", "--json", "--run-every", "7")
+    document = json.loads(given.stdout)
+    assert (document["state"], document["left"]["runs"], document["left"]["releases"]) == ("ok", 4, 20)
+    assert {check["check"] for check in document["checks"]} >= {"configuration", "budget", "disk", "connection"}
+
+
+def test_a_machine_that_cannot_be_made_leaves_the_connection_to_be_tried(node):
+    with np.load(node.folder / "samples.npz") as file:
+        features = file["features"]
+    np.savez(node.folder / "samples.npz", features=features, labels=np.full(len(features), 7))
+    found, checks = node.checked(Given(f"127.0.0.1:{free_port()}", insecure=True))
+    assert checks["configuration"].state == checks["connection"].state == "failed"
+    assert "integers from 0 to 1" in checks["configuration"].sentence
+    assert found.document(NOW)["left"] is None
+
+
+def test_which_runs_are_taken_is_said_where_the_file_says_so(tmp_path):
+    node = Node(tmp_path)
+    node.config.write_text(node.config.read_text() + '[runs]\nhours = "22:00-06:00"\n')
+    checks = node.checked()[1]
+    assert checks["runs"].state == "ok"
+    assert "22:00" in checks["runs"].sentence
+    node.config.write_text(node.config.read_text().replace("22:00-06:00", "always"))
+    assert node.checked()[1]["configuration"].state == "failed"
+
+
+def test_options_of_a_check_are_refused_without_one(run, node):
+    assert run("node", node.config, "--json").exit_code == 1
+    assert run("node", node.config, "--check", "--run-every", "0").exit_code == 1
+
+
+def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_path):
+    cards = [make_machine(tmp_path / f"{name}.key", name).card for name in ("clinic-0", "clinic-1")]
+    cards.append(make_helper(tmp_path / "auditor.key", "auditor", tmp_path / "openings.sqlite").card)
+    roster = roster_of(cards)
+    write_roster(tmp_path / "roster.json", roster)
+    values = {"helper": "auditor", "record": "openings.sqlite", "roster": "roster.json", "key": "auditor.key"}
+    config = tmp_path / "helper.toml"
+    config.write_text(toml_document({**values, "roster-digest": roster.digest}))
+    config.chmod(0o600)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    found = check_helper(config, Given())
+    assert [(check.name, check.state) for check in found.checks[:2]] == [("configuration", "ok"), ("disk", "ok")]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert "are in order" in run("helper", config, "--check").stdout
+    config.write_text(toml_document({**values, "roster-digest": "00"}))
+    assert check_helper(config, Given()).state == "failed"
+
+
+def test_a_state_is_one_of_a_few():
+    with pytest.raises(ConfigurationError, match="not tried"):
+        Check("disk", "perhaps", "Who knows.")
+    assert worst([Check("a", "ok", ""), Check("b", "warning", "")]) == "warning"

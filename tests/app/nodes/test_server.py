@@ -1,0 +1,154 @@
+"""``murmurfl server`` around a SuperLink of the test's own: its rounds, its end, its figures."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from murmurfl.app.engines.loopback import free_port
+from murmurfl.app.nodes.figures import SERVER, Shown
+from murmurfl.app.nodes.journal import Journal
+from murmurfl.app.nodes.log import sentence
+from murmurfl.app.nodes.server import ServerError, _environment, _Rounds, run_server
+from murmurfl.app.nodes.server_health import ServerHealth
+from murmurfl.app.nodes.server_metrics import ServerMetrics
+from murmurfl.app.nodes.watching import Addresses
+from murmurfl.privacy import ConfigurationError
+from murmurfl.strategies import RoundReport
+from murmurfl.strategies.figures import FIGURES_VARIABLE, FigureFile
+
+REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
+
+
+def test_each_round_is_said_once_and_several_at_a_time_together(tmp_path):
+    journal, said = Journal(), []
+    journal.listen(lambda entry: said.append(sentence(entry)))
+    file, rounds = FigureFile(tmp_path), _Rounds(tmp_path, journal)
+    rounds.look()
+    file.note(REPORT, 7)
+    rounds.look()
+    rounds.look()
+    for _ in range(2):
+        file.note(RoundReport(3, asked=5, aggregated=5), 7)
+    rounds.look()
+    (tmp_path / "figures.json").unlink()
+    rounds.look()
+    assert said == [
+        "Round 1 of 7 ended: 2 of 5 aggregated, 2 refused, 1 lost, 0 late, 0 malformed; 0 s.",
+        "2 rounds, up to 3, of 7 ended: 10 of 10 aggregated, 0 refused, 0 lost, 0 late, 0 malformed; 0 s.",
+    ]
+
+
+def test_a_server_shows_the_counts_of_its_rounds(tmp_path):
+    health = ServerHealth(lambda: True, lambda: 0.0)
+    metrics = ServerMetrics(health, tmp_path, 1.0)
+    assert "murmurfl_round " not in Shown(SERVER, metrics.read).text().decode()
+    FigureFile(tmp_path).note(REPORT, 7)
+    health.started()
+    text = Shown(SERVER, metrics.read).text().decode().splitlines()
+    assert "murmurfl_healthy 0.0" in text  # it has not answered yet
+    health.ask()
+    text = Shown(SERVER, metrics.read).text().decode().splitlines()
+    for line in (
+        "murmurfl_healthy 1.0",
+        "murmurfl_superlink_running 1.0",
+        "murmurfl_rounds_total 1.0",
+        "murmurfl_asked_total 5.0",
+        "murmurfl_releases_total 2.0",
+        "murmurfl_lost_total 1.0",
+        'murmurfl_refusals_total{reason="cap-reached"} 2.0',
+        "murmurfl_rounds_planned 7.0",
+    ):
+        assert line in text
+
+
+def test_what_a_run_needs_is_installed_by_nobody_who_submits_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", raising=False)
+    environment = _environment(tmp_path)
+    assert environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert environment[FIGURES_VARIABLE] == str(tmp_path)
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+def superlink(monkeypatch, program):
+    """Have another program in the SuperLink's place."""
+    start = subprocess.Popen
+
+    def started(command, **options):
+        return start([sys.executable, "-c", program, *command[4:]], **options)
+
+    monkeypatch.setattr("murmurfl.app.nodes.server.subprocess.Popen", started)
+
+
+def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
+    superlink(monkeypatch, "raise SystemExit(7)")
+    with pytest.raises(ServerError, match="got exit code 7"):
+        run_server(["--port", str(free_port())], Addresses())
+
+
+def test_an_address_that_is_none_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("murmurfl.app.nodes.server.subprocess.Popen", None)
+    with pytest.raises(ConfigurationError, match="Expected an address"):
+        run_server([], Addresses(health="nowhere"))
+
+
+ANSWERS_ONCE = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"")
+    def log_message(self, *args): pass
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler)
+server.handle_request()
+"""
+
+
+def test_a_superlink_that_ends_is_started_again_until_somebody_interrupts(monkeypatch):
+    superlink(monkeypatch, ANSWERS_ONCE)
+    journal, noted, pauses = Journal(), [], []
+    journal.listen(lambda entry: noted.append(entry.kind))
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=pause, monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr("murmurfl.app.nodes.server.time", clock)
+    run_server(["--port", str(free_port())], Addresses(), journal=journal)
+    assert pauses == [1.0, 2.0, 4.0]
+    assert noted == ["started", "stopped"]
+
+
+@pytest.mark.long
+def test_a_real_superlink_is_healthy_and_ends_with_its_server(tmp_path):
+    """Started as an operator does, and stopped as systemd does; no process of it stays."""
+    port, shown = free_port(), free_port()
+    command = [sys.executable, "-m", "murmurfl.app", "server", "--health-address", str(shown)]
+    command += ["--metrics-address", str(shown), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, "--simulation"], stderr=log, stdout=log, cwd=tmp_path)
+    try:
+        statuses = set()
+        for _ in range(300):
+            with contextlib.suppress(httpx.HTTPError):
+                statuses.add(httpx.get(f"http://127.0.0.1:{shown}/health").status_code)
+            if 200 in statuses or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        assert 200 in statuses, (tmp_path / "log").read_text()
+        assert "murmurfl_superlink_running 1.0" in httpx.get(f"http://127.0.0.1:{shown}/metrics").text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/health")
+        text = (tmp_path / "log").read_text()
+        assert "\x1b" not in text
+        assert "Stopped." in text
+    finally:
+        process.kill()
+        process.wait()

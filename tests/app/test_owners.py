@@ -1,0 +1,177 @@
+"""Owners in a run: the same model on every engine, what is said of it, and what a plan says of a person."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from murmurfl.app.analysis.audit import audit_lines, audit_run
+from murmurfl.app.analysis.person import Asked, Person, person_lines
+from murmurfl.app.analysis.plan import make_plan, plan_lines
+from murmurfl.app.analysis.request import PlanRequest, request_of
+from murmurfl.app.commands.closing import closing_lines
+from murmurfl.app.commands.main import cli
+from murmurfl.app.config import RunConfig
+from murmurfl.app.device.support import check_on_device
+from murmurfl.app.engines.start import run_cohort, run_in_process
+from murmurfl.app.experiment import prepare
+from murmurfl.app.guarantees import configured_figures, run_guarantee
+from murmurfl.app.record import result_document
+from murmurfl.app.tasks.base import Dataset
+from murmurfl.app.tasks.owned import OwnedShards
+from murmurfl.app.tasks.parts import Parts
+from murmurfl.privacy import ConfigurationError, Guarantee
+from typer.testing import CliRunner
+
+BASE = RunConfig(
+    num_rounds=4,
+    clients_per_round=6,
+    batch_size=8,
+    checkpoint=False,
+    mu=1.0,
+    learning_rate=0.05,
+    clip_norm=1.0,
+    samples_per_owner=3,
+)
+FULL = replace(BASE, strategy="full-batch", batch_size=8, num_rounds=2)
+CONFIGS = {
+    "mu2": replace(BASE, lost_replies=0.3),
+    "full-batch": FULL,
+    "secret order": replace(BASE, strategy="noisy-sgd", secret_order=True),
+    "sums": replace(BASE, trust="secure-aggregation"),
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=[] if name == "full-batch" else [pytest.mark.long])
+        for name, config in CONFIGS.items()
+    ],
+)
+def test_the_model_is_the_same_on_every_engine(config):
+    together, alone = run_cohort(config), run_in_process(config)
+    for ours, theirs in zip(together.parameters, alone.parameters, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_result_says_that_owners_are_protected_and_suggests_nothing_with_another_unit():
+    document = result_document(run_cohort(FULL))
+    assert document["privacy"]["unit"] == "owner"
+    assert "every 3 of a machine's stand for one owner's" in document["privacy"]["sentence"]
+    assert not any("strategy=auto" in line for line in closing_lines(document))
+
+
+def dataset(owner_of):
+    rows = np.arange(8, dtype=np.float32)[:, None]
+    labels = np.zeros(8, np.int64)
+    return Dataset(rows, labels, rows, labels, 2, owner_of=owner_of)
+
+
+def test_data_that_say_whose_samples_are_are_grouped_so_on_each_machine():
+    parts = Parts.together([np.array([0, 1, 2, 3]), np.array([7, 6, 5, 4])])
+    shards = OwnedShards(dataset(np.array([5, 5, 9, 5, 5, 9, 9, 9])), parts, 2)
+    assert shards.sizes.tolist() == [2, 2]
+    features, _, present = shards[1][0:2]
+    assert features[:, :, 0].tolist() == [[7.0, 6.0], [4.0, 4.0]]
+    assert present.tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"strategy": "online", "mechanism": ""},
+            "Expected samples-per-owner to be left at 0 with strategy = 'online'",
+        ),
+        (
+            {"strategy": "auto", "learning_rate": 0.0},
+            "Expected samples-per-owner to be left at 0 with strategy = 'auto'",
+        ),
+        ({"centring": "private"}, "with samples-per-owner: the mean is one of samples, got 'private'"),
+        ({"private_evaluation": 0.1}, "0 with samples-per-owner: an evaluation counts samples, got 0.1"),
+        ({"batch_size": 60}, "Expected batch-size <= 48, the owners of the smallest machine, got 60"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(changes, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        prepare(replace(BASE, **changes))
+
+
+def test_a_device_computes_no_owners():
+    with pytest.raises(ConfigurationError, match="Expected samples-per-owner = 0 on a device, got 3"):
+        check_on_device(prepare(replace(BASE, noise_quality="fast")))
+
+
+def test_of_real_machines_owners_are_said_only_if_every_one_says_so():
+    experiment = prepare(BASE)
+    figures = configured_figures(experiment)
+
+    def unit(statements):
+        return run_guarantee(experiment, figures, deployed=True, statements=statements).unit
+
+    said = {"mu-guaranteed": 1.0, "mechanism": "decay", "unit": "owner", "samples-per-owner": 3}
+    everybody = {str(i): said for i in range(BASE.num_clients)}
+    assert unit(everybody) == "owner"
+    assert unit(dict(list(everybody.items())[1:])) == "sample"  # one did not answer
+    assert unit({**everybody, "0": {**said, "unit": "sample"}}) == "sample"
+    assert unit(None) == "sample"  # what the server expects of them proves nothing
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", [BASE, FULL], ids=["mu2", "full-batch"])
+def test_the_audit_replaces_all_samples_of_an_owner(config):
+    found = audit_run(replace(config, num_rounds=2, max_participations=0), 60)
+    assert not found.violated
+    assert found.canary_mu == pytest.approx(1.0, rel=1e-3)  # the canary uses all of the claim
+    assert "all samples of one owner on one machine replaced" in audit_lines(found)[0]
+
+
+REQUEST = PlanRequest(
+    machines=4, samples=20, rounds=5, batch_size=4, epsilon=1.0, delta=1e-5, per_round=4, parameters=10
+)
+
+
+def test_a_plan_of_owners_says_owners():
+    plan = make_plan(replace(REQUEST, samples_per_owner=3))
+    assert plan.guarantee.unit == "owner"
+    assert "when one owner does." in plan_lines(plan)[0][0]
+    assert request_of(BASE).samples_per_owner == 3
+    (person,) = Asked().of(plan)
+    assert person.words.startswith("with all samples on each of 3 machines: mu = ")
+    (person,) = Asked(samples=7).of(plan)  # however many they are, they are one row
+    assert person.mu == plan.mu
+
+
+def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_machines():
+    plan = make_plan(REQUEST)
+    several, spread = Asked().of(plan)
+    assert several.mu == pytest.approx(3 * plan.mu)
+    assert spread.mu == pytest.approx(math.sqrt(3) * plan.mu)
+    (asked,) = Asked(4, 2).of(plan)
+    assert asked.mu == pytest.approx(4 * plan.mu)
+    assert asked.document()["mu"] == asked.mu
+    assert person_lines([asked])[0].startswith("Somebody with 2 samples on each of 4 machines: mu = ")
+
+
+def test_what_noise_does_not_reach_over_is_not_vouched_for():
+    sure, doubtful = (Person(Guarantee(6.0, 1e-5, "noise"), 1, samples, 1000) for samples in (2, 4))
+    assert sure.mu == 12.0
+    assert math.isinf(doubtful.mu)
+    assert "more than this noise can be vouched for" in doubtful.words
+    assert doubtful.document()["mu"] is None
+    many = Person(Guarantee(3.0, 1e-5, "noise"), 9, 1, 1000)  # each machine's own noise reaches over its own part
+    assert many.mu == 9.0
+    once = Guarantee(3.0, 1e-5, "noise", trust="trusted-server")
+    assert math.isinf(Person(once, 9, 1, 1000).mu)  # one noise must reach over all of it
+
+
+@pytest.mark.long
+def test_the_figure_of_the_documentation_is_what_the_command_prints():
+    page = (Path(__file__).parents[2] / "docs" / "owners.md").read_text()
+    command = re.search(r"murmurfl plan (.*)", page)[1]
+    shown = re.search(r"> (Somebody .*)", page)[1]
+    printed = CliRunner().invoke(cli, ["plan", *command.split()]).output
+    assert shown in " ".join(printed.split())

@@ -1,0 +1,281 @@
+"""Machines whose rows are owners: what one owner can move, what an observer sees, and what the ledger knows."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OwnedSamples, OwnerGradients
+from murmurfl.clients.statement import statement_entries
+from murmurfl.privacy import (
+    ConfigurationError,
+    LedgerError,
+    MemoryLedger,
+    Owners,
+    PrivacyPolicy,
+    RefusedError,
+    SimulatedKeys,
+    SQLiteLedger,
+)
+from murmurfl.privacy.audit import audit_client
+
+from tests.clients.test_known_data import Mean
+from tests.harness.machines import training_config
+
+D, MOST = 3, 4
+COMMON = {
+    "clip_norm": 1.0,
+    "max_participations": 5,
+    "mu": 1.0,
+    "mechanism": "independent",
+    "samples_per_owner": MOST,
+}
+ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+
+
+def rows(count, key=3):
+    return np.random.Generator(np.random.Philox(key=key)).normal(size=(count, D)) * 5
+
+
+class Data:
+    """Ten owners of 1 to 7 samples; what is owner 3's may be anything."""
+
+    def __init__(self, replaced=None):
+        self.names = np.repeat(np.arange(10), 1 + np.arange(10) % 7)
+        self.values = rows(len(self.names))
+        if replaced is not None:
+            others, first = self.names != 3, int(np.argmax(self.names == 3))
+            names, values = [self.names[others], self.values[others]]
+            self.names = np.insert(names, first, np.full(len(replaced), 3))
+            self.values = np.insert(values, first, replaced, axis=0)
+
+    def owned(self, most=MOST):
+        return OwnedSamples((self.values,), Owners.of(self.names, most))
+
+
+REPLACED = {
+    "one sample": rows(1, key=4),
+    "as many as are used": rows(MOST, key=5) * 1e6,
+    "far more than are used": rows(50, key=6),
+    "samples that fail": np.full((9, D), np.nan),
+    "all in one direction": np.full((MOST, D), -1e200),
+}
+
+
+def gradients():
+    """Half the squared distance to the sample, of owners."""
+
+    class Pairs(Mean):
+        def __call__(self, parameters, samples):
+            return super().__call__(parameters, samples[0])
+
+    return OwnerGradients(Pairs())
+
+
+def client(kind, samples, policy, ledger=None, keys=None):
+    ledger, keys = ledger or MemoryLedger(), keys or SimulatedKeys(1, "m")
+    return kind(gradients(), samples, policy, ledger, keys, name="m")
+
+
+def contributions(samples, kind=NoisySGDClient, **changes):
+    """What a machine releases where nothing is added to it, release after release."""
+    policy = PrivacyPolicy(**{**COMMON, "batch_size": 2, "mechanism": "none", **changes})
+    machine, made = client(kind, samples, policy), []
+    points = [np.full(D, 0.25)] * kind.query_points
+    for k in range(1, policy.max_participations + 1):
+        entries = training_config(k, k - 1 if policy.release_rule == "acknowledged" else 0)
+        made.append(machine.fit(points, entries)[0][0])
+    return np.array(made), policy
+
+
+def test_an_owners_row_is_the_mean_over_the_owners_samples_and_clipped_once():
+    made, _ = contributions(Data().owned(), release_rule="paper")
+    values, names = Data().values, Data().names
+    means = np.array([0.25 - values[names == owner][:MOST].mean(axis=0) for owner in range(10)])
+    clipped = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1.0)
+    assert np.allclose(made, clipped.reshape(5, 2, D).mean(axis=1), atol=1e-6)
+
+
+def test_a_row_is_the_same_to_the_last_bit_whoever_is_computed_beside_it(monkeypatch):
+    samples, point = Data().owned(), [np.full(D, 0.3)]
+    together = gradients()(point, samples[0:10])
+    assert (together == np.concatenate([gradients()(point, samples[i : i + 1]) for i in range(10)])).all()
+    monkeypatch.setattr("murmurfl.clients.owners._MOST_VALUES", 3 * MOST * D)
+    assert (together == gradients()(point, samples[0:10])).all()
+
+
+def moved(kind, replaced, **changes):
+    """By how much each release moves when everything of owner 3 is another's, and the bound of one release."""
+    one, policy = contributions(Data().owned(), kind, **changes)
+    other, _ = contributions(Data(replaced).owned(), kind, **changes)
+    return np.linalg.norm(one - other, axis=1), policy.plan(D).sensitivity
+
+
+@pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
+def test_all_samples_of_an_owner_move_one_release_by_no_more_than_a_sample_would(replaced):
+    distances, bound = moved(NoisySGDClient, replaced, release_rule="paper")
+    assert (distances > 0).tolist() == [False, True, False, False, False]  # owners 2 and 3
+    assert distances.max() <= bound
+
+
+@pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
+def test_in_full_batches_they_move_each_release_by_no_more_than_a_sample_would(replaced):
+    distances, bound = moved(FullBatchClient, replaced, **{**ALL, "mechanism": "none"})
+    assert (distances <= bound).all()
+
+
+def test_an_owners_samples_that_spill_into_anothers_row_are_caught(monkeypatch):
+    """Planted: who has fewer samples than others gets the next rows, which are somebody else's."""
+
+    def spilled(self, owners):
+        starts = np.concatenate([[0], self.ends])[:-1][owners]
+        numbers = np.minimum(starts[:, None] + np.arange(self.most), len(self.rows) - 1)
+        return self.rows[numbers], np.ones(numbers.shape, dtype=bool)
+
+    monkeypatch.setattr(Owners, "places", spilled)
+    changes = {"release_rule": "paper", "batch_size": 1, "max_participations": 10}
+    distances, _ = moved(NoisySGDClient, REPLACED["one sample"], **changes)
+    assert (distances > 0).sum() > 1
+
+
+def test_samples_by_themselves_move_more_releases_and_further_than_is_claimed_of_owners():
+    """Planted: the same noise and claim, of samples that nobody has grouped."""
+    names = np.repeat(np.arange(10), MOST)
+    values, others = rows(len(names)), rows(len(names))
+    values[names == 3], others[names == 3] = 9.0, -9.0
+    policy = {**COMMON, **ALL, "mechanism": "none", "samples_per_owner": 0}
+    plain = [contributions(OneByOne(part), FullBatchClient, **policy)[0] for part in (values, others)]
+    bound = PrivacyPolicy(**policy).plan(D).sensitivity
+    assert np.linalg.norm(plain[0] - plain[1], axis=1).min() > 0.99 * MOST * bound
+
+
+class OneByOne(OwnedSamples):
+    """Every sample an owner of its own, and a machine that does not say so."""
+
+    samples_per_owner = 0
+
+    def __init__(self, values):
+        super().__init__((values,), Owners.in_turn(len(values), 1))
+
+
+KINDS = {
+    "batches": (Mu2Client, {"batch_size": 3, "max_participations": 3, "mechanism": "decay"}),
+    "full batches": (FullBatchClient, ALL),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def seen(kind, samples, **changes):
+    """Everything that an observer sees of a machine until nothing is left, but for the values of releases."""
+    made, policy = KINDS[kind]
+    machine, transcript = client(made, samples, PrivacyPolicy(**{**COMMON, **policy, **changes})), []
+    points = [np.zeros(D), np.ones(D)][: made.query_points]
+    for k in range(1, 12):
+        try:
+            arrays, examples, entries = machine.fit(points, training_config(k, k - 1))
+            quiet = {name: value for name, value in entries.items() if not name.startswith("training")}
+            transcript.append(([array.shape for array in arrays], examples, quiet))
+        except RefusedError as refusal:
+            transcript.append((refusal.code, str(refusal)))
+        transcript.append(statement_entries(machine.machine, "s"))
+    return transcript
+
+
+@kinds
+@pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
+def test_an_observer_sees_nothing_else_of_an_owner_not_even_how_many_samples_it_has(kind, replaced):
+    assert seen(kind, Data(replaced).owned()) == seen(kind, Data().owned())
+
+
+def test_a_machine_that_counts_samples_would_show_how_many_an_owner_has():
+    many, few = (OneByOne(data.values) for data in (Data(REPLACED["far more than are used"]), Data()))
+    assert seen("full batches", many, samples_per_owner=0) != seen("full batches", few, samples_per_owner=0)
+
+
+def test_a_policy_of_owners_and_samples_by_themselves_do_not_go_together():
+    owned, plain = (
+        PrivacyPolicy(**COMMON, batch_size=2),
+        PrivacyPolicy(**{**COMMON, "samples_per_owner": 0}, batch_size=2),
+    )
+    for samples, policy in ((rows(20), owned), (Data().owned(), plain), (Data().owned(most=3), owned)):
+        with pytest.raises(ConfigurationError, match="Expected samples grouped by owner, at most"):
+            client(NoisySGDClient, samples, policy)
+
+
+def test_a_machine_of_owners_states_its_unit():
+    entries = statement_entries(
+        client(NoisySGDClient, Data().owned(), PrivacyPolicy(**COMMON, batch_size=2)).machine, "s"
+    )
+    assert (entries["unit"], entries["samples-per-owner"]) == ("owner", MOST)
+    assert entries["samples-used"] == 0
+
+
+def test_a_mean_of_features_is_refused_beside_owners():
+    policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
+    mean: Any = object()
+    with pytest.raises(ConfigurationError, match="which counts samples"):
+        NoisySGDClient(
+            gradients(), Data().owned(), policy, MemoryLedger(), SimulatedKeys(1, "m"), name="m", centring=mean
+        )
+
+
+@pytest.mark.usefixtures("quick_disk")
+def test_the_ledger_knows_owners_by_all_that_is_used_of_them(tmp_path):
+    ledger = SQLiteLedger.create(tmp_path / "l.sqlite", budget_mu=3.0, delta=1e-5)
+    policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
+
+    def started(samples, policy=policy):
+        return client(NoisySGDClient, samples, policy, ledger, ledger.keys()).machine
+
+    client(NoisySGDClient, Data().owned(), policy, ledger, ledger.keys()).fit([np.zeros(D)], training_config())
+    data = Data()
+    started(data.owned()).check_data()
+    data.values[2] += 1  # owner 1 has rows 1 and 2
+    with pytest.raises(LedgerError, match="Expected the 2 rows"):
+        started(data.owned()).check_data()
+    with pytest.raises(LedgerError, match="Expected the 2 rows"):  # whatever the data: another shape of every row
+        started(
+            Data().owned(most=7), PrivacyPolicy(**{**COMMON, "samples_per_owner": 7, "budget_mu": 3.0}, batch_size=2)
+        ).check_data()
+    plain = PrivacyPolicy(**{**COMMON, "samples_per_owner": 0, "budget_mu": 3.0}, batch_size=2)
+    with pytest.raises(LedgerError, match="Expected the 2 rows"):
+        started(rows(20), plain).check_data()
+    data = Data()
+    data.values, data.names = np.append(data.values, rows(3), axis=0), np.append(data.names, [77, 9, 77])
+    started(data.owned()).check_data()  # new owners behind, and more of one that was not used
+
+
+DIRECTION = np.array([1.0, 0.0, 0.0])
+
+
+def streams(policy, per_owner):
+    """Machines of full batches whose canary is all of one owner's samples."""
+
+    def start(canary, numbers):
+        values = -np.tile(DIRECTION, (6 * MOST, 1))
+        if canary:
+            values[MOST : 2 * MOST] *= -1
+        samples = OwnedSamples((values,), Owners.in_turn(len(values), MOST)) if per_owner else OneByOne(values)
+        machines = [
+            client(FullBatchClient, samples, policy, keys=SimulatedKeys(9, f"{canary} {run}")) for run in numbers
+        ]
+
+        def answers(k, acks):
+            for machine, ack in zip(machines, acks, strict=True):
+                yield machine.machine.release(
+                    "s", ack, lambda part, one=machine: one.gradients([np.zeros(D)], one.samples[part])
+                )
+
+        return answers
+
+    return start
+
+
+@pytest.mark.parametrize("per_owner", [True, False], ids=["owners", "samples by themselves"])
+def test_owners_are_audited_below_their_claim_and_samples_by_themselves_are_caught(per_owner):
+    """An honest machine is accused with probability 5 % at most, for keys that are fixed."""
+    changes = {**ALL, "max_participations": 2, "samples_per_owner": MOST if per_owner else 0}
+    policy = PrivacyPolicy(**{**COMMON, **changes})
+    shift = np.cumsum(np.tile((1 if per_owner else MOST) * 2 * DIRECTION, (2, 1)), axis=0)
+    found = audit_client(policy, streams(policy, per_owner), {"owner": shift}, runs=200)
+    assert found.violated != per_owner
+    assert found.estimated_mu == pytest.approx(1.0 if per_owner else MOST, rel=0.25)

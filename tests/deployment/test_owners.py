@@ -1,0 +1,71 @@
+"""Real nodes whose operators say whose their samples are: what the server hears, and what their ledgers know."""
+
+import json
+
+import numpy as np
+import pytest
+from murmurfl.app.config import RunConfig
+from murmurfl.app.experiment import prepare
+from murmurfl.app.nodes.deployment import deployment
+from murmurfl.privacy import read_ledger
+
+pytestmark = pytest.mark.deployment
+
+MU, ROUNDS, OWNERS, MOST = 1.0, 2, 60, 3
+RUN = {
+    "strategy": "full-batch",
+    "num-clients": 2,
+    "clients-per-round": 2,
+    "num-rounds": ROUNDS,
+    "mu": MU,
+    "samples-per-owner": MOST,
+    "node-deadline-s": 60.0,
+    "round-timeout-s": 60.0,
+}
+NODE = {
+    "strategy": "full-batch",
+    "samples": "samples.npz",
+    "num-classes": 10,
+    "samples-per-owner": MOST,
+    "batch-size": 1,
+    "max-participations": ROUNDS,
+    "mu": MU,
+    "budget-mu": MU,
+    "delta": 1e-5,
+}
+
+
+def write_samples(folder, data, machine):
+    """Digits of owners with one to seven samples each."""
+    folder.mkdir(parents=True)
+    owners = np.repeat(np.arange(OWNERS), 1 + np.arange(OWNERS) % 7)
+    chosen = slice(machine * len(owners), (machine + 1) * len(owners))
+    np.savez(
+        folder / "samples.npz",
+        features=data.train_features[chosen],
+        labels=data.train_labels[chosen],
+        owners=owners,
+    )
+
+
+def test_owners_are_the_unit_from_the_operators_file_to_the_servers_result(tmp_path):
+    folder = tmp_path / "run"
+    config = RunConfig.from_mapping({**RUN, "out-dir": str(folder.parent), "run-name": folder.name})
+    data = prepare(config).data
+    with deployment(folder, timeout_s=240) as running:
+        for machine in range(2):
+            write_samples(folder / "nodes" / f"node-{machine}", data, machine)
+        running.add_nodes({f"node-{machine}": {**NODE, "clip-norm": 1.0} for machine in range(2)})
+        for name in running.nodes:
+            running.start_node(name)
+        running.submit(config.to_mapping())
+        result = json.loads((folder / "result.json").read_text())
+        assert result["aggregated"] == 2 * ROUNDS
+        assert result["privacy"]["unit"] == "owner"
+        assert "for replacement of all samples of one owner on one machine" in result["privacy"]["sentence"]
+        assert "Real machines" in result["privacy"]["sentence"]
+        for name, files in running.nodes.items():
+            ledger = read_ledger(files.config.parent / "ledger.sqlite")
+            assert [session.releases for session in ledger.sessions] == [ROUNDS]
+            assert ledger.samples_used == OWNERS
+            assert "releases of the sum of all owners a run" in files.log.read_text(), name
