@@ -19,7 +19,7 @@ LateAnswers = Literal["counted", "dropped", "refused"]
 
 _JUST_BEHIND = 0.25
 """Of the time until enough had answered: for how much longer a round goes on, for those just behind."""
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.1, 2.0, 0.1
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.25, 2.0, 0.1
 _NEXT_TO_NOTHING_S = 0.001
 
 

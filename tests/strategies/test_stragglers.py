@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import (
+    CorrelatedFedAvg,
     CorrelatedMomentum,
     DelayedMomentum,
     FullBatch,
@@ -250,13 +251,14 @@ def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_co
     [
         lambda **o: OneShot(clip_norm=1.0, num_clients=4, **o),
         lambda **o: ShuffledAvg(learning_rate=0.1, steps_per_epoch=3, num_clients=4, **o),
+        lambda **o: CorrelatedFedAvg(num_clients=4, evaluate_on_machines=True, **o),
         lambda **o: MeanOfFeatures(num_features=3, num_clients=4, **o),
         lambda **o: CorrelatedMomentum(
             learning_rate=0.1, alpha=0.1, num_clients=4, clients_per_round=4, num_rounds=3,
             policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", release_rule="paper"), **o,
         ),
     ],
-    ids=["one shot", "shuffled", "mean of features", "private momentum"],
+    ids=["one shot", "shuffled", "evaluations", "mean of features", "private momentum"],
 )  # fmt: skip
 def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
     make()
