@@ -69,6 +69,7 @@ PRIVATE_APP = "tests/clients/test_private_app.py"
 SAMPLE_NODES = "tests/app/nodes/test_sample_nodes.py"
 TORCH_MODEL = "tests/clients/test_torch_model.py"
 SUMS = "tests/privacy/ledger/test_sums.py"
+ROTATION = "tests/privacy/ledger/test_rotation.py"
 ROW_BOUND = "tests/privacy/test_row_bound.py"
 SECRET_ORDER = "tests/privacy/test_secret_order.py"
 RELEASE = "tests/privacy/test_release.py"
@@ -1269,6 +1270,34 @@ MUTANTS = (
         "        self.state.write_mark(self.header.mark)\n",
         "",
         ("tests/privacy/ledger/test_sqlite.py", "tests/privacy/ledger/test_killed_nodes.py"),
+    ),
+    Mutant(
+        "a session stays open under another noise key",
+        "privacy/ledger/page.py",
+        "            for name, _, releases in streams:\n                self._close(name, releases)\n",
+        "",
+        (ROTATION,),
+    ),
+    Mutant(
+        "data are not compared before they are known under another noise key",
+        "privacy/ledger/rotation.py",
+        "    DataDigest(old_key, rows).check(used, digest, num_rows)\n",
+        "",
+        (ROTATION,),
+    ),
+    Mutant(
+        "an older noise key comes back with a copy of the ledger",
+        "privacy/ledger/repair.py",
+        "if page.state.key != mark.key:",
+        "if False:",
+        (ROTATION,),
+    ),
+    Mutant(
+        "the old noise key stays in its file",
+        "privacy/ledger/rotation.py",
+        "        old_file.unlink()\n",
+        "        pass\n",
+        (ROTATION,),
     ),
     Mutant(
         "others in a sum are thought to have released as little",

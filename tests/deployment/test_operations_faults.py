@@ -7,7 +7,8 @@ MURMURFL_OTHER_FLOWER. Without them it goes from what is installed to what is in
 import datetime
 import os
 import subprocess
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,11 @@ def begun(fleet, name, **settings):
     return run
 
 
+def refused(result):
+    """Refusals of a run by reason."""
+    return sum((Counter(report["refused"]) for report in result["per_round"]), Counter())
+
+
 @contextmanager
 def small_disk(folder, kibibytes):
     """A file system with so much room, with what is in ``folder`` on it."""
@@ -67,27 +73,23 @@ def small_disk(folder, kibibytes):
 
 def fill(path):
     """Take all the room there is."""
-    with path.open("wb") as file:
+    with suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
-            try:
-                file.write(bytes(4096))
-                file.flush()
-            except OSError:
-                return
+            file.write(bytes(4096))
 
 
 def test_a_node_on_a_full_disk_refuses_and_goes_on_once_there_is_room(fleet):
     enrolled(fleet)
     folder = fleet.ledger(0).parent
     fleet.stop_node(0)
-    with small_disk(folder, 1024):
+    with small_disk(folder, 4096):
         fleet.start_node(0)
         run = begun(fleet, "full", num_rounds=14)
         fill(folder / "logs")
         fleet.follow("A full disk", 0)
-        before = releases_of(fleet.ledger(0))
+        before = fleet.log(0).count("Released: ")  # not by the ledger: SQLite needs room to read what is being written
         wait(lambda: "room on a disk that works" in fleet.log(0), "nothing was refused")
-        full = releases_of(fleet.ledger(0))
+        full = fleet.log(0).count("Released: ")
         assert full <= before + 1, "one may have been under way"
         assert run.poll() is None
         (folder / "logs").unlink()
@@ -98,8 +100,8 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_once_there_is_room(fleet):
     (session,) = after.sessions
     assert session.releases > full, "it goes on without a restart"
     assert result["rounds"] == 14
-    assert set(result["refusals"]) == {"ledger-unusable"}
-    assert result["aggregated"] == 28 - sum(result["refusals"].values())
+    assert refused(result).keys() == {"ledger-unusable"}
+    assert result["aggregated"] == 28 - result["refusals"] - result["lost_replies"]
     assert session.ack >= session.releases - 1, "and nothing is owed"
 
 
@@ -183,7 +185,7 @@ def test_a_node_whose_noise_key_is_rotated_within_a_run_is_left_out_of_it(fleet)
     fleet.follow("Rotate the noise key", 0)
     result = fleet.ended(run, "rotated")
     assert result["rounds"] == 14
-    assert result["refusals"]["policy-changed"] >= 1
+    assert refused(result)["policy-changed"] >= 1
     (session,) = read_ledger(fleet.ledger(0)).sessions
     assert (session.closed, session.mu) == (True, 2.0)
     again = fleet.ended(fleet.submit("again", num_clients=2, clients_per_round=2, num_rounds=1), "again")
