@@ -22,7 +22,7 @@ from typing import Any
 
 from murmurfl.app.engines.cohort import DEFAULT_ROW_CACHE_MIB
 
-from . import bare, device, engines, fleet, large, masks, noise, profile, ray, scale, streams, workers
+from . import bare, device, engines, fleet, large, masks, noise, profile, ray, scale, stragglers, streams, workers
 from .peers import in_process
 from .peers import run as peers
 from .unmeasured import measured, shown
@@ -58,6 +58,7 @@ def parts(repeats: int) -> dict[str, Part]:
         "scale": (lambda: scale.measure(1, DEFAULT_ROW_CACHE_MIB), scale.table),
         "fleet": (fleet.measure, fleet.table),
         "device": (lambda: device.measure(repeats), device.table),
+        "stragglers": (stragglers.measure, stragglers.table),
         "masks": (lambda: masks.measure(repeats), masks.table),
         "peers": (lambda: {"flower-localdp": peers.measure_flower(repeats=repeats)}, peers.table),
     }

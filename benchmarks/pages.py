@@ -38,6 +38,7 @@ from . import (
     profile,
     ray,
     scale,
+    stragglers,
     streams,
     workers,
 )
@@ -207,6 +208,7 @@ BLOCKS = {
         "device": part("device", device.table),
         "noise": part("noise", noise.table),
         "streams": part("streams", streams.table),
+        "stragglers": part("stragglers", stragglers.table),
         "footprint": lambda: footprint.table(document("footprint")),
         "masks": part("masks", masks.table),
         "peers": other_frameworks,

@@ -26,7 +26,7 @@ from murmurfl.app.config import RunConfig
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
-from murmurfl.app.nodes.deployment import deployment
+from murmurfl.app.nodes.deployment import Deployment, deployment
 from murmurfl.privacy import protocol
 from murmurfl.strategies.stragglers import Clock
 
@@ -48,33 +48,40 @@ def measure(seeds: Iterable[int] = SEEDS) -> dict[str, Any]:
 
 
 def measure_real() -> list[dict[str, Any]]:
-    """Rounds an hour on real nodes, one of five late."""
-    rows = []
-    for config in (REAL, replace(REAL, wait_for=0.8, num_rounds=PATIENT_ROUNDS)):
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(_real(config, Path(folder)))
-    return rows
-
-
-def _real(config: RunConfig, folder: Path) -> dict[str, Any]:
-    ended: dict[int, float] = {}  # of rounds that the log has a line of
-
-    def look(line: str) -> None:
-        if found := _ROUND.search(line):
-            ended.setdefault(int(found[1]), time.monotonic())
-
-    experiment = prepare(config)
-    package = str(Path(__file__).resolve().parents[1])
-    with deployment(folder, timeout_s=600.0, on_line=look, environment={"PYTHONPATH": package}) as running:
-        names = [f"node-{i}" for i in range(config.num_clients)]
-        running.add_nodes({name: node_settings(experiment, i) for i, name in enumerate(names)})
+    """Rounds an hour on real nodes, one of five late: two runs over the same nodes."""
+    configs = (REAL, replace(REAL, wait_for=0.8, num_rounds=PATIENT_ROUNDS))
+    experiment, package = prepare(configs[-1]), str(Path(__file__).resolve().parents[1])
+    log = _Log()
+    with (
+        tempfile.TemporaryDirectory() as made,
+        deployment(Path(made), timeout_s=1200.0, on_line=log.look, environment={"PYTHONPATH": package}) as running,
+    ):
+        names = [f"node-{i}" for i in range(REAL.num_clients)]
+        budget = {"budget-mu": REAL.mu * len(configs)}
+        running.add_nodes({name: {**node_settings(experiment, i), **budget} for i, name in enumerate(names)})
         for number, name in enumerate(names):
             slow = [sys.executable, "-m", "benchmarks.slow_node", str(LEAST_S), str(MOST_S), "1"]
             running.start_node(name, slow if number % 5 == 0 else ())
-        running.submit({**_changed(config), "out-dir": str(folder), "run-name": "run"})
-    result = json.loads((folder / "run" / "result.json").read_text())
-    first, last = min(ended), max(ended)
-    seconds = (ended[last] - ended[first]) / (last - first)
+        return [_real(running, config, Path(made) / f"{config.num_rounds}", log) for config in configs]
+
+
+class _Log:
+    """When the log had a line of each round, by its number; of some rounds it has none."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, float] = {}
+
+    def look(self, line: str) -> None:
+        if found := _ROUND.search(line):
+            self.ended.setdefault(int(found[1]), time.monotonic())
+
+
+def _real(running: Deployment, config: RunConfig, folder: Path, log: _Log) -> dict[str, Any]:
+    log.ended.clear()
+    running.submit({**_changed(config), "out-dir": str(folder.parent), "run-name": folder.name})
+    result = json.loads((folder / "result.json").read_text())
+    first, last = min(log.ended), max(log.ended)
+    seconds = (log.ended[last] - log.ended[first]) / (last - first)
     return {
         "wait_for": config.wait_for,
         "machines": config.num_clients,

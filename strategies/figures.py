@@ -29,6 +29,8 @@ FIGURES_VARIABLE = "MURMURFL_FIGURES"
 
 _FILE, _LOCK = "figures.json", "figures.lock"
 _LARGEST_FILE = 65536
+_LONGEST_WAIT_S = 2.0
+_PAUSE_S = 0.005
 _LARGEST = 2**53
 _OTHER = "other"
 _REASONS = frozenset(protocol.REFUSAL_NAMES.values())
@@ -188,10 +190,24 @@ class FigureFile:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone among the processes that write to a folder, as far as the system knows of locks."""
+    """Alone among the processes that write to a folder, as far as the system knows of locks.
+
+    Raises
+    ------
+    OSError
+        If another process has the lock for long: no run waits for somebody else's.
+    """
     with (folder / _LOCK).open("ab") as file:
         with suppress(ImportError):
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX)  # goes with the file's end, and with the process
+            end = time.monotonic() + _LONGEST_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the file's end, and with the process
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(_PAUSE_S)
         yield

@@ -45,7 +45,8 @@ class RoundReport:
     lost : int
         Machines that were not connected or whose reply did not come in time.
     late : int
-        Replies dropped because another of that machine's was aggregated since they were asked for.
+        Replies dropped because another of that machine's was aggregated since they were asked for, or because they came
+        after their round where that is of no use.
     malformed : int
         Replies dropped for their shape, values or entries.
     refused : dict of str to int

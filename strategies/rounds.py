@@ -102,9 +102,8 @@ class Rounds(ABC, Generic[StateT]):
         **others: object,
     ) -> None:
         refuse_arguments(type(self), others)
-        self._attendance = Attendance(
-            num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes, wait_for, ask
-        )
+        counts = (num_clients, clients_per_round, fraction_train, min_train_nodes, min_available_nodes)
+        self._attendance = Attendance(*counts, wait_for, ask)
         check_rounds_options(sampling, session, evaluate_every)
         if not largest_value > 0:
             raise ConfigurationError(f"Expected largest_value > 0, got {largest_value!r}.")
@@ -336,7 +335,7 @@ class Rounds(ABC, Generic[StateT]):
         self._clipping.take(server_round, figures)
         self.participation = {name: aggregated.get(name) for name in self._asked} | aggregated  # late ones, too
         answered = len(aggregated) + late + malformed + sum(refused.values())
-        counts = RoundReport(
+        report = RoundReport(
             server_round=server_round,
             asked=self._sampled,
             aggregated=len(aggregated),
@@ -346,7 +345,7 @@ class Rounds(ABC, Generic[StateT]):
             refused=dict(sorted(refused.items())),
             samples=samples,
         )
-        report = self._counted(counts)
+        report = self._counted(report)
         if self._secure is None:  # else it is not over yet
             log_losses(report)
         return report

@@ -57,13 +57,17 @@ def check_helper_and_end(config: Path, given: Given, *, as_json: bool) -> None:
 
 
 def _end(found: Preflight, *, as_json: bool) -> None:
+    failed = [check for check in found.checks if check.state == "failed"]
+    # What keeps a node from starting is said as when it is started.
+    first = next((check for check in failed if check.name == "configuration"), None)
     if as_json:
         typer.echo(json.dumps(found.document(time.time()), indent=2, allow_nan=False))
     else:
         if found.description:
             say(found.description)
         for check in found.checks:
-            say(f"{check.name:<14} {check.state:<10} {check.sentence}")
-    if found.state == "failed":
-        failed = [check.name for check in found.checks if check.state == "failed"]
-        fail(f"Expected every check to pass, got {', '.join(failed)} failed: see above.")
+            say(f"{check.name:<14} {check.state:<10} {'See below.' if check is first else check.sentence}")
+    if first is not None:
+        fail(first.sentence)
+    if failed:
+        fail(f"Expected every check to pass, got failures of {', '.join(check.name for check in failed)}: see above.")

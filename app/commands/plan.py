@@ -171,6 +171,7 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
+    from ..analysis.late_answers import late_lines
     from ..analysis.person import OWNERS_UNDECIDED, person_lines
     from ..analysis.plan import make_plan
 
@@ -185,6 +186,8 @@ def _show(
         return
     for line in choice.lines():
         _say(line)
+    for line in late_lines(choice.decision.chosen.problem.config):
+        say(line)
     for line in [OWNERS_UNDECIDED] * of_owners + person_lines(persons):
         say(line)
     _show_ways(ways, made_up=choice.made_up)

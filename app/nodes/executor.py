@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import httpx
@@ -50,6 +51,20 @@ logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.1, 1.0, 0.02
+
+
+def pause_s(idle_s: float) -> float:
+    """How long to wait before the next question for a message: a small share of how long none has come.
+
+    Parameters
+    ----------
+    idle_s : float
+        In seconds, as what is returned.
+    """
+    return min(max(_PAUSE_SHARE * idle_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
 class LocalExecutor:
     """The executor of one SuperNode.
 
@@ -83,16 +98,17 @@ class LocalExecutor:
         self._answering = threading.Lock()
         self._client = self._connect(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE}))
 
-    def serve(self, stopped: Callable[[], bool], pause_s: float = 0.1) -> None:
+    def serve(self, stopped: Callable[[], bool]) -> None:
         """Answer messages until ``stopped()``, one after the other; a SuperNode that is not reached is asked again.
+
+        The SuperNode is asked for messages ten times a second where one has just come, and less often the longer
+        none has, down to once a second: a node that waits all day should not take a device's power for it.
 
         Parameters
         ----------
         stopped : callable
-        pause_s : float
-            Between two questions for a message, in seconds.
         """
-        wait = threading.Event().wait
+        wait, since = threading.Event().wait, time.monotonic()
         # Every kind of task is taken: one that nobody took would hold up its SuperNode for good.
         request = AcquireTaskRequest(supported_task_types=[kind.value for kind in TaskType])
         abandoned = threading.Event()
@@ -102,10 +118,11 @@ class LocalExecutor:
                     acquired = self._client.AcquireTask(request)
                 except httpx.HTTPError as error:
                     logger.debug("The SuperNode's Runtime API does not answer: %s", error)
-                    wait(pause_s)
+                    wait(_SHORTEST_PAUSE_S)
                     continue
                 self._reached()
                 if acquired.HasField("task") and acquired.token:
+                    since = time.monotonic()
                     # A SuperNode brings a message to its end before it takes the next, unless the message's run is
                     # over: what is still waiting for the earlier one's contents waits in vain.
                     abandoned.set()
@@ -113,7 +130,7 @@ class LocalExecutor:
                     arguments = (acquired.task, acquired.token, abandoned)
                     threading.Thread(target=self._handle, args=arguments, daemon=True, name="murmurfl-task").start()
                 else:
-                    wait(pause_s)
+                    wait(pause_s(time.monotonic() - since))
         finally:
             abandoned.set()
 

@@ -75,8 +75,8 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
 def releases_notes(history: LedgerHistory, summary: LedgerSummary) -> list[str]:
     """What must be known of the figures, in sentences."""
     notes = [
-        "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes what "
-        "it has seen, mu reserved holds: every session above counts with all the releases that it may make."
+        "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes "
+        "what it has seen, mu reserved holds: every session above counts with all the releases that it may make."
     ]
     if summary.summed:
         notes.append("whatever happens: the same two if no other machine and no helper is honest.")

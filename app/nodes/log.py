@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
@@ -28,6 +28,7 @@ LONGEST_LINE = 4000
 SAY_AGAIN_S = 3600.0
 """How often it is said again that a SuperLink is still away."""
 
+_LONGEST_CHAIN = 8
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _JOURNAL = "murmurfl.journal"
 _TAKEN_OVER = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")
@@ -61,11 +62,6 @@ def moment(seconds: float, *, milliseconds: bool = False) -> str:
     whole, part = divmod(int(seconds * 1000), 1000)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
     return f"{text}.{part:03}Z" if milliseconds else f"{text}Z"
-
-
-def sentence(entry: Entry) -> str:
-    """What an entry says, for people."""
-    return plain(_SENTENCES[entry.kind](entry.facts))
 
 
 def _asked(facts: Mapping[str, Any]) -> str:
@@ -266,10 +262,21 @@ class _Lines(logging.Formatter):
         """What went wrong and where; with its text only if that is murmurfl's own or details are asked for."""
         if not record.exc_info or record.exc_info[1] is None:
             return ""
-        error = record.exc_info[1]
+        return plain(", because of ".join(self._told(error) for error in _chain(record.exc_info[1])))
+
+    def _told(self, error: BaseException) -> str:
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
         told = isinstance(error, MurmurflError) or self._settings.details
-        return plain(f"{type(error).__name__}{f': {error}' if told else ''} at {' > '.join(places)}")
+        return f"{type(error).__name__}{f': {error}' if told else ''} at {' > '.join(places) or 'no place'}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from."""
+    seen: list[BaseException] = []
+    while error not in seen and len(seen) < _LONGEST_CHAIN:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or (error.__context__ if not error.__suppress_context__ else None) or error
 
 
 class _JSONLines(_Lines):

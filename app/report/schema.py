@@ -83,11 +83,14 @@ def _per_round() -> Schema:
             "asked": _count("Machines asked."),
             "aggregated": _count("Replies that entered the model."),
             "lost": _count("Machines that were not connected or did not reply in time."),
-            "late": _count("Replies dropped because a later one of that machine was aggregated before."),
+            "late": _count("Replies dropped: another of that machine was aggregated, or the round was over, before."),
             "malformed": _count("Replies dropped for their shape, values or entries."),
             "refused": _value("object", "Refusals by reason.", additionalProperties={"type": "integer"}),
             "unopened": _count("Replies that came and were carried over, because the round stayed closed."),
             "closed": _value("string", "Why no sum was opened; empty for a round like any other."),
+            "overdue": _count("Of the replies that came, those that were asked for in earlier rounds."),
+            "awaited": _count("Requests that were open when the round ended."),
+            "finished": _count("Machines that have made all releases they can, and are not asked any more."),
         },
     )
     return _value("array", "What became of every round.", items=entry)

@@ -16,7 +16,7 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.demo import node_settings
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.app.nodes.runs import REFUSAL
-from murmurfl.privacy import protocol, read_ledger
+from murmurfl.privacy import SQLiteOpeningRecord, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
 
 from tests.deployment.test_faults import after_round
@@ -62,21 +62,20 @@ def logs(running):
 
 
 @contextmanager
-def nodes(folder, table):
-    experiment, lines = prepare(RunConfig.from_mapping(SETTINGS)), []
-    with deployment(folder, timeout_s=400, on_line=lines.append) as running:
+def nodes(folder, table, beside=(), **changes):
+    settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    config, lines = RunConfig.from_mapping(settings), []
+    experiment, own = prepare(config), {} if beside else {"max-participations": 10, "budget-mu": 16.0}
+    with deployment(folder, timeout_s=900, on_line=lines.append) as running:
         running.seen = lines
-        running.add_nodes(
-            {
-                f"node-{i}": {**node_settings(experiment, i), "max-participations": 10, "budget-mu": 16.0}
-                for i in range(2)
-            }
-        )
-        for name, files in running.nodes.items():
-            with files.config.open("a") as file:
+        named = {f"node-{i}": {**node_settings(experiment, i), **own} for i in range(config.num_clients)}
+        running.add_nodes(named, beside)
+        for name in (*named, *beside):
+            with running.files_of(name).config.open("a") as file:
                 file.write(f"\n[runs]\n{table}\n")
             running.start_node(name)
-        while not all("Connected to " in log for log in logs(running)):  # else a refusal could not be told from absence
+        everybody = [running.files_of(name).log for name in (*named, *beside)]
+        while not all("Connected to " in log.read_text() for log in everybody):  # else a refusal could pass for absence
             running.check_time()
             time.sleep(0.5)
         yield running
@@ -194,3 +193,23 @@ def test_a_node_takes_the_bundle_that_it_knows_and_says_nothing_to_another(tmp_p
         running.app_dir = ours
         assert submit(running, tmp_path / "known", num_rounds=1, node_deadline_s=60.0) == ""
         assert [len(ledger) for ledger in sessions(running)] == [1, 1]
+
+
+def test_a_helper_opens_sums_of_permitted_sessions_only(tmp_path):
+    """Machines and a helper with `[runs]`: without a permit of the owner's no sum is ever opened."""
+    sums = {
+        "trust": "secure-aggregation",
+        "num_clients": 3,
+        "clients_per_round": 3,
+        "min_cohort": 2,
+        "colluders": 0,
+        "helpers": 1,
+        "num_rounds": 1,
+    }
+    with nodes(tmp_path / "run", f'owners = ["{OWNER.public.hex()}"]', ["helper-0"], **sums) as running:
+        record = SQLiteOpeningRecord(running.helpers["helper-0"].config.parent / "record.sqlite")
+        assert "run-not-allowed" in submit(running, tmp_path / "refused", permit=permit(STRANGER), **sums)
+        assert record.sets == 0
+        assert "none of [runs] owners" in running.helpers["helper-0"].log.read_text()
+        assert submit(running, tmp_path / "owned", permit=permit(), node_deadline_s=60.0, **sums) == ""
+        assert record.sets == 1

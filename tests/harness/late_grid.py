@@ -8,15 +8,15 @@ from murmurfl.strategies.stragglers import Clock
 from tests.harness.grid import NodesGrid
 
 
-class LateGrid(NodesGrid):
-    """A :class:`NodesGrid` that hands a training's replies on after a while, or never.
+class Late:
+    """Hands a training's replies on after a while, or never; for a :class:`NodesGrid`.
 
     ``delay(machine, server_round)`` gives seconds, infinite for a reply that is lost. A node works on one message at a
     time, in the order in which they were sent. :attr:`queues` has how many training requests each node had at once.
     """
 
-    def __init__(self, app, num_nodes, delay):
-        super().__init__(app, num_nodes)
+    def __init__(self, *parts, delay):
+        super().__init__(*parts)
         self.delay, self.now = delay, 0.0
         self.clock = Clock(now=lambda: self.now, sleep=self._sleep)
         self.sent = []  # what machines answered, whether it arrived or not: name, release, ack, values
@@ -63,6 +63,13 @@ class LateGrid(NodesGrid):
         for name, release, ack, values in self.sent:
             sums[name, release] = values + (sums[name, ack] if ack else 0.0)
         return sums
+
+
+class LateGrid(Late, NodesGrid):
+    """Nodes of an app, some of which are late."""
+
+    def __init__(self, app, num_nodes, delay):
+        super().__init__(app, num_nodes, delay=delay)
 
 
 def coin(seed, *what):

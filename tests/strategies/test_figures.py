@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ArrayRecord
 from murmurfl.clients import Mu2Client
 from murmurfl.strategies import Mu2, RoundReport
-from murmurfl.strategies.figures import FIGURES_VARIABLE, FigureFile, ServerFigures, read_figures
+from murmurfl.strategies.figures import FIGURES_VARIABLE, FigureFile, ServerFigures, _locked, read_figures
 
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import normal_samples, simulated_app
@@ -85,15 +85,23 @@ def note_many(folder, count):
 
 def test_runs_that_note_their_rounds_at_the_same_time_lose_none(tmp_path):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=note_many, args=(tmp_path, 30)) for _ in range(3)]
+    processes = [context.Process(target=note_many, args=(tmp_path, 30)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(30)
     noted = read_figures(tmp_path)
     assert noted is not None
-    assert (noted.rounds, noted.asked) == (90, 90)
+    assert (noted.rounds, noted.asked) == (60, 60)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figures.json", "figures.lock"]
+
+
+def test_no_run_waits_for_another_that_keeps_the_lock(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("murmurfl.strategies.figures._LONGEST_WAIT_S", 0.05)
+    with _locked(tmp_path):
+        FigureFile(tmp_path).note(REPORT, 7)
+    assert read_figures(tmp_path) is None
+    assert any("could not be written" in line for line in caplog.messages)
 
 
 GOOD = {"rounds": 1, "asked": 4, "refused": {"cap-reached": 1}}

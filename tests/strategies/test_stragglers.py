@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import (
+    CorrelatedFedAvg,
     CorrelatedMomentum,
     DelayedMomentum,
     FullBatch,
@@ -17,15 +18,19 @@ from murmurfl.strategies import (
     OneShot,
     SecureAggregation,
     ShuffledAvg,
+    TrustedMu2,
 )
 from murmurfl.strategies.attendance import Attendance
+from murmurfl.strategies.leaving import ReleasesLeft
 from murmurfl.strategies.rounds import Rounds
 from murmurfl.strategies.stragglers import OpenRequests
 
+from tests.harness import secure_training
 from tests.harness.grid import NodesGrid
-from tests.harness.late_grid import LateGrid, coin
+from tests.harness.late_grid import Late, LateGrid, coin
 from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
+from tests.harness.secure import SecureGrid
 
 SHAPES = [(2, 3), (4,)]
 D = 10
@@ -115,15 +120,19 @@ def test_a_server_that_takes_a_late_answer_whatever_it_was_built_on_is_caught(mo
     """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
     monkeypatch.setattr(Rounds, "_is_late", lambda self, reply: False)
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    grid = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(grid, 12, wait_for=0.75)
     with pytest.raises(AssertionError, match="to the last bit"):
-        checked_run(0, 15, **ENDS[0])
+        assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
 def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(monkeypatch):
     """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
-    history = checked_run(0, 15, **ENDS[0])
-    assert sum(report.late for report in history) > 0
+    grid = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(grid, 12, wait_for=0.75)
+    assert sum(report.late for report in strategy.history) > 0
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
 def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
@@ -246,13 +255,14 @@ def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_co
     [
         lambda **o: OneShot(clip_norm=1.0, num_clients=4, **o),
         lambda **o: ShuffledAvg(learning_rate=0.1, steps_per_epoch=3, num_clients=4, **o),
+        lambda **o: CorrelatedFedAvg(num_clients=4, evaluate_on_machines=True, **o),
         lambda **o: MeanOfFeatures(num_features=3, num_clients=4, **o),
         lambda **o: CorrelatedMomentum(
             learning_rate=0.1, alpha=0.1, num_clients=4, clients_per_round=4, num_rounds=3,
             policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", release_rule="paper"), **o,
         ),
     ],
-    ids=["one shot", "shuffled", "mean of features", "private momentum"],
+    ids=["one shot", "shuffled", "evaluations", "mean of features", "private momentum"],
 )  # fmt: skip
 def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
     make()
@@ -279,6 +289,83 @@ def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
 def test_what_cannot_be_is_refused_before_anything_is_asked(options, said):
     with pytest.raises(ConfigurationError, match=said):
         Mu2(num_clients=10, clients_per_round=8, learning_rate=0.1, **options)
+
+
+class LateSecureGrid(Late, SecureGrid):
+    """Machines under masks, one of them late, and helpers."""
+
+
+@pytest.mark.parametrize("floor", [3, 5])
+def test_a_late_release_under_masks_is_in_the_sum_of_the_round_in_which_it_comes(floor):
+    """The model is that of the same releases without masks, and no sum is opened of fewer than min_cohort."""
+    options = {"clients_per_round": 6, "wait_for": 0.8}
+    runs = []
+    for masked in (True, False):
+        made = secure_training.machines(masked=masked)
+        late = LateSecureGrid(made, delay=twelve_seconds) if masked else LateGrid(made.app, 6, twelve_seconds)
+        strategy = secure_training.build(secure={"min_cohort": floor} if masked else None, run_dry=True, **options)
+        strategy._requests.clock = late.clock
+        runs.append(secure_training.trained(strategy, late, 10))
+    assert secure_training.same(*runs)
+    history = runs[0].history
+    assert [report.closed for report in history] == [""] * 10
+    assert min(report.aggregated for report in history) >= floor
+    assert sum(report.overdue for report in history) >= 2
+
+
+def test_a_trusted_server_takes_a_late_contribution_once_and_divides_by_all_that_it_asks():
+    policy = {"trust": "trusted-server", "max_participations": 30}
+    grid = LateGrid(app(**policy), 4, twelve_seconds)
+    own = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
+    keys = SimulatedKeys(5, "server")
+    strategy = trained(grid, 10, kind=TrustedMu2, wait_for=0.75, policy=own, num_rounds=10, noise_keys=keys)
+    assert sum(report.overdue for report in strategy.history) >= 2
+    assert sum(report.malformed for report in strategy.history) == 0
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
+
+
+def unequal():
+    """Five machines with 4, 6, 8, 10 and 12 releases."""
+    made = simulated_app(Mu2Client, Data(SHAPES), lambda name: normal_samples(name, 4 + 2 * int(name), D))
+    return LateGrid(made, 5, lambda name, server_round: FAST)
+
+
+def test_machines_with_fewer_samples_leave_and_the_log_says_when_before_the_first_round(caplog):
+    strategy = trained(unequal(), 8, wait_for=0.6)
+    assert strategy.leaving.after == {"0": 4, "1": 6}
+    assert [strategy.leaving.left(t) for t in (4, 5, 6, 7, 8)] == [5, 4, 4, 3, 3]
+    assert (
+        "Machines leave: 2 of 5 before the end of 8 rounds; 4 left from round 5 on, 3 left from round 7" in caplog.text
+    )
+    assert "First: '0' after round 4 (4 releases), '1' after round 6 (6 releases)." in caplog.text
+    assert [report.asked for report in strategy.history] == [5, 5, 5, 5, 4, 4, 3, 3]
+    assert sum(report.refusals for report in strategy.history) == 0
+
+
+def test_a_training_for_which_too_few_would_stay_is_refused_before_anything_is_spent():
+    grid = unequal()
+    with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 machines"):
+        trained(grid, 8, wait_for=0.8)
+    assert not grid.sent
+
+
+def test_others_are_asked_in_the_place_of_those_that_have_left():
+    strategy = trained(unequal(), 16, clients_per_round=2, wait_for=0.5, sampling="balanced")
+    assert {report.asked for report in strategy.history} == {2}
+    assert sum(report.refusals for report in strategy.history) == 0
+    assert strategy.history[-1].finished == len(strategy.leaving.after)
+
+
+def test_a_request_that_never_arrived_costs_a_machine_no_release():
+    left = ReleasesLeft()
+    left.take({"a": {"releases": 2, "releases-left": 3}, "b": {"releases": 0}})
+    left.asked(["a", "b"])
+    left.asked(["a"])
+    assert left.stated == {"a": 1}
+    left.made({"a": 3, "b": 1})
+    assert left.stated == {"a": 2}
+    left.asked(["a", "a"])
+    assert left.finished == {"a"}
 
 
 def test_how_many_are_asked_and_waited_for():

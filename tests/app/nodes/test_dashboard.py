@@ -96,17 +96,20 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap():
         taken |= cells
 
 
-def test_prometheus_asks_each_kind_at_an_address_that_an_option_takes():
+def test_prometheus_asks_each_kind_at_the_port_of_its_unit():
     document = yaml.safe_load((FLEET / "prometheus.yml").read_text())
-    jobs = {job["job_name"]: job for job in document["scrape_configs"]}
-    assert set(jobs) == {"murmurfl-server", "murmurfl-node", "murmurfl-helper"}
+    jobs = {job["job_name"].removeprefix("murmurfl-"): job for job in document["scrape_configs"]}
+    assert set(jobs) == {"server", "node", "helper"}
     addresses = [target for job in jobs.values() for group in job["static_configs"] for target in group["targets"]]
-    assert len(set(addresses)) == 3
-    for address in addresses:
-        assert Address.read(address).is_local
-        assert f"--metrics-address {Address.read(address).port}" in (FLEET / "prometheus.yml").read_text()
-    for job in jobs.values():
+    assert len(set(addresses)) == len(addresses)
+    for kind, job in jobs.items():
         assert "metrics_path" not in job  # /metrics, as Prometheus has it by itself
+        unit = (FLEET / f"murmurfl-{kind}.service").read_text()
+        (own,) = re.findall(r"--metrics-address (\S+)", unit)
+        assert Address.read(own).is_local
+        for target in (target for group in job["static_configs"] for target in group["targets"]):
+            assert Address.read(target).port == Address.read(own).port
+    assert [Address.read(target).is_local for target in addresses] == [True, False, False, False]
     for file in document["rule_files"]:
         assert (FLEET / file).exists()
 

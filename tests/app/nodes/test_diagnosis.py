@@ -1,9 +1,11 @@
 """Every cause for which a connection fails is made to happen, and is told by its name and in one sentence."""
 
+import re
 import subprocess
 import threading
 import time
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from murmurfl.app.engines.loopback import free_port
@@ -201,3 +203,10 @@ def test_a_node_key_of_ours_is_one_of_flowers(tmp_path, authority):
     make_node_key(tmp_path / "key")
     found = diagnose(Connection(f"127.0.0.1:{free_port()}", authority.path, tmp_path / "key"))
     assert found.cause == "refused"
+
+
+def test_every_cause_has_a_row_that_says_what_to_do():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "deployment.md").read_text(encoding="utf-8")
+    section = page.partition("### When the SuperLink is not reached")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`([a-z-]+)`", " ".join(rows))) == set(CAUSES) - {"reached"}

@@ -15,6 +15,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from httpx import HTTPStatusError
 from murmurfl.app.engines.loopback import executable, free_port, is_healthy, launch_environment, without_proxy
+from murmurfl.app.nodes import fleet_api
 from murmurfl.app.nodes.certificates import make_node_key, make_server_certificates
 from murmurfl.app.nodes.connection import Connection
 from murmurfl.app.nodes.diagnosis import diagnose, read_key
@@ -150,3 +151,12 @@ def test_a_node_that_runs_with_the_same_key_is_not_disturbed(ours, key):
     assert diagnose(ours.connection(key)).cause == "reached"
     assert ours.nodes() == before
     assert diagnose(ours.connection(ours.new_key("other", registered=False)), refused=True).cause != "session-open"
+
+
+def test_a_diagnosis_that_began_a_session_would_be_noticed(ours, key, monkeypatch):
+    before = ours.nodes()
+    monkeypatch.setattr(fleet_api, "_NEVER_ALLOWED_S", 30.0)
+    assert diagnose(ours.connection(key)).cause == "reached"
+    after = ours.nodes()
+    assert after != before
+    assert [node["status"] for node in after] == [node["status"] for node in before]  # it is ended again at once

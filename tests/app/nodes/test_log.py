@@ -18,6 +18,8 @@ from murmurfl.privacy.errors import OF_DATA
 ROOT = Path(__file__).parents[3]
 SECRET = "patient 4711"
 NOON = 1795400659.125
+UNSAID = {"contact", "turned-away"}
+"""What comes every few seconds is for monitors; why a node was turned away is in the line of the disconnection."""
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S.*")
 
 
@@ -56,7 +58,7 @@ def test_every_kind_of_entry_is_one_line_for_people_and_one_object_for_programs(
         said = log_of(as_json=as_json, verbose=True)
         EntryWriter()(Entry(kind, NOON, some_facts(kind)))
         lines = said()
-        assert len(lines) == (kind not in ("contact", "turned-away")), "that of every few seconds is for monitors"
+        assert len(lines) == (kind not in UNSAID)
         for line in lines:
             assert line.isprintable()
             if not as_json:
@@ -179,6 +181,25 @@ def test_what_an_exception_says_is_shown_only_if_it_is_murmurfls_own_or_details_
     said = log_of(as_json=as_json, details=True)
     fail(ValueError(f"could not convert {SECRET}"))
     assert SECRET in said()[0]
+
+
+def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
+    def failed():
+        try:
+            try:
+                raise ValueError(SECRET)
+            except ValueError as error:
+                raise LedgerError("Expected the ClientApp to answer.") from error
+        except LedgerError:
+            logging.getLogger("murmurfl.tests").exception("This machine failed to answer.")
+
+    said = log_of()
+    failed()
+    assert SECRET not in said()[0]
+    assert "because of ValueError at " in said()[0]
+    said = log_of(details=True)
+    failed()
+    assert f"because of ValueError: {SECRET} at " in said()[0]
 
 
 def data_dependent_lines():

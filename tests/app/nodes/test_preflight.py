@@ -70,6 +70,8 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
     tried = dict.fromkeys(["configuration", "budget", "disk"], "ok")
     assert states == tried | dict.fromkeys(["connection", "certificate", "clock", "key"], "not tried")
     assert "No SuperLink is named" in checks["connection"].sentence
+    node.release("first")
+    assert node.bytes() != before, "a release would have been seen"
 
 
 def test_what_a_machine_may_still_release_is_said_with_the_day_on_which_it_ends(node):
@@ -171,10 +173,15 @@ def test_the_command_prints_a_line_a_check_and_fails_where_one_failed(run, node)
     passed = run("node", node.config, "--check")
     assert passed.exit_code == 0
     assert "configuration  ok         Configuration, data and ledger are in order." in passed.stdout
+    assert passed.stderr == ""
     away = run("node", node.config, "--check", "--superlink", f"127.0.0.1:{free_port()}", "--insecure")
     assert away.exit_code == 1
     assert "connection     failed     Expected a SuperLink at" in away.stdout
     assert "key            not tried  The connection comes first." in away.stdout
+    assert away.stderr.strip() == "murmurfl: Expected every check to pass, got failures of connection: see above."
+    node.config.write_text(toml_document({**FILE, "mu": -1.0}))
+    wrong = run("node", node.config, "--check")
+    assert (wrong.exit_code, wrong.stdout.count("Expected"), wrong.stderr.count("Expected")) == (1, 0, 1)
 
 
 def test_json_has_the_same_checks_and_the_figures(run, node):

@@ -107,6 +107,7 @@ server.handle_request()
 """
 
 
+@pytest.mark.long
 def test_a_superlink_that_ends_is_started_again_until_somebody_interrupts(monkeypatch):
     superlink(monkeypatch, ANSWERS_ONCE)
     journal, noted, pauses = Journal(), [], []

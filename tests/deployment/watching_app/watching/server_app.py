@@ -31,6 +31,7 @@ class WatchedGrid(Grid):
         self._grid, self._folder, self._plan, self._here = grid, folder, plan, here
         self._late = {}
         self._old = []
+        self._number = self._pulled = 0
 
     def set_run(self, run):
         self._grid.set_run(run)
@@ -46,10 +47,22 @@ class WatchedGrid(Grid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages):
+        """Requests of rounds that do not wait for all are pushed, and their answers pulled: they are written down."""
+        messages = list(messages)
+        configs = [dict(message.content.config_records.get(protocol.CONFIG, {})) for message in messages]
+        if configs and protocol.SERVER_ROUND in configs[0]:
+            self._number = configs[0][protocol.SERVER_ROUND]
+            self._write(f"asked-{self._number}-0", messages[0].content.array_records, configs)
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids):
-        return self._grid.pull_messages(message_ids)
+        replies = list(self._grid.pull_messages(message_ids))
+        for reply in replies:
+            if not reply.has_error() and protocol.ARRAYS in reply.content:
+                line = {**reply.content[protocol.METRICS], **reply.content[protocol.CONFIG]}
+                self._pulled += 1
+                self._write(f"heard-{self._number}-0-{self._pulled}", reply.content.array_records, [line])
+        return replies
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)
