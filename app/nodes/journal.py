@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from ...privacy import ConfigurationError, protocol
 from .own_app import Answers
@@ -202,7 +202,7 @@ def _asked(message: Message) -> dict[str, Fact]:
     """What a request says of itself: a name and numbers, as far as they are a name and numbers."""
     if message.has_error():
         return {}
-    for config in message.content.config_records.values():
+    for config in _spoken(message):
         session, number = config.get(protocol.SESSION), config.get(protocol.SERVER_ROUND)
         headers, opening = config.get(protocol.HEADER), config.get(protocol.OPENING)
         of = config.get(protocol.RELEASE_OF)
@@ -219,6 +219,17 @@ def _asked(message: Message) -> dict[str, Fact]:
             asked["of"] = str(of)
         return asked
     return {}
+
+
+def _spoken(message: Message) -> list[ConfigRecord]:
+    """The records that a machine may read: it takes no other than those that speak the protocol.
+
+    A record beside them, put first, would have a release noted as one of another session, or as one sent again.
+    """
+    records = list(message.content.config_records.values())
+    spoken = [record for record in records if protocol.VERSION in record]
+    first = message.content.config_records.get(protocol.CONFIG)
+    return sorted(spoken, key=lambda record: record is not first) or records
 
 
 def _shown(text: str, longest: int) -> str:

@@ -52,6 +52,23 @@ def test_a_refusal_is_noted_by_its_name_and_with_the_text_only_if_that_is_a_fixe
     assert dict(entry.facts) == {"run": 1, "session": "s [31m", "round": 3, "reason": "error-7"}
 
 
+@pytest.mark.parametrize("versions", [1, 2])
+def test_a_release_is_noted_of_the_session_that_the_machine_read_whatever_stands_beside_it(versions: int) -> None:
+    message, journal, entries = _request(), Journal(), list[Entry]()
+    beside = ConfigRecord({protocol.SESSION: "another", protocol.SERVER_ROUND: 9})
+    if versions == 2:  # who reads the record of this name reads no other; all others refuse
+        beside[protocol.VERSION] = protocol.PROTOCOL_VERSION
+    real = ConfigRecord(
+        {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: "read", protocol.SERVER_ROUND: 3}
+    )
+    message.content = RecordDict({"a": beside, protocol.CONFIG: real})
+    journal.listen(entries.append)
+    made = RecordDict({protocol.METRICS: MetricRecord({protocol.RELEASE: 1})})
+    answer = noting(lambda message, context: Message(made, reply_to=message), journal)  # noqa: ARG005
+    answer(message, Context(1, 1, {}, RecordDict(), {}))
+    assert [(entry.facts["session"], entry.facts["round"]) for entry in entries] == [("read", 3)]
+
+
 def test_an_entry_has_the_facts_of_its_kind_only() -> None:
     with pytest.raises(ConfigurationError, match="known kind"):
         Journal().note("released", loss=1.0)
