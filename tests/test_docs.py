@@ -60,7 +60,6 @@ ELSEWHERE = {
     "cd",
     "export",
     "git",
-    "curl",
 }
 
 
