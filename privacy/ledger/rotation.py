@@ -133,8 +133,8 @@ def _forget(path: Path, timeout_s: float, old_file: Path | None) -> None:
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
         logger.warning(
-            "The new noise key is in use, but another process holds %s open, so the old key may still be in %s-wal: stop "
-            "that process, and the file goes.",
+            "The new noise key is in use, but another process holds %s open, so the old key may still be in %s-wal: "
+            "stop that process, and the file goes.",
             path,
             path.name,
         )
