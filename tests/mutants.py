@@ -1071,7 +1071,7 @@ MUTANTS = (
     Mutant(
         "a real machine shows that a sample failed",
         "privacy/release.py",
-        'logger.exception("A contribution could not be computed; it counts as zero.")',
+        'logger.exception("A contribution could not be computed; it counts as zero.", extra=OF_DATA)',
         "raise",
         ("tests/clients/test_failures.py", RELEASE),
     ),

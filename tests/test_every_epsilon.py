@@ -113,8 +113,11 @@ SECRETS = {
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
 AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
-SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "helper")
-ABOUT_KEYS = ("roster key", "roster make", "roster show", "roster check")  # who takes part: no figure follows from it
+SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "ledger rotate-key", "helper", "server")
+ABOUT_KEYS = (  # who takes part, and who may ask: no figure follows from it
+    *("roster key", "roster make", "roster show", "roster check"),
+    *("owner key", "owner permit", "owner show", "owner bundle"),
+)
 NAMING = ("keys", "names")  # what there is, before there is any figure
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints
 

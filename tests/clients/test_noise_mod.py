@@ -524,7 +524,8 @@ def test_the_cap_and_what_was_spent():
     grid = NodesGrid(app, 2)
     strategy = CorrelatedFedAvg(num_clients=2, seed=1, run_dry=True)
     strategy.start(grid, START, num_rounds=5)
-    assert [report.refused for report in strategy.history] == [{}, {}, {}, {"cap-reached": 2}, {"cap-reached": 2}]
+    assert [report.asked for report in strategy.history] == [2, 2, 2, 0, 0]  # they said that they make three
+    assert sum(report.refusals for report in strategy.history) == 0
     statements = strategy.ask_privacy(grid)
     assert list(statements) == ["0", "1"]
     assert {s["unit"] for s in statements.values()} == {"machine"}

@@ -12,7 +12,7 @@ import pytest
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.nodes.figures import SERVER, Shown
 from murmurfl.app.nodes.journal import Journal
-from murmurfl.app.nodes.log import sentence
+from murmurfl.app.nodes.log import EntryWriter
 from murmurfl.app.nodes.server import ServerError, _environment, _Rounds, run_server
 from murmurfl.app.nodes.server_health import ServerHealth
 from murmurfl.app.nodes.server_metrics import ServerMetrics

@@ -192,7 +192,7 @@ def spoiled(kind, path):
         statement = {
             "foreign": "PRAGMA application_id = 7",
             "older": "PRAGMA user_version = 0",
-            "newer": "PRAGMA user_version = 4",
+            "newer": "PRAGMA user_version = 5",
             "data": "UPDATE state SET data = '00'",
             "samples": "UPDATE state SET samples_used = 2",
             "budget": "UPDATE ledger SET budget_mu = 9",
@@ -217,7 +217,7 @@ def spoiled(kind, path):
         ("truncated", "damaged"),
         ("foreign", "got another file"),
         ("older", "one of format 0"),
-        ("newer", "a newer one, format 4"),
+        ("newer", "a newer one, format 5"),
         ("samples", "do not match their seal"),
         ("data", "do not match their seal"),
         ("budget", "do not match their seal"),
