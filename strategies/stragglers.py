@@ -19,7 +19,8 @@ LateAnswers = Literal["counted", "dropped", "refused"]
 
 _JUST_BEHIND = 0.25
 """Of the time until enough had answered: for how much longer a round goes on, for those just behind."""
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 0.1, 2.0, 0.1
+# Every look for answers costs a SuperLink some hundredths of a second; Flower's own grid looks every 3 s.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 1.0, 3.0, 0.1
 _NEXT_TO_NOTHING_S = 0.001
 
 
@@ -171,6 +172,7 @@ class OpenRequests:
             Seconds, at most.
         """
         started, found = self.clock.now(), Gathered()
+        shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
         own = self._send(grid, messages, machines, server_round)
         found.given_up = len(messages) - len(own)  # nobody carries them
         wanted = min(enough.answers, len(own))
@@ -184,7 +186,7 @@ class OpenRequests:
             over = satisfied is not None and not behind and len(self._open) <= enough.open
             if (over and found.releases >= enough.releases) or not self._open or passed >= timeout:
                 return found
-            pause = min(max(_PAUSE_SHARE * passed, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+            pause = min(max(_PAUSE_SHARE * passed, shortest), _LONGEST_PAUSE_S)
             self.clock.sleep(max(min(pause, timeout - passed), _NEXT_TO_NOTHING_S))
 
     def _send(

@@ -107,7 +107,7 @@ def _say_releases(history: LedgerHistory, summary: LedgerSummary) -> None:
     columns = [name for name in rows[0] if available is None or available >= _WIDE or name not in LOCAL_COLUMNS]
     for line in aligned(rows, columns, ("number", "samples", "mu so far", "mu reserved", *LOCAL_COLUMNS)):
         typer.echo(line)
-    for note in releases_notes(history, summary):
+    for note in releases_notes(history, summary, local_shown=LOCAL_COLUMNS[0] in columns):
         say(f"\n{note}")
 
 

@@ -180,8 +180,8 @@ def _show(
     persons = person.of(made) if made is not None and of_owners else person.of(choice)
     if as_json:
         document = {} if made is None else made.document()
-        document["decision"] = {**choice.document(), "ways": [way.document() for way in ways]}
-        document["persons"] = [person.document() for person in persons]
+        told = {"ways": [way.document() for way in ways], "persons": [person.document() for person in persons]}
+        document["decision"] = {**choice.document(), **told}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
         return
     for line in choice.lines():

@@ -72,14 +72,24 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
     ]
 
 
-def releases_notes(history: LedgerHistory, summary: LedgerSummary) -> list[str]:
-    """What must be known of the figures, in sentences."""
+def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_shown: bool) -> list[str]:
+    """What must be known of the figures, in sentences.
+
+    Parameters
+    ----------
+    history : LedgerHistory
+    summary : LedgerSummary
+        Of the same ledger.
+    local_shown : bool
+        Whether there is room for what holds whatever others do.
+    """
     notes = [
         "mu so far: of the releases up to a line that was chosen beforehand. Of a server that stops where it likes "
         "what it has seen, mu reserved holds: every session above counts with all the releases that it may make."
     ]
     if summary.summed:
-        notes.append("whatever happens: the same two if no other machine and no helper is honest.")
+        same = "the same two if no other machine and no helper is honest."
+        notes.append(f"whatever happens: {same}" if local_shown else f"A wider window, or --json, also shows {same}")
     if summary.trusted_a_server:
         notes.append("Of a session under a trusted server they hold against everybody but that server.")
     if history.whole:

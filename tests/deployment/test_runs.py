@@ -66,7 +66,7 @@ def nodes(folder, table, beside=(), **changes):
     settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
     config, lines = RunConfig.from_mapping(settings), []
     experiment, own = prepare(config), {} if beside else {"max-participations": 10, "budget-mu": 16.0}
-    with deployment(folder, timeout_s=500, on_line=lines.append) as running:
+    with deployment(folder, timeout_s=900, on_line=lines.append) as running:
         running.seen = lines
         named = {f"node-{i}": {**node_settings(experiment, i), **own} for i in range(config.num_clients)}
         running.add_nodes(named, beside)

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord
 from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import (
+    CorrelatedFedAvg,
     CorrelatedMomentum,
     DelayedMomentum,
     FullBatch,
@@ -119,15 +120,19 @@ def test_a_server_that_takes_a_late_answer_whatever_it_was_built_on_is_caught(mo
     """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
     monkeypatch.setattr(Rounds, "_is_late", lambda self, reply: False)
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
+    grid = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(grid, 12, wait_for=0.75)
     with pytest.raises(AssertionError, match="to the last bit"):
-        checked_run(0, 15, **ENDS[0])
+        assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
 def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(monkeypatch):
     """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
     monkeypatch.setattr(OpenRequests, "machines", frozenset())
-    history = checked_run(0, 15, **ENDS[0])
-    assert sum(report.late for report in history) > 0
+    grid = LateGrid(app(), 4, twelve_seconds)
+    strategy = trained(grid, 12, wait_for=0.75)
+    assert sum(report.late for report in strategy.history) > 0
+    assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
 def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
@@ -250,13 +255,14 @@ def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_co
     [
         lambda **o: OneShot(clip_norm=1.0, num_clients=4, **o),
         lambda **o: ShuffledAvg(learning_rate=0.1, steps_per_epoch=3, num_clients=4, **o),
+        lambda **o: CorrelatedFedAvg(num_clients=4, evaluate_on_machines=True, **o),
         lambda **o: MeanOfFeatures(num_features=3, num_clients=4, **o),
         lambda **o: CorrelatedMomentum(
             learning_rate=0.1, alpha=0.1, num_clients=4, clients_per_round=4, num_rounds=3,
             policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", release_rule="paper"), **o,
         ),
     ],
-    ids=["one shot", "shuffled", "mean of features", "private momentum"],
+    ids=["one shot", "shuffled", "evaluations", "mean of features", "private momentum"],
 )  # fmt: skip
 def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
     make()

@@ -317,3 +317,16 @@ def test_of_a_closed_session_every_release_counts_whole(path):
 def test_a_ledger_that_released_nothing_says_so(path):
     assert "Nothing was released." in murmurfl("show", path, "--releases").stdout
     assert json.loads(murmurfl("show", path, "--releases", "--json").stdout)["releases"] == []
+
+
+def test_releases_of_sums_are_shown_with_both_figures_where_there_is_room(path, monkeypatch):
+    murmurfl("upgrade", path, "--budget-local-mu", 9, "--yes")
+    release(path, "summed", 1, trust="secure-aggregation", min_honest=4, min_cohort=5)
+    (line,) = json.loads(murmurfl("show", path, "--releases", "--json").stdout)["releases"]
+    assert line["mu_local_reserved"] == pytest.approx(2 * line["mu_reserved"])  # h = 4
+    assert line["mu_so_far"] <= line["mu_local_so_far"] <= line["mu_local_reserved"]
+    assert "whatever happens: the same two" in murmurfl("show", path, "--releases").stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = murmurfl("show", path, "--releases").stdout
+    assert "A wider window, or --json" in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
