@@ -64,7 +64,7 @@ def test_a_release_is_noted_of_the_session_that_the_machine_read_whatever_stands
     message.content = RecordDict({"a": beside, protocol.CONFIG: real})
     journal.listen(entries.append)
     made = RecordDict({protocol.METRICS: MetricRecord({protocol.RELEASE: 1})})
-    answer = noting(lambda message, context: Message(made, reply_to=message), journal)  # noqa: ARG005
+    answer = noting(lambda message, context: Message(made, reply_to=message), journal)
     answer(message, Context(1, 1, {}, RecordDict(), {}))
     assert [(entry.facts["session"], entry.facts["round"]) for entry in entries] == [("read", 3)]
 
