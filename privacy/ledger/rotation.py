@@ -95,9 +95,11 @@ def rotate_key(
         try:
             closed = page.exchange_key(new_key, key_path, data)
         except BaseException:
-            _forget_unless_used(key_path, path)
+            if _forget_unless_used(key_path, path):
+                _wipe(old_file)
             raise
-    _forget(path, timeout_s, old_file)
+    _forget(path, timeout_s)
+    _wipe(old_file)
     return closed
 
 
@@ -117,18 +119,25 @@ def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowByt
     return DataDigest(new_key, rows).of(used)
 
 
-def _forget_unless_used(key_path: Path | None, path: Path) -> None:
-    """Remove a key's new file, unless the ledger has it already: then only its mark could not be written."""
+def _forget_unless_used(key_path: Path | None, path: Path) -> bool:
+    """Remove a key's new file, unless the ledger has it already: then only its mark could not be written.
+
+    Returns
+    -------
+    bool
+        Whether the ledger has it, so that the old one is of no use any more.
+    """
     if key_path is None or not key_path.exists():
-        return
+        return False
     with closing(connect(path, 0.0, "mode=ro")) as connection:
         (used,) = connection.execute("SELECT key_file FROM ledger").fetchone()
     if used != str(key_path):
         key_path.unlink()
+    return used == str(key_path)
 
 
-def _forget(path: Path, timeout_s: float, old_file: Path | None) -> None:
-    """Overwrite what is left of the old key: pages in SQLite's log, and the file it was in."""
+def _forget(path: Path, timeout_s: float) -> None:
+    """Overwrite what SQLite's log has left of the old key."""
     with clear_errors(path, timeout_s), closing(connect(path, timeout_s)) as connection:
         (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     if busy:
@@ -138,6 +147,10 @@ def _forget(path: Path, timeout_s: float, old_file: Path | None) -> None:
             path,
             path.name,
         )
+
+
+def _wipe(old_file: Path | None) -> None:
+    """Overwrite the file that the old key was in, and remove it."""
     if old_file is not None and old_file.exists():
         with old_file.open("r+b") as file:
             file.write(bytes(KEY_BYTES))

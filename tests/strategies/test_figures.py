@@ -118,6 +118,8 @@ GOOD = {"rounds": 1, "asked": 4, "refused": {"cap-reached": 1}}
         *(json.dumps({**GOOD, **changes}) for changes in ({"rounds": -1}, {"rounds": True}, {"rounds": 1.5})),
         *(json.dumps({**GOOD, **changes}) for changes in ({"asked": "4"}, {"asked": 2**60}, {"seconds": float("nan")})),
         json.dumps({**GOOD, "refused": {"cap-reached": "many"}}),
+        *(json.dumps({**GOOD, name: 10**400}) for name in ("asked", "seconds")),
+        json.dumps({**GOOD, "refused": {"cap-reached": 10**400}}),
     ],
 )
 def test_a_file_that_somebody_else_wrote_is_not_believed(tmp_path, content):
@@ -125,6 +127,12 @@ def test_a_file_that_somebody_else_wrote_is_not_believed(tmp_path, content):
     assert read_figures(tmp_path) is None
     FigureFile(tmp_path).note(REPORT, 7)  # and the next round begins anew
     assert read_figures(tmp_path).rounds == 1
+
+
+def test_what_somebody_else_wrote_keeps_no_later_run_from_its_figures(tmp_path):
+    (tmp_path / "figures.json").write_text(json.dumps({**GOOD, "asked": 10**400}))
+    FigureFile(tmp_path).note(REPORT, 7)
+    assert read_figures(tmp_path) is not None
 
 
 def test_names_that_somebody_else_wrote_are_not_taken_over(tmp_path):

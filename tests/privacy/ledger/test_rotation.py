@@ -192,6 +192,22 @@ def test_a_crash_before_the_commit_leaves_the_old_key_and_one_after_it_the_new_o
     assert read_ledger(path).mark_problem == ""
 
 
+def test_a_mark_that_cannot_be_written_leaves_no_old_key_in_its_file(tmp_path, monkeypatch):
+    path, old = tmp_path / "l.sqlite", tmp_path / "old.key"
+    ledger = SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, key_file=old)
+    key = ledger.keys().secret_key
+
+    def full(*arguments):
+        raise LedgerError("no room for the mark")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_page.LedgerState, "write_mark", full)
+        with pytest.raises(LedgerError, match="no room"):
+            rotated(path, key_file=tmp_path / "new.key")
+    assert SQLiteLedger(path).keys().secret_key != key
+    assert not old.exists(), "no later rotation would know of it"
+
+
 def test_it_may_be_done_again_and_again(path):
     keys = set()
     for session in "abc":
