@@ -38,6 +38,7 @@ HERE = (
 ELSEWHERE = {
     "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),
     "operations.md": ("tests/deployment/test_operations.py", "docs/operations.md followed over real nodes"),
+    "metrics.md": ("tests/deployment/test_metrics.py", "addresses of docs/metrics.md on a real server"),
     "own.md": ("tests/app/test_own_things.py", "RUN, REPORT, PLAN, AUDIT = "),
 }
 # What runs the rest, and how to tell that it does.

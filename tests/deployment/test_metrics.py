@@ -1,4 +1,4 @@
-"""Health and figures of a real server and two real nodes: during a run, after it, and without the server."""
+"""The addresses of docs/metrics.md on a real server and two real nodes: during a run, after it, without the server."""
 
 import os
 import signal

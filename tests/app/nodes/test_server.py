@@ -24,9 +24,10 @@ from murmurfl.strategies.figures import FIGURES_VARIABLE, FigureFile
 REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
 
 
-def test_each_round_is_said_once_and_several_at_a_time_together(tmp_path):
-    journal, said = Journal(), []
-    journal.listen(lambda entry: said.append(sentence(entry)))
+def test_each_round_is_said_once_and_several_at_a_time_together(tmp_path, caplog):
+    caplog.set_level("INFO")
+    journal = Journal()
+    journal.listen(EntryWriter())
     file, rounds = FigureFile(tmp_path), _Rounds(tmp_path, journal)
     rounds.look()
     file.note(REPORT, 7)
@@ -37,7 +38,7 @@ def test_each_round_is_said_once_and_several_at_a_time_together(tmp_path):
     rounds.look()
     (tmp_path / "figures.json").unlink()
     rounds.look()
-    assert said == [
+    assert caplog.messages == [
         "Round 1 of 7 ended: 2 of 5 aggregated, 2 refused, 1 lost, 0 late, 0 malformed; 0 s.",
         "2 rounds, up to 3, of 7 ended: 10 of 10 aggregated, 0 refused, 0 lost, 0 late, 0 malformed; 0 s.",
     ]
