@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from ..privacy import ConfigurationError, LedgerError, RefusedError, protocol
 from ..privacy.errors import is_interrupt
 
 logger = logging.getLogger(__name__)
+
+Answers = Callable[[Message, Context], Message]
+"""What a node does with a message: a ClientApp, or something around one."""
 
 _INTERNAL = "internal error; the machine's own log says more"
 

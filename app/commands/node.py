@@ -41,11 +41,11 @@ def node(
     serving = Serving(log_json, log_details, verbose)
     serving.start_log(watched=check)
     with serving.failing():
-        from ..nodes.connection import Connection
+        from ..connections.connection import Connection
         from ..nodes.preflight import Given
         from ..nodes.runs import TakenRuns
         from ..nodes.supernode import run_node
-        from ..nodes.watching import Addresses, watched
+        from ..watching.addresses import Addresses, watched
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
         if check:

@@ -29,7 +29,7 @@ def server(
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log()
     with serving.failing():
-        from ..nodes.server import run_server
-        from ..nodes.watching import Addresses
+        from ..servers.server import run_server
+        from ..watching.addresses import Addresses
 
         run_server(context.args, Addresses(health_address, metrics_address), figures, serving.journal())

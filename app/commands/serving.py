@@ -15,7 +15,7 @@ from ...privacy import MurmurflError
 from .failing import FAILED, INTERRUPTED, failing_clearly
 
 if TYPE_CHECKING:
-    from ..nodes.journal import Journal
+    from ..watching.journal import Journal
 
 LogJSON = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
 LogDetails = Annotated[
@@ -46,14 +46,14 @@ class Serving:
         watched : bool
             Whether somebody looks on, and nothing is kept: then there are details.
         """
-        from ..nodes.log import LogSettings, start_log
+        from ..watching.log import LogSettings, start_log
 
         start_log(LogSettings(as_json=self.log_json, verbose=self.verbose, details=self.log_details or watched))
 
     def journal(self) -> Journal:
         """A journal whose entries are in the log."""
-        from ..nodes.journal import Journal
-        from ..nodes.log import EntryWriter
+        from ..watching.journal import Journal
+        from ..watching.log import EntryWriter
 
         journal = Journal()
         journal.listen(EntryWriter())

@@ -8,23 +8,19 @@ around all of it, Flower's ``lifespan`` included.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
+from ...clients.answers import Answers
 from ...clients.operators_file import operators_values
 from ...clients.private_app import PrivateClientApp
 from ...clients.sample_node import SampleNode
 from ...clients.update_policy import update_guarantee
 from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
 from .config import NodeConfig
-
-Answers = Callable[[Message, Context], Message]
-"""What a node does with a message: a ClientApp, or something around one."""
-
 
 OwnNode = UpdateNode | SampleNode
 """A machine with an app of a project's own: its updates behind the noise mod, or its gradients sample by sample."""

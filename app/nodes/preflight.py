@@ -13,11 +13,11 @@ from typing import Any
 from ...clients import PrivateClient, UpdateNode
 from ...clients.sample_node import SampleNode
 from ...privacy import LedgerSummary, MurmurflError, SQLiteLedger, read_ledger
+from ..connections.checks import Check, worst
+from ..connections.connection import Connection
+from ..connections.connection_checks import connection_checks, not_tried
 from .allowance import DAY_S, Allowance, Costs, allowance_of
-from .checks import Check, worst
 from .config import NodeConfig
-from .connection import Connection
-from .connection_checks import connection_checks, not_tried
 from .describing import describe
 from .helper_config import HelperConfig
 from .own_app import OwnNode, describe_own, own_app, own_client, read_node
@@ -38,7 +38,7 @@ class Given:
     Parameters
     ----------
     superlink, root_certificates, private_key, insecure
-        As for :meth:`~murmurfl.app.nodes.connection.Connection.read`.
+        As for :meth:`~murmurfl.app.connections.connection.Connection.read`.
     """
 
     superlink: str = ""
@@ -108,7 +108,7 @@ def check_node(
     **Formal guarantees.** Nothing is released and nothing is spent: ledger and mark are as they were. The samples are
     read, as when the node starts, and no sentence depends on what is in them, but for a refusal of data that are not
     what the operator's file says, which is for the operator alone. What is sent to the SuperLink is what
-    :func:`~murmurfl.app.nodes.diagnosis.diagnose` sends.
+    :func:`~murmurfl.app.connections.diagnosis.diagnose` sends.
     """
     try:
         config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)

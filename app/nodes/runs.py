@@ -16,11 +16,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message
 
+from ...clients.answers import Answers
 from ...clients.operators_file import RUNS_TABLE, named_values, operators_values
 from ...privacy import ConfigurationError, protocol
 from ...privacy.permits import PermitError, check_bundle_digest, public_owner_key, shown_time, verified_permit
 from .hours import DAYS, WHOLE_DAY, Hours
-from .own_app import Answers
 
 logger = logging.getLogger(__name__)
 

@@ -22,21 +22,22 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients import UpdateNode, numpy_client_app
+from ...clients.answers import Answers
 from ...clients.helper import helper_app
 from ...clients.sample_node import SampleNode
 from ...privacy import Opener
+from ..connections.connection import Connection
+from ..connections.reconnecting import Reconnecting
 from ..engines.loopback import free_port, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
+from ..watching.journal import Journal, noting
 from .child_process import followed
 from .config import NodeConfig
-from .connection import Connection
 from .describing import describe
 from .executor import LocalExecutor
 from .helper_config import HelperConfig
-from .journal import Journal, noting
 from .large_blocks import environment_of_large_blocks, give_back_large_blocks
-from .own_app import Answers, OwnNode, describe_own, own_app, own_client
-from .reconnecting import Reconnecting
+from .own_app import OwnNode, describe_own, own_app, own_client
 from .runs import TakenRuns, taking
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import pytest
 from murmurfl.app.engines import superlink
 from murmurfl.app.engines.loopback import executable, free_port
 from murmurfl.app.nodes.deployment import deployment
-from murmurfl.app.nodes.figures import figures_of
+from murmurfl.app.watching.figures import figures_of
 from murmurfl.strategies.figures import read_figures
 
 pytestmark = pytest.mark.deployment

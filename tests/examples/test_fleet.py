@@ -15,8 +15,8 @@ from dockerfile_parse import DockerfileParser
 from flwr.cli.app import app as flwr
 from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
+from murmurfl.app.connections.connection import Connection
 from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.nodes.connection import Connection
 
 from tests.harness import units
 

@@ -9,10 +9,10 @@ import sys
 
 import httpx
 import pytest
-from murmurfl.app.nodes.causes import CAUSES
+from murmurfl.app.connections.causes import CAUSES
+from murmurfl.app.connections.fleet_contact import CONTACT_EVERY_S, EVENTS_VARIABLE, Contact, cause_of, watch_fleet
 from murmurfl.app.nodes.child_process import follow_lines, followed
-from murmurfl.app.nodes.fleet_contact import CONTACT_EVERY_S, EVENTS_VARIABLE, Contact, cause_of, watch_fleet
-from murmurfl.app.nodes.journal import Journal
+from murmurfl.app.watching.journal import Journal
 
 TALKS = """
 import json, os, sys

@@ -9,8 +9,8 @@ from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.demo import demo_config, ledger_line, node_settings
-from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.supernode import machine_of
+from murmurfl.app.watching.journal import Journal, noting
 from murmurfl.clients.roster_files import write_machine_key, write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up
 from murmurfl.privacy.roster import HelperKey, MachineKey, Roster

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.serving import Serving
+from murmurfl.app.connections.checks import Check, worst
+from murmurfl.app.connections.connection import Connection
+from murmurfl.app.connections.connection_checks import NAMES, connection_checks
+from murmurfl.app.connections.diagnosis import CAUSES, Diagnosis
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.engines.toml import toml_document
 from murmurfl.app.nodes.allowance import DAY_S
 from murmurfl.app.nodes.cards import roster_of
 from murmurfl.app.nodes.certificates import make_node_key
-from murmurfl.app.nodes.checks import Check, worst
 from murmurfl.app.nodes.config import NodeConfig
-from murmurfl.app.nodes.connection import Connection
-from murmurfl.app.nodes.connection_checks import NAMES, connection_checks
-from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis
 from murmurfl.app.nodes.new_keys import make_helper, make_machine
 from murmurfl.app.nodes.preflight import Given, _disk, check_helper, check_node
 from murmurfl.clients.roster_files import write_roster

@@ -11,10 +11,10 @@ from murmurfl.app.nodes import runs as module
 from murmurfl.app.nodes.config import NODE_CONFIG_VARIABLE, NodeConfig, configured_client
 from murmurfl.app.nodes.helper_config import HelperConfig
 from murmurfl.app.nodes.hours import Hours
-from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.own_app import read_node
 from murmurfl.app.nodes.runs import REFUSAL, ReceivedContext, TakenRuns, taking
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
+from murmurfl.app.watching.journal import Journal, noting
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, helper_app, numpy_client_app
 from murmurfl.clients.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, SQLiteLedger, protocol, read_ledger

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from .health import NOT_LISTENING, NOT_RUNNING, STARTING
+from ..watching.health import NOT_LISTENING, NOT_RUNNING, STARTING
 
 ASK_EVERY_S = 5.0
 _STARTING_EVERY_S = 0.2

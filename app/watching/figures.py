@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ...privacy import ConfigurationError, protocol
+from ..connections import causes
 from ..version import __version__
-from . import causes
 
 NODE, HELPER, SERVER = "node", "helper", "server"
 OTHER = "other"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...strategies.figures import ServerFigures, read_figures
-from .figures import Value
+from ..watching.figures import Value
 from .server_health import ServerHealth
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from flwr.supercore import log as flower_log
-from murmurfl.app.nodes.journal import FACTS, Entry, Journal
-from murmurfl.app.nodes.log import LONGEST_LINE, EntryWriter, LogSettings, flower_line, moment, plain, start_log
+from murmurfl.app.watching.journal import FACTS, Entry, Journal
+from murmurfl.app.watching.log import LONGEST_LINE, EntryWriter, LogSettings, flower_line, moment, plain, start_log
 from murmurfl.privacy import LedgerError
 from murmurfl.privacy.errors import OF_DATA
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..connections.expiry import first_expiry
 from .endpoint import Address, Answer, Endpoint
-from .expiry import first_expiry
 from .health import NodeHealth, health_answer
 from .journal import Journal
 
@@ -56,8 +56,8 @@ def shown(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.app.nodes.endpoint.Endpoint`; an address that is typed without a
-    host is this computer's own.
+    **Formal guarantees.** Those of :class:`~murmurfl.app.watching.endpoint.Endpoint`; an address that is typed without
+    a host is this computer's own.
     """
     paths: dict[Address, dict[str, Callable[[], Answer]]] = {}
     if addresses.health:
@@ -127,9 +127,9 @@ def watched(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.app.nodes.figures.Shown` and
-    :class:`~murmurfl.app.nodes.metrics.NodeFigures`: counts of answers and refusals, times of requests, what is left of
-    budgets; nothing that depends on data.
+    **Formal guarantees.** Those of :class:`~murmurfl.app.watching.figures.Shown` and
+    :class:`~murmurfl.app.watching.metrics.NodeFigures`: counts of answers and refusals, times of requests, what is left
+    of budgets; nothing that depends on data.
     """
     if not addresses:
         yield

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from flwr.common.constant import MAX_RETRY_DELAY
 
+from ..watching.journal import Entry, Journal
 from .connection import Connection
 from .diagnosis import Diagnosis, diagnose
-from .journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Reconnecting:
     journal : Journal
         Is told of every end, and tells of every contact.
     trying : callable
-        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
+        As :func:`~murmurfl.app.connections.diagnosis.diagnose`.
     clock : callable
         In seconds, ever rising.
     """

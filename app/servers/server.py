@@ -19,15 +19,15 @@ from pathlib import Path
 
 from ...privacy import ConfigurationError, MurmurflError
 from ...strategies.figures import FIGURES_VARIABLE, ServerFigures, read_figures
+from ..connections.expiry import first_expiry
 from ..engines.loopback import without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
-from .child_process import follow_lines
-from .expiry import first_expiry
-from .health import health_answer
-from .journal import Journal
-from .log import flower_line
+from ..nodes.child_process import follow_lines
+from ..watching.addresses import Addresses, shown
+from ..watching.health import health_answer
+from ..watching.journal import Journal
+from ..watching.log import flower_line
 from .server_health import ServerHealth, SuperLinkOptions
-from .watching import Addresses, shown
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def run_server(
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(figures))
         if addresses:
-            from .figures import SERVER, Shown  # brings Prometheus' client library
+            from ..watching.figures import SERVER, Shown  # brings Prometheus' client library
             from .server_metrics import ServerMetrics
 
             expiry = first_expiry(Path(at.certificate).expanduser() if at.certificate else None)

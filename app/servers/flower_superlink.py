@@ -1,6 +1,6 @@
 """Flower's own ``flower-superlink`` as a child process that ends with its parent.
 
-``python -m murmurfl.app.nodes.flower_superlink PARENT_PID [options of flower-superlink]``.
+``python -m murmurfl.app.servers.flower_superlink PARENT_PID [options of flower-superlink]``.
 """
 
 from __future__ import annotations

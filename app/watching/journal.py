@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
+from ...clients.answers import Answers
 from ...privacy import ConfigurationError, protocol
-from .own_app import Answers
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.nodes.figures import SERVER, Shown
-from murmurfl.app.nodes.journal import Journal
-from murmurfl.app.nodes.log import EntryWriter
-from murmurfl.app.nodes.server import ServerError, _environment, _Rounds, run_server
-from murmurfl.app.nodes.server_health import ServerHealth
-from murmurfl.app.nodes.server_metrics import ServerMetrics
-from murmurfl.app.nodes.watching import Addresses
+from murmurfl.app.servers.server import ServerError, _environment, _Rounds, run_server
+from murmurfl.app.servers.server_health import ServerHealth
+from murmurfl.app.servers.server_metrics import ServerMetrics
+from murmurfl.app.watching.addresses import Addresses
+from murmurfl.app.watching.figures import SERVER, Shown
+from murmurfl.app.watching.journal import Journal
+from murmurfl.app.watching.log import EntryWriter
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
 from murmurfl.strategies.figures import FIGURES_VARIABLE, FigureFile
@@ -82,7 +82,7 @@ def superlink(monkeypatch, program):
     def started(command, **options):
         return start([sys.executable, "-c", program, *command[4:]], **options)
 
-    monkeypatch.setattr("murmurfl.app.nodes.server.subprocess.Popen", started)
+    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", started)
 
 
 def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
@@ -92,7 +92,7 @@ def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
 
 
 def test_an_address_that_is_none_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("murmurfl.app.nodes.server.subprocess.Popen", None)
+    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", None)
     with pytest.raises(ConfigurationError, match="Expected an address"):
         run_server([], Addresses(health="nowhere"))
 
@@ -120,7 +120,7 @@ def test_a_superlink_that_ends_is_started_again_until_somebody_interrupts(monkey
             raise KeyboardInterrupt
 
     clock = SimpleNamespace(sleep=pause, monotonic=time.monotonic, time=time.time)
-    monkeypatch.setattr("murmurfl.app.nodes.server.time", clock)
+    monkeypatch.setattr("murmurfl.app.servers.server.time", clock)
     run_server(["--port", str(free_port())], Addresses(), journal=journal)
     assert pauses == [1.0, 2.0, 4.0]
     assert noted == ["started", "stopped"]

@@ -45,14 +45,14 @@ def connection_checks(
     ----------
     connection : Connection
     trying : callable
-        As :func:`~murmurfl.app.nodes.diagnosis.diagnose`.
+        As :func:`~murmurfl.app.connections.diagnosis.diagnose`.
     clock : callable
         In seconds since 1970.
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.app.nodes.diagnosis.diagnose`: nothing is released, and a node that
-    is running with the same key keeps its session.
+    **Formal guarantees.** Those of :func:`~murmurfl.app.connections.diagnosis.diagnose`: nothing is released, and a
+    node that is running with the same key keeps its session.
     """
     found = trying(connection)
     if (

@@ -1,0 +1,1 @@
+"""How a node reaches its SuperLink, and why it does not."""

@@ -1,0 +1,1 @@
+"""The server's process: Flower's SuperLink, watched and started again."""
