@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 LateAnswers = Literal["counted", "dropped", "refused"]
 """What becomes of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
 
-_JUST_BEHIND = 0.25
+_JUST_BEHIND = 1.0
 """Of the time until enough had answered: for how much longer a round goes on, for those just behind."""
 # Every look for answers costs a SuperLink some hundredths of a second; Flower's own grid looks every 3 s.
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_SHARE = 1.0, 3.0, 0.1
