@@ -172,6 +172,13 @@ class Fleet(Machines):
     def stop_node(self, number):
         self.halt(self.operator(number))
 
+    def hold(self, number):
+        """Have a node answer nothing until it goes on; its SuperNode stays connected."""
+        os.kill(self.started[self.operator(number)][1].pid, signal.SIGSTOP)
+
+    def go_on(self, number):
+        os.kill(self.started[self.operator(number)][1].pid, signal.SIGCONT)
+
     def is_running(self, number):
         return self.started[self.operator(number)][1].poll() is None
 

@@ -55,15 +55,18 @@ def test_a_fleet_is_enrolled_and_one_node_comes_and_another_goes_during_a_run(fl
         fleet.follow("Enrol a node", number)
         assert fleet.numbers[number], "the number that is needed to take it out"
     fleet.follow("Back up", 0)
-    run = fleet.submit("first", num_clients=2, clients_per_round=1, num_rounds=12)
+    run = fleet.submit("first", num_clients=2, clients_per_round=1, num_rounds=12, give_up_after=12)
     wait(lambda: run.poll() is not None or releases_of(fleet.ledger(1)) >= 1, "the run did not begin")
+    fleet.hold(0)  # the run waits for it, however quick its rounds are
     fleet.follow("Enrol a node", 2)
     fleet.follow("Remove a node during a run", 1)
     assert run.poll() is None, "it all happened within the run"
+    fleet.go_on(0)
     left = releases_of(fleet.ledger(1))
     result = fleet.ended(run, "first")
     assert result["rounds"] == 12
-    assert result["aggregated"] >= 9, "what was asked of a node that went is lost"
+    made = releases_of(fleet.ledger(0)) + left
+    assert made - 1 <= result["aggregated"] <= made, "what a node that goes is answering is lost"
     assert releases_of(fleet.ledger(0)) > 2
     assert releases_of(fleet.ledger(1)) == left > 0
     assert releases_of(fleet.ledger(2)) == 0, "a run's machines are those that were there when it began"
