@@ -122,7 +122,7 @@ class LedgeredMachine:
         return self._ledger
 
     @property
-    def rows(self) -> RowBytes:
+    def row_bytes(self) -> RowBytes:
         """By what its ledger knows each row of its data."""
         return any_data if self._data is None else self._data.rows
 

@@ -123,7 +123,7 @@ class Owners:
 
         Parameters
         ----------
-        owner : array of shape (rows,)
+        owner : array of shape (n,)
             Whose each row is: integers or texts. Rows with equal values are one owner's.
         most : int
             j: of each owner's rows the first j are kept, the others are left out.

@@ -37,4 +37,4 @@ def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
         machine = own_client(node)[1].machine
     else:
         machine = node.client().machine
-    return rotate_key(node.ledger, machine.rows, machine.num_rows, key_file=key_file)
+    return rotate_key(node.ledger, machine.row_bytes, machine.num_rows, key_file=key_file)
