@@ -256,14 +256,19 @@ def test_an_error_that_nobody_expected_is_a_line_too(log_of):
     assert SECRET not in str(told)
 
 
-def test_a_log_that_cannot_be_written_holds_up_nothing(log_of):
+def test_a_log_that_cannot_be_written_holds_up_nothing(log_of, capsys):
+    tried = []
+
     class Full(io.StringIO):
         def write(self, text):
+            tried.append(text)
             raise OSError(28, "No space left on device")
 
     log_of()
     start_log(LogSettings(), Full())
     logging.getLogger("murmurfl.tests").warning("nobody reads this")
+    assert tried
+    assert capsys.readouterr().err == ""  # where the disk is full a traceback a line would not help
 
 
 def test_a_moment_is_in_utc():
