@@ -8,6 +8,8 @@ would be used twice and the ledger would not notice. So the ledger keeps a diges
 
 with a key that only the machine has. Before anything is released, the rows that are now at those places must have the
 same digest. The rows behind them are free: they may change until they are used, and new ones may be added at the end.
+
+A machine of owners knows them by their names and not by their rows (:class:`OwnersDigest`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import logging
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from .errors import OF_DATA, LedgerError, is_interrupt
+from .errors import OF_DATA, LedgerError, MisfitError, is_interrupt
+from .owners import Owners
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ def row_bytes(samples: Sliceable) -> RowBytes:
     def bytes_of_row(row: int) -> bytes:
         try:
             parts = list(_parts(samples[row : row + 1]))
+        except MisfitError:
+            return _UNREADABLE
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -214,6 +220,103 @@ class DataDigest:
             )
 
 
+class OwnersDigest:
+    """What a ledger keeps of the owners who were used: a short keyed digest of each of their names.
+
+    Rows of an owner may move, change, come and go; new owners may come. What is found is that those who were used are
+    not there any more under their names: then somebody would be used again under another one.
+
+    Parameters
+    ----------
+    secret_key : bytes
+        As for :class:`DataDigest`.
+    owners : Owners
+        With marks.
+
+    Notes
+    -----
+    **Formal guarantees.** For two files with the same set of owners' names: everything here is the same of both. Owners
+    who were used and have another name are found, but for one of 2^32 each, of at most the first 4,096 of them.
+    """
+
+    def __init__(self, secret_key: bytes, owners: Owners) -> None:
+        self._key = hmac.digest(secret_key, b"murmurfl used owners", hashlib.sha256)
+        self.rows = owners
+        self._found: tuple[int, str] | None = None
+
+    @cached_property
+    def _digests(self) -> list[str]:
+        made = partial(hashlib.blake2b, key=self._key, digest_size=_OWNER_BYTES)
+        return [made(mark).hexdigest() for mark in self.rows.mark_bytes]
+
+    def of(self, count: int) -> str:
+        """What is kept of the owners in the first ``count`` places: N and j, and their digests in order."""
+        if not count:
+            return ""
+        return self._kind + "".join(sorted(self._in(count))[:_MOST_OWNERS])
+
+    def warn_of_kind(self, available: int) -> None:
+        """Names are texts: they can always be told apart."""
+
+    def check(self, used: int, digest: str, available: int) -> None:
+        """Refuse data without the owners that a ledger was used with.
+
+        Parameters
+        ----------
+        used : int
+            Places that are used up.
+        digest : str
+            What the ledger keeps of them; empty as for :meth:`DataDigest.check`.
+        available : int
+            N.
+
+        Raises
+        ------
+        LedgerError
+            With the way out. Nothing was released.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        if self._found == (used, digest):
+            return
+        kept, there = digest.removeprefix(self._kind), set(self._in(used))
+        width = 2 * _OWNER_BYTES
+        gone = any(kept[start : start + width] not in there for start in range(0, len(kept), width))
+        if used > available or (digest and (gone or not digest.startswith(self._kind))):
+            raise LedgerError(
+                f"Expected the {used} places of owners this ledger was used with, and in them everybody who was used, "
+                "got others: names were written anew, somebody is gone, the number of places or samples-per-owner is "
+                f"another, or these were samples. {_OWNERS_WAY_OUT}"
+            )
+        self._found = used, digest
+
+    @property
+    def _kind(self) -> str:
+        return f"owners {self.rows.num_places} {self.rows.most} "
+
+    def _in(self, count: int) -> list[str]:
+        return self._digests[self.rows.in_places(slice(0, count))]
+
+
+def make_digest(secret_key: bytes, known: RowBytes | Owners) -> DataDigest | OwnersDigest:
+    """What a ledger keeps of a machine's data, by what its rows are known by."""
+    return OwnersDigest(secret_key, known) if isinstance(known, Owners) else DataDigest(secret_key, known)
+
+
+def known_by(samples: Any) -> RowBytes | Owners:
+    """What a ledger knows a machine's samples by: the names of their owners, or else the bytes of each row."""
+    return samples.owners if getattr(samples, "samples_per_owner", 0) else row_bytes(samples)
+
+
+_OWNER_BYTES = 4
+_MOST_OWNERS = 4096
+_OWNERS_WAY_OUT = (
+    "Nothing was released. Put the names back as they were, with the same number of places and samples-per-owner: rows "
+    "of owners may move and change, and new owners may come. Other data need a ledger of their own (`murmurfl ledger "
+    "create`); these stay spent as far as they are."
+)
 _WAY_OUT = (
     "Nothing was released. Put the data back as they were: new rows may be added at the end, nothing before it may "
     "change. Other data need a ledger of their own (`murmurfl ledger create`); these stay spent as far as they are."

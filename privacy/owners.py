@@ -9,13 +9,16 @@ admission, the noise or the ledger knows what a row of data is (docs/proofs/owne
 Formal guarantees
 -----------------
 Both are functions of public numbers, or of one owner's samples each: which rows of an owner are kept depends on that
-owner's own rows and their order, and on nobody else's.
+owner's own rows and their order, which release the owner is in on its name and a secret, and neither on anybody else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,12 +26,14 @@ from numpy.typing import NDArray
 
 from .asked import check_count
 from .errors import ConfigurationError
+from .row_bound import MOST_ROWS
 
 if TYPE_CHECKING:
     from .policy import PrivacyPolicy, Trust
 
-OWNER_KINDS = "iuSU"
-"""What an owner may be called by: integers or texts, as NumPy's kinds have them."""
+OWNER_KINDS = "iuSUO"
+"""What an owner may be called by: integers or texts, or objects that are, as NumPy's kinds have them."""
+LEAST_SECRET_BYTES = 16
 
 
 def person_mu(
@@ -95,83 +100,139 @@ def person_mu(
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Which rows of data are whose, at most so many of each owner.
+    """Which rows of data are whose, at most so many of each owner, and in which place each owner is.
+
+    A machine of owners has N places, a public number. A release is of b of them, of whoever falls into these: a place
+    has none, one or several owners. Make one by :meth:`of`.
 
     Parameters
     ----------
     rows : ndarray of int
-        The rows that are kept, owner after owner.
+        Owner after owner, in the order of their places.
     ends : ndarray of int
         Where each owner's end in ``rows``.
     most : int
-        How many rows of an owner are kept, at most.
+        How many rows of an owner are used, at most: the first.
+    num_places : int
+        N.
+    marks : ndarray of shape (owners, 2), uint64, optional
+        The keyed digest of each owner's name, whose first half modulo N is the owner's place. None: every owner has a
+        place of its own, in the order of ``ends``; for simulation.
 
     Notes
     -----
-    **Formal guarantees.** What :meth:`places` gives of an owner depends on that owner's rows alone. The number of
-    owners and their order are public, as the number and the order of samples are elsewhere.
+    **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others,
+    anywhere in the file: every owner has the same place and number in both, and :meth:`padded_rows` gives the same rows
+    of every other owner, as far as rows are known by what is in them. N is public; how many owners there are, and who
+    is in a place, is not.
     Proof: docs/proofs/owners.md.
     """
 
     rows: NDArray[np.int64]
     ends: NDArray[np.int64]
     most: int
+    num_places: int
+    marks: NDArray[np.uint64] | None = None
 
     @classmethod
-    def of(cls, owner: Any, most: int) -> Owners:
-        """Rows by who owns them.
+    def of(cls, names: Any, most: int, *, secret: bytes, places: int | None = None) -> Owners:
+        """Rows by who owns them, each owner in a place that follows from a secret and the owner's name alone.
 
         Parameters
         ----------
-        owner : array of shape (n,)
-            Whose each row is: integers or texts. Rows with equal values are one owner's.
+        names : array of shape (n,)
+            Whose each row is: integers or texts, or objects that are. Rows with equal names are one owner's; the
+            integer 1 and the text "1" are equal. Rows without a name (an empty text, or None) are left out.
         most : int
-            j: of each owner's rows the first j are kept, the others are left out.
+            j: of each owner's rows the first j are used.
+        secret : bytes
+            The machine's, 16 to 64 bytes (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
+        places : int, optional
+            N, a public number that the machine's operator has settled. Default the number of owners, which is public
+            then, and moves everybody when it changes.
 
         Raises
         ------
         ConfigurationError
-            If these are no names, or there is no row. The text says nothing of any one row.
+            If these are no names, there is no row, or a number is impossible. The text says nothing of any one row.
 
         Notes
         -----
-        **Formal guarantees.** Those of the class. Owners are in the order of their first rows, so that rows may be
-        added at the end: nobody's place changes.
+        **Formal guarantees.** Those of the class.
         """
-        check_count("most", most)
-        names = np.asarray(owner)
-        if names.ndim != 1 or names.dtype.kind not in OWNER_KINDS or not len(names):
+        texts, rows, ends = _grouped(names, most)
+        places = max(len(texts), 1) if places is None else places
+        check_count("places", places)
+        if len(texts) > MOST_ROWS:
             raise ConfigurationError(
-                f"Expected one owner a row, integers or texts, got an array of {names.dtype} of shape {names.shape}."
+                f"Expected at most {MOST_ROWS} owners, got more: counts of their sum would not be exact."
             )
-        _, first, named = np.unique(names, return_index=True, return_inverse=True)
-        place = np.empty(len(first), dtype=np.int64)
-        place[np.argsort(first, kind="stable")] = np.arange(len(first))
-        return cls._of_places(place[named.reshape(-1)], most)
+        marks = _marks(texts, secret)
+        order = np.lexsort((marks[:, 1], marks[:, 0], marks[:, 0] % np.uint64(places)))
+        return cls(*_reordered(rows, ends, order), most, places, marks[order])
+
+    @classmethod
+    def one_each(cls, names: Any, most: int, *, secret: bytes) -> Owners:
+        """As :meth:`of`, with a place of its own for every owner, in the order of their keyed digests.
+
+        Parameters
+        ----------
+        names, most, secret
+            See :meth:`of`.
+
+        Notes
+        -----
+        **Formal guarantees.** None for real data, whose machines refuse it: with one owner more, or renamed, many have
+        another place. Simulated machines are computed in blocks, of as many rows each. What they release is what
+        machines of :meth:`of` release, but that every place has one owner, so that every batch has b.
+        """
+        texts, rows, ends = _grouped(names, most)
+        marks = _marks(texts, secret)
+        return cls(*_reordered(rows, ends, np.lexsort((marks[:, 1], marks[:, 0]))), most, len(texts))
 
     @classmethod
     def in_turn(cls, rows: int, most: int) -> Owners:
         """Every ``most`` rows one owner's, one after the other: stand-ins, for data that do not say whose they are."""
         check_count("most", most)
         check_count("rows", rows)
-        return cls._of_places(np.arange(rows) // most, most)
-
-    @classmethod
-    def _of_places(cls, place: NDArray[np.int64], most: int) -> Owners:
-        """The rows of owners 0, 1, ..., each of whom has one."""
-        rows, counts = np.argsort(place, kind="stable"), np.bincount(place)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return cls(rows[number < most], np.cumsum(np.minimum(counts, most)), most)
+        ends = np.minimum(np.arange(1, -(-rows // most) + 1) * most, rows)
+        return cls(np.arange(rows), ends, most, len(ends))
 
     def __len__(self) -> int:
+        """How many owners there are: not public where they have marks."""
         return len(self.ends)
+
+    @cached_property
+    def mark_bytes(self) -> list[bytes]:
+        """The mark of each owner, 16 bytes; empty without marks."""
+        made = b"" if self.marks is None else self.marks.astype("<u8").tobytes()
+        return [made[start : start + 16] for start in range(0, len(made), 16)]
 
     def taken_from(self, rows: NDArray[np.integer]) -> Owners:
         """The same owners, whose rows are those of a larger table: row i is ``rows[i]`` there."""
-        return Owners(np.asarray(rows, dtype=np.int64)[self.rows], self.ends, self.most)
+        return replace(self, rows=np.asarray(rows, dtype=np.int64)[self.rows])
 
-    def places(self, owners: slice) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The rows of some owners, each owner's repeated until there are ``most``, and which are no repetitions.
+    def in_places(self, places: slice) -> slice:
+        """The numbers of the owners in some places.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class. How many they are is as secret as who they are.
+        """
+        if self.marks is None:
+            return places
+        first, behind = np.searchsorted(self._place, places.indices(self.num_places)[:2]).tolist()
+        return slice(first, behind)
+
+    @cached_property
+    def _place(self) -> NDArray[np.int64]:
+        """The place of each owner, never falling."""
+        if self.marks is None:
+            return np.arange(len(self.ends))
+        return (self.marks[:, 0] % np.uint64(self.num_places)).astype(np.int64)
+
+    def padded_rows(self, owners: slice) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The first ``most`` rows of some owners, repeated where there are fewer, and which are no repetitions.
 
         Returns
         -------
@@ -186,6 +247,55 @@ class Owners:
         starts = np.concatenate([[0], self.ends])[:-1][owners]
         counts, number = (ends - starts)[:, None], np.arange(self.most)
         return self.rows[starts[:, None] + number % counts], number < counts
+
+
+def _grouped(names: Any, most: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """The names of owners as texts, their rows one owner after the other, and where each owner's end."""
+    check_count("most", most)
+    given = np.asarray(names)
+    if given.ndim != 1 or given.dtype.kind not in OWNER_KINDS or not len(given):
+        raise ConfigurationError(
+            f"Expected one owner a row, integers or texts, got an array of {given.dtype} of shape {given.shape}."
+        )
+    numbers: dict[str, int] = {}
+    texts = map(_text, given.tolist())
+    owner = np.fromiter((numbers.setdefault(t, len(numbers)) if t else -1 for t in texts), np.int64, len(given))
+    rows = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
+    return list(numbers), rows, np.cumsum(np.bincount(owner[rows], minlength=len(numbers)))
+
+
+def _text(name: object) -> str:
+    """A name as text, the same however it was stored; empty for whatever is none: no record is refused for it."""
+    if isinstance(name, str):
+        return name
+    if isinstance(name, bytes):
+        return name.decode(errors="surrogateescape")
+    whole = isinstance(name, int | np.integer) and not isinstance(name, bool) and -(2**63) <= name < 2**64
+    return str(name) if whole else ""
+
+
+def _marks(texts: Sequence[str], secret: bytes) -> NDArray[np.uint64]:
+    """The keyed digest of each name, as two numbers of 64 bits."""
+    if not LEAST_SECRET_BYTES <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
+        raise ConfigurationError(
+            f"Expected a secret of {LEAST_SECRET_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes, got {len(secret)}."
+        )
+    keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"murmurfl owner")
+    made = bytearray()
+    for text in texts:
+        one = keyed.copy()
+        one.update(text.encode(errors="surrogatepass"))
+        made += one.digest()
+    return np.frombuffer(bytes(made), "<u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _reordered(
+    rows: NDArray[np.int64], ends: NDArray[np.int64], order: NDArray[np.intp]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and ends of owners in another order."""
+    counts = np.diff(ends, prepend=0)
+    starts, behind = (ends - counts)[order], np.cumsum(counts[order])
+    return rows[np.arange(len(rows)) + np.repeat(starts - behind + counts[order], counts[order])], behind
 
 
 def check_owned(policy: PrivacyPolicy, samples: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gdp import compose_gdp
+from ..keys import NoiseKeys
 from ..mechanisms import State
 
 
@@ -195,6 +198,22 @@ class Ledger(ABC):
 
     local_problem: str = ""
     """Why this ledger can have no session under secure aggregation, or empty."""
+
+    def secret_of_owners(self, keys: NoiseKeys) -> bytes:
+        """The machine's secret, from which with their names the places of owners follow
+        (:class:`~murmurfl.privacy.Owners`).
+
+        Parameters
+        ----------
+        keys : NoiseKeys
+            The machine's; a ledger whose key may be exchanged has a secret of its own, which stays.
+
+        Notes
+        -----
+        **Formal guarantees.** It is the same for as long as the ledger is used, so owners keep their places. Without
+        it nobody can tell from a name in which release its owner is, nor choose a name for that.
+        """
+        return hmac.digest(keys.secret_key, b"murmurfl places of owners", hashlib.sha256)
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[LedgerPage]:

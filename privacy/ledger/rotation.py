@@ -13,10 +13,11 @@ import secrets
 from contextlib import closing
 from pathlib import Path
 
-from ..data_digest import DataDigest, RowBytes, any_data
+from ..data_digest import RowBytes, any_data, make_digest
 from ..errors import ConfigurationError, LedgerError
 from ..files import create_private
 from ..noise import KEY_BYTES
+from ..owners import Owners
 from .format import check_mark, clear_errors, connect
 from .mark import read_mark
 from .page import SQLitePage, begun
@@ -29,7 +30,7 @@ _WAIT_S = 30.0
 
 def rotate_key(
     path: str | Path,
-    rows: RowBytes,
+    rows: RowBytes | Owners,
     num_rows: int,
     *,
     key_file: str | Path | None = None,
@@ -41,8 +42,8 @@ def rotate_key(
     ----------
     path : path
         The ledger.
-    rows : callable
-        What each row of the machine's data is known by, as its machine has it (:func:`~murmurfl.privacy.row_bytes`):
+    rows : callable or Owners
+        What the machine's data are known by, as its machine has it (:func:`~murmurfl.privacy.data_digest.known_by`):
         the digest of the rows used so far is made again under the new key, and under the old one it is compared first.
     num_rows : int
         How many rows there are.
@@ -103,7 +104,7 @@ def rotate_key(
     return closed
 
 
-def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowBytes, num_rows: int) -> str:
+def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowBytes | Owners, num_rows: int) -> str:
     """The digest of the rows used so far under the new key, once they are known to be those of the old one."""
     used, digest = page.state.samples_used, page.state.data
     if rows is any_data:
@@ -115,8 +116,8 @@ def _digest_under(old_key: bytes, new_key: bytes, page: SQLitePage, rows: RowByt
         return ""
     if not used:
         return ""
-    DataDigest(old_key, rows).check(used, digest, num_rows)
-    return DataDigest(new_key, rows).of(used)
+    make_digest(old_key, rows).check(used, digest, num_rows)
+    return make_digest(new_key, rows).of(used)
 
 
 def _forget_unless_used(key_path: Path | None, path: Path) -> bool:

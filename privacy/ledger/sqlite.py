@@ -20,6 +20,7 @@ after a crash, and one commit behind would look like either.)
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import math
 import secrets
@@ -31,7 +32,7 @@ from typing import ClassVar
 
 from ..errors import ConfigurationError, LedgerError
 from ..files import check_private, create_private, sync_folder
-from ..keys import SystemKeys
+from ..keys import NoiseKeys, SystemKeys
 from ..noise import KEY_BYTES
 from .format import (
     NO_ROOM,
@@ -198,6 +199,11 @@ class SQLiteLedger(Ledger):
                 f"{header.key_file or self.path}. Put the right one back; nothing was released."
             )
         return SystemKeys(key)
+
+    def secret_of_owners(self, keys: NoiseKeys) -> bytes:
+        # The ledger's own random name: of 128 bits, made once, kept when the key is exchanged, and only ever in the two
+        # private files.
+        return hmac.digest(bytes.fromhex(self._header.name), b"murmurfl places of owners", hashlib.sha256)
 
     @contextmanager
     def exclusive(self) -> Iterator[LedgerPage]:
