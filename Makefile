@@ -19,7 +19,7 @@ help:
 	@echo "make test-docs  the commands of docs/, over real nodes where they need some"
 	@echo "make test-flower  what speaks with Flower, under the oldest and newest supported versions"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
-	@echo "make lint     ruff and the type checker"
+	@echo "make lint     ruff, the type checker, and no merge markers"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
 	@echo "make bench    benchmarks; ratios measured in one run"
 	@echo "make wheels   asks the registry whether every base dependency has a wheel for aarch64"
@@ -90,6 +90,7 @@ $(VENV)/.docs-installed: $(STAMP)
 # The type checker reads the standard library of each Python that is declared; ruff knows the oldest.
 PYTHONS ?= 3.11 3.12 3.13
 lint: $(STAMP)
+	git grep -nE '^(<{7}|>{7}|[|]{7})( |$$)'; test $$? -eq 1  # merge markers; 1: none in a tracked file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	set -e; for version in $(PYTHONS); do $(BIN)/basedpyright --pythonversion $$version; done

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, rounded_up, stated_words
+from ..privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
+from ..privacy.guarantee import RECORDS
 from .config import RunConfig
 from .experiment import Experiment, prepare
 from .statements import statement_groups
@@ -197,6 +198,7 @@ def run_guarantee(
         _basis(experiment, deployed, statements),
         *_of_one_policy(experiment, deployed),
         *_of_stand_ins(experiment, deployed),
+        *_of_records(statements),
     )
     guarantee = experiment.method.guarantee(
         experiment,
@@ -280,6 +282,12 @@ def _of_stand_ins(experiment: Experiment, deployed: bool) -> tuple[str, ...]:
     if deployed or not most or experiment.data.owner_of is not None:
         return ()
     return (STAND_INS.format(most=most),)
+
+
+def _of_records(statements: Statements | None) -> tuple[str, ...]:
+    """What a sample is, where real machines say it."""
+    stated = {str(one.get(protocol.RECORD, "")) for one in (statements or {}).values()}
+    return tuple(sentence for kind, sentence in RECORDS.items() if kind in stated)
 
 
 def _of_one_policy(experiment: Experiment, deployed: bool) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def part_session(session: str, part: str) -> str:
 
 
 def session_options(config: RunConfig, simulated: str, part: str = "", *, deployed: bool) -> dict[str, Any]:
-    """The session and the permit that a strategy of a run is told.
+    """The session, the permit and the schema that a strategy of a run is told.
 
     Parameters
     ----------
@@ -34,10 +34,11 @@ def session_options(config: RunConfig, simulated: str, part: str = "", *, deploy
     """
     if not deployed:
         return {"session": simulated}
+    told = {"session": None, "schema": config.schema}
     if not config.permit:
-        return {"session": None}
+        return told
     session = read_permit(config.permit).sessions[0]
-    return {"session": part_session(session, part) if part else session, "permit": config.permit}
+    return {**told, "session": part_session(session, part) if part else session, "permit": config.permit}
 
 
 def check_permit(config: RunConfig) -> None:

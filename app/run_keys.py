@@ -318,6 +318,11 @@ class RunKeys:
         "On real machines, the permit of the run's owner (`murmurfl owner permit`), for those that take no other runs.",
         zero="none",
     )
+    schema: str = key(
+        "",
+        "On real machines, the digest of what a record is (`murmurfl schema FILE --digest`): others are not asked.",
+        zero="any",
+    )
     round_timeout_s: float = key(600.0, "Longest wait for a round's replies, in seconds.", above=0)
     node_deadline_s: float = key(120.0, "Longest wait for enough machines, in seconds.", above=0)
     give_up_after: int = key(

@@ -18,7 +18,8 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.own_app import Answers
-from murmurfl.clients import numpy_client_app
+from murmurfl.clients import Label, Part, Schema, numpy_client_app
+from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import SQLiteLedger, protocol
 from numpy.typing import NDArray
 
@@ -67,6 +68,12 @@ def serve(pipe: Connection, folder: str, told: Told) -> None:
             pipe.send(answer)
 
 
+def schema_text(features: int) -> str:
+    """What a record of these machines is, as an operator's file of it."""
+    inputs = (Part(shape=(features,), bounds=(-10, 10)),)
+    return document(Schema(inputs=inputs, label=Label(classes=CLASSES), reviewed=True))
+
+
 class Machines:
     """All of them, each with its own ClientApp, samples and ledger."""
 
@@ -87,11 +94,15 @@ class Machines:
         samples = self._folder / f"{name}.npz"
         features = generator.standard_normal((told.samples, told.features), np.float32)
         np.savez(samples, features=features, labels=generator.integers(0, CLASSES, told.samples))
+        schema = self._folder / "schema.toml"
+        if not schema.exists():
+            schema.write_text(schema_text(told.features))
         values = {
             "machine": name,
             "ledger": str(self._ledger(name)),
             "samples": str(samples),
-            "num-classes": CLASSES,
+            "schema": str(schema),
+            "rows": told.samples,
             "clip-norm": told.clip_norm,
             "batch-size": 1,
             "max-participations": told.samples,

@@ -23,6 +23,8 @@ import numpy as np
 from murmurfl.app.nodes.deployment import Deployment, deployment
 from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger, row_bytes
 
+from .fleet_machines import schema_text
+
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "footprint.json"
 CLASSES, BATCH, ROUNDS = 10, 16, 6
 FEATURES = (784, 99_999, 999_999)  # d = 10 x (features + 1)
@@ -32,7 +34,7 @@ MANY_PARAMETERS, FEW_SAMPLES, FEW_ROUNDS = 10**7, 4, 4
 # The ledger's file grows by pages of 4 KiB.
 GROWTH_RELEASES, FIRST_RELEASES = 800, 20
 _SESSION = "0123456789abcdef" * 2  # as long as those of strategies
-POLICY = {"clip-norm": 1.0, "mu": 1.0, "budget-mu": 1.0, "delta": 1e-5, "num-classes": CLASSES}
+POLICY = {"clip-norm": 1.0, "mu": 1.0, "budget-mu": 1.0, "delta": 1e-5}
 
 PROJECT = """
 [project]
@@ -257,7 +259,9 @@ def measure_one(features: int, idle_s: float = IDLE_S, *, growth: bool = True) -
         np.savez(folder / "samples.npz", features=data, labels=generator.integers(CLASSES, size=len(data)))
         app = _write_app(folder)
         with deployment(folder / "run", timeout_s=600) as running:
-            running.add_nodes({"node": {**policy, "samples": str(folder / "samples.npz")}})
+            (folder / "schema.toml").write_text(schema_text(features))
+            files = {key: str(folder / file) for key, file in (("samples", "samples.npz"), ("schema", "schema.toml"))}
+            running.add_nodes({"node": {**policy, **files, "rows": len(data)}})
             relay = Relay(running.port or 0)
             node = _start(running, relay)
             time.sleep(SETTLE_S)

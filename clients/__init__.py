@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .helper import ContextOpeningRecord, answer_helper, helper_app
     from .noise_mod import CorrelatedNoiseMod
     from .private_app import private_client_app
+    from .records.records import file_records
+    from .records.schema import Column, Label, Part, Schema
     from .sklearn_model import LinearEstimator, fitted
     from .torch_gradients import TorchGradients
     from .torch_model import load_trainable, trainable_arrays
@@ -38,14 +40,19 @@ if TYPE_CHECKING:
 # For other people's projects and for many machines at a time: murmurfl's own app uses none of them on a machine.
 _LATE = {
     "Cohort": "cohort",
+    "Column": "records.schema",
     "ContextOpeningRecord": "helper",
     "CorrelatedNoiseMod": "noise_mod",
     "EvaluationShare": "evaluation_share",
+    "Label": "records.schema",
     "LinearEstimator": "sklearn_model",
+    "Part": "records.schema",
+    "Schema": "records.schema",
     "TorchGradients": "torch_gradients",
     "UpdateNode": "update_node",
     "UpdatePolicy": "update_policy",
     "answer_helper": "helper",
+    "file_records": "records.records",
     "fitted": "sklearn_model",
     "helper_app": "helper",
     "load_trainable": "torch_model",
@@ -59,6 +66,7 @@ if not TYPE_CHECKING:  # else the type checker would believe in any name
 __all__ = [
     "Centring",
     "Cohort",
+    "Column",
     "ContextLedger",
     "ContextOpeningRecord",
     "ConvexSmoothGradients",
@@ -69,6 +77,7 @@ __all__ = [
     "EvaluationShare",
     "FullBatchClient",
     "IsrlDpClient",
+    "Label",
     "LabelledFeatures",
     "LinearEstimator",
     "Mu2Client",
@@ -77,15 +86,18 @@ __all__ = [
     "OnlineClient",
     "OwnedSamples",
     "OwnerGradients",
+    "Part",
     "PerSampleGradients",
     "PrivateClient",
     "Request",
     "Samples",
+    "Schema",
     "ShuffledClient",
     "TorchGradients",
     "UpdateNode",
     "UpdatePolicy",
     "answer_helper",
+    "file_records",
     "fitted",
     "helper_app",
     "load_trainable",

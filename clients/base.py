@@ -26,9 +26,9 @@ from ..privacy import (
     Release,
     RowCache,
     protocol,
-    row_bytes,
 )
 from ..privacy.contributions import StackedContributions
+from ..privacy.data_digest import known_by
 from ..privacy.masking import Masking
 from ..privacy.owners import check_owned
 from ..privacy.training import observing
@@ -89,11 +89,12 @@ class PrivateClient(NumPyClient):
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything it returns or refuses
-    with, for replacement of one sample (of all samples of one owner, where the
-    policy has samples_per_owner), against any server that does not choose the code the machine runs,
-    provided row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number
-    of releases are public. Timing is not protected. Under secure aggregation nothing is sent without masks, simulated
-    or not: what :meth:`release` gives has only the machine's share of the noise, and is for :meth:`fit` to hide.
+    with, for replacement of one sample (of all samples of one owner, where the policy has samples_per_owner), which is
+    a row of a file where the machine's samples are :class:`~murmurfl.clients.records.records.Records` of one, and an
+    item as it was handed over elsewhere, against any server that does not choose the code the machine runs, provided
+    row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number of
+    releases are public. Timing is not protected. Under secure aggregation nothing is sent without masks, simulated or
+    not: what :meth:`release` gives has only the machine's share of the noise, and is for :meth:`fit` to hide.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -147,7 +148,7 @@ class PrivateClient(NumPyClient):
         both = {"centring": centring, "evaluation": evaluation}
         abilities = {"centres": self.centres, "evaluates": self.evaluates, "per_owner": policy.samples_per_owner > 0}
         refuse_parts(type(self).__name__, **abilities, **both)
-        known: MachineTerms = {"data": row_bytes(samples)}
+        known: MachineTerms = {"data": known_by(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
         held = len(samples)  # asked once: it may fail, or change
@@ -155,6 +156,11 @@ class PrivateClient(NumPyClient):
         self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
         shapes, parts = getattr(gradients, "model_shapes", self._shapes), (samples, ledger, keys, known)
         self.parts = make_parts(self.machine, held, *parts, shapes=shapes, beside=policy, **both)
+        fits = getattr(samples, "fits", None)
+        if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
+            for machine in (self.machine, *self.parts.machines):
+                if isinstance(machine, PrivateMachine):
+                    machine.fits = fits
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
@@ -355,14 +361,27 @@ class PrivateClient(NumPyClient):
         check_version(config)
         ask = config.get(protocol.ASK)
         if ask == protocol.ASK_HELLO:
-            return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
+            return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name, **self._schema}
         if ask == protocol.ASK_PRIVACY:
             return {protocol.MACHINES: self.name, **self.statement(session_entry(config))}
         raise malformed("the query is not one this machine answers")
 
     def statement(self, session: str) -> dict[str, Any]:
         """What the machine has spent in a session and what it guarantees, as plain values."""
-        return statement_entries(self.machine, session, self.parts.machines)
+        kind = self.record_kind
+        said = {protocol.RECORD: kind, **self._schema} if kind else {}
+        return {**statement_entries(self.machine, session, self.parts.machines), **said}
+
+    @property
+    def record_kind(self) -> str:
+        """What a sample is: ``row`` of a file, or ``item`` that was handed over; empty where samples do not say."""
+        return str(getattr(self.samples, "record_kind", ""))
+
+    @property
+    def _schema(self) -> dict[str, str]:
+        """What the machine takes for a record, where its samples have a schema: public."""
+        schema = getattr(self.samples, "schema", None)
+        return {} if schema is None else {protocol.SCHEMA: schema.digest}
 
     @property
     def centred(self) -> Centred | None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, Release, protocol
 from ..privacy.data_digest import RowBytes
 from ..privacy.evaluation import SCORES_SHARE, EvaluationRows, Measured, is_evaluation_policy
+from ..privacy.owners import Owners
 from .beside import check_beside
 from .requests import Request
 
@@ -110,7 +111,7 @@ class Evaluation:
 class MachineTerms(TypedDict, total=False):
     """What machines of one ledger are made with alike."""
 
-    data: RowBytes
+    data: RowBytes | Owners
     roster: str
 
 

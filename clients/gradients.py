@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from ..privacy.contributions import DenseContributions, StackedContributions
-from ..privacy.errors import OF_DATA, is_interrupt
+from ..privacy.errors import OF_DATA, MisfitError, is_interrupt
 from .gradient_memory import in_chunks
 
 logger = logging.getLogger(__name__)
@@ -158,6 +158,61 @@ def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], sa
     return np.stack(rows)
 
 
+def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> None:
+    """Refuse gradients of which a sample's is another one after or beside other samples.
+
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+    examples : sequence
+        Made-up batches of one sample: ordinary ones and outliers. No sample of anybody's.
+
+    Raises
+    ------
+    ConfigurationError
+
+    Notes
+    -----
+    **Formal guarantees.** None of its own: it finds mistakes. Its verdict depends on no private sample.
+    """
+    random = np.random.Generator(np.random.Philox(key=29))
+    point = [random.normal(scale=0.1, size=shape) for shape in gradients.shapes]
+
+    def rows(batch: Any) -> NDArray[np.floating] | None:
+        try:
+            with np.errstate(all="ignore"):
+                return np.asarray(gradients([values.copy() for values in point], batch))
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            return None
+
+    def alike(one: NDArray[np.floating] | None, other: NDArray[np.floating] | None, apart: float = 0.0) -> bool:
+        if one is None or other is None:
+            return one is other
+        return one.shape == other.shape and bool(np.allclose(one, other, apart, apart, equal_nan=True))
+
+    alone = [rows(one) for one in examples]
+    again = [rows(one) for one in reversed(examples)][::-1]
+    if all(one is None for one in alone):
+        raise ConfigurationError(
+            "Expected a model that has a gradient for records of the schema, got one that fails for all of them."
+        )
+    if not all(map(alike, alone, again)):
+        raise ConfigurationError(
+            "Expected the gradient of a sample to be the same after other samples, got another one: the model draws at "
+            "random, or remembers what it saw."
+        )
+    if isinstance(examples[0], tuple) and all(one is not None for one in alone):
+        batch = tuple(np.concatenate(parts) for parts in zip(*examples, strict=True))
+        together, scale = rows(batch), max(float(np.abs(one).max()) for one in alone if one is not None)
+        if not alike(together, np.concatenate([one for one in alone if one is not None]), 1e-4 * max(1.0, scale)):
+            raise ConfigurationError(
+                "Expected the gradient of a sample to be the same beside other samples, got another one: the model "
+                "mixes samples."
+            )
+
+
 class CarefulGradients:
     """Gradients of a real machine, which loads its samples one by one: a sample that fails has gradient zero.
 
@@ -194,6 +249,8 @@ class CarefulGradients:
                 if np.shape(made) != (1, row.size):
                     raise ConfigurationError(f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.")
                 row[:] = made[0]
+            except MisfitError:
+                row[:] = 0.0
             except BaseException as error:
                 if is_interrupt(error):
                     raise

@@ -1,28 +1,30 @@
 """Whether a PyTorch module can be trained sample by sample: layers by name, then trials on made-up samples.
 
 A gradient is private because it is one sample's. What mixes samples (batch norm, losses over the batch), draws at
-random (dropout), remembers (running statistics) or branches on values is refused with what to use instead. No sample of
-any machine is looked at but for its shape and type.
+random (dropout) or remembers (running statistics, whatever a closure or a global keeps) is refused with what to use
+instead. What is tried is made up: no sample of any machine is looked at.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..privacy import ConfigurationError, derived_seed
+from numpy.typing import NDArray
+
+from ..privacy import ConfigurationError
 from ..privacy.errors import OF_DATA
 from .torch_model import ModuleGradients, called_with
-from .torch_values import as_inputs, as_targets, leaves, mapped, picked
+from .torch_values import as_inputs, as_targets, first_axis, leaves, mapped, picked
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 
-_TRIED = 4
-"""Made-up samples: few, for they are computed one by one as well."""
+ORDINARY = 4
+"""Examples that must have a gradient: few, for they are computed one by one as well."""
 _INSTEAD_OF_BATCH_NORM = (
     "use torch.nn.GroupNorm or LayerNorm, or freeze its statistics with .eval() before the app is made"
 )
@@ -98,7 +100,7 @@ def check_loss(loss: Callable[..., Any]) -> None:
 
 
 class SampleTrials:
-    """Tries a module's gradients on made-up samples, once for every shape and type.
+    """Tries a module's gradients on records that are made up.
 
     Parameters
     ----------
@@ -106,94 +108,178 @@ class SampleTrials:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it finds mistakes. What a real machine releases is made of gradients that
-    were computed one sample at a time, whatever was tried.
+    **Formal guarantees.** The verdict depends on no record: examples are made from what is public. It finds mistakes,
+    and promises nothing of a model that shows them on no example: what such a model remembers is put back before
+    every sample of a real machine (:class:`~murmurfl.clients.torch_state.ModuleState`).
     """
 
     def __init__(self, gradients: ModuleGradients) -> None:
         self._gradients = gradients
-        self._tried: set[str] = set()
 
-    def __call__(self, samples: Any) -> None:
-        """Try the model on samples that look like these.
+    def __call__(
+        self,
+        examples: Sequence[tuple[Any, Any]],
+        *,
+        ordinary: int = ORDINARY,
+        measure: Callable[[list[NDArray[Any]], Any], Any] | None = None,
+    ) -> None:
+        """Try the model on examples, and keep its state as it is then.
 
         Parameters
         ----------
-        samples : Samples
-            Shapes and types of the first one are looked at, and nothing else.
+        examples : sequence of pairs (inputs, targets)
+            Batches of one record each, as a machine's samples give them: ordinary records first, then extremes.
+        ordinary : int
+            How many of them, the first ones, must have a gradient, at least two. Of the others one that fails counts as
+            zero, as a machine's sample would.
+        measure : callable, optional
+            ``measure(arrays, samples)`` of a private evaluation, to be tried as well.
 
         Raises
         ------
         ConfigurationError
-            If it mixes samples, or cannot be computed sample by sample, with what to do.
+            If the model mixes samples, draws at random, remembers something of them, or cannot be computed sample by
+            sample, with what to do.
         """
-        first = samples[0:1]
-        if not isinstance(first, tuple) or len(first) != 2:
+        if ordinary < 2 or len(examples) < ordinary:
+            raise ConfigurationError(f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.")
+        kind = self._gradients
+        kind.state.note_draws()
+        try:
+            self._try_alone(examples, ordinary)
+            if measure is not None:
+                self._try_measure(measure, examples, ordinary)
+            kind.state.restore(values=True)
+            self._try_together([self._tensors(one) for one in examples[:ordinary]])
+        finally:
+            kind.state.restore_draws()
+            if kind.state.is_kept:
+                kind.state.restore(values=True)
+
+    def _tensors(self, example: Any) -> tuple[Any, Any]:
+        if not isinstance(example, tuple) or len(example) != 2:
             raise ConfigurationError(
-                f"Expected samples to give a pair (inputs, targets) for a slice, got {type(first).__name__}."
+                f"Expected examples that are pairs (inputs, targets), got {type(example).__name__}."
             )
         kind = self._gradients
-        inputs, targets = as_inputs(first[0], kind.dtype, kind.device), as_targets(first[1], kind.dtype, kind.device)
-        looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
-        if looks not in self._tried:
-            self._try(mapped(inputs, _made_up), targets, looks)
-            self._tried.add(looks)
+        return as_inputs(example[0], kind.dtype, kind.device), as_targets(example[1], kind.dtype, kind.device)
 
-    def _try(self, inputs: Any, like: Any, looks: str) -> None:
+    @property
+    def _trained(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self._gradients.module.named_parameters() if p.requires_grad}
+
+    def _try_alone(self, examples: Sequence[tuple[Any, Any]], ordinary: int) -> None:
+        """One by one, without putting anything back: whatever a sample leaves behind shows afterwards."""
+        self._gradient(examples[0])  # what is made at the first call and kept from then on is no sample's
+        self._check_draws()
+        self._gradients.state.keep()
+        first = []
+        for number, example in enumerate(examples):
+            try:
+                made = self._gradient(example)
+            except Exception:
+                if number < ordinary:
+                    raise
+            else:
+                first += [made] if number < ordinary else []
+            self._check_state()
+        for made, example in zip(first, examples[:ordinary], strict=True):
+            if _apart(self._gradient(example), made) > self._repeated:
+                raise ConfigurationError(
+                    "Expected the gradient of a sample to be the same however often it is computed, got another one "
+                    "the second time: the model draws at random, or remembers what it saw. Leave such layers out."
+                )
+
+    def _try_measure(
+        self, measure: Callable[[list[NDArray[Any]], Any], Any], examples: Sequence[tuple[Any, Any]], ordinary: int
+    ) -> None:
+        """The same of an evaluation, which puts everything back before each of them itself."""
+        arrays = [values.float().cpu().numpy() for values in self._trained.values()]
+        for number, example in enumerate([examples[0], *examples]):
+            try:
+                measure(arrays, example)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                if number <= ordinary:
+                    raise ConfigurationError(
+                        "Expected right(output, target) to give a value from 0 to 1 for each sample of a batch, got "
+                        f"{type(error).__name__}: {_first_line(error)}."
+                    ) from error
+            if number == 0:
+                self._check_draws()
+                self._gradients.state.keep()
+            else:
+                self._check_state()
+
+    def _check_state(self) -> None:
+        self._gradients.check_constants()
+        place = self._gradients.state.changed()
+        if place is not None:
+            raise ConfigurationError(
+                f"Expected a model that remembers nothing of a sample, got one that changes {place}: one sample's data "
+                "would reach the next. Leave it out, or compute it anew in every call."
+            )
+        self._check_draws()
+
+    def _check_draws(self) -> None:
+        if self._gradients.state.has_drawn():
+            raise _drawing()
+
+    def _gradient(self, example: Any) -> torch.Tensor:
+        """The gradient of one example."""
+        inputs, targets = self._tensors(example)
+        try:
+            return self._one(self._trained, inputs, targets, 0)
+        except Exception as error:
+            refusal, said = _unfit_step(error), _first_line(error)
+            if refusal is None and "scalar" in said:
+                refusal = ConfigurationError(
+                    f"Expected loss(output, target) to be a scalar tensor, got: {said}. Use reduction='mean'."
+                )
+            looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
+            raise refusal or ConfigurationError(
+                f"Expected a loss and a gradient for one sample like this machine's, {looks}, got "
+                f"{type(error).__name__}: {said}. The module gets a batch of one, as does loss(output, target); "
+                "integers stay integers, so scale images (x / 255)."
+            ) from error
+
+    def _try_together(self, examples: list[tuple[Any, Any]]) -> None:
+        """Several at a time: each must be what it is alone."""
         import torch
 
-        trained = {name: p.detach() for name, p in self._gradients.module.named_parameters() if p.requires_grad}
-        targets, alone = self._alone(trained, inputs, like, looks)
-        together = self._together(trained, inputs, targets) or alone
-        tolerance = self._tolerance
-        again = self._one(trained, inputs, targets, 0)
+        if len({repr([part.shape for part in leaves(one)]) for one in examples}) > 1:
+            self._gradients.together = False  # of several lengths, which make no batch
+            return
+        columns = iter(zip(*map(leaves, examples), strict=True))
+        inputs, targets = (mapped(part, lambda _: torch.cat(next(columns))) for part in examples[0])
+        trained, tolerance = self._trained, self._tolerance
+        alone = [self._one(trained, inputs, targets, i) for i in range(len(examples))]
+        together, problem = self._together(trained, inputs, targets)
         self._gradients.check_constants()
-        if _apart(again, alone[0]) > tolerance:
-            raise ConfigurationError(
-                "Expected the gradient of a sample to be the same however often it is computed, got another one the "
-                "second time: the model draws at random, or remembers what it saw. Leave such layers out."
-            )
-        if any(_apart(mine, theirs) > tolerance for mine, theirs in zip(alone, together, strict=True)):
+        if any(_apart(mine, theirs) > tolerance for mine, theirs in zip(alone, together or alone, strict=True)):
             raise _mixing("a sample's gradient is another one beside other samples", self._guilty_layer(inputs))
-        whole = self._whole(trained, inputs, targets)
-        mean = torch.stack(alone).mean(dim=0)
-        if whole is not None and min(_apart(whole, mean), _apart(whole, len(alone) * mean)) > tolerance:
-            guilty = self._guilty_layer(inputs)
-            raise _mixing("a batch's gradient is not the mean of its samples' gradients", guilty)
-
-    def _alone(self, trained: Any, inputs: Any, like: Any, looks: str) -> tuple[Any, list[torch.Tensor]]:
-        """Gradients one by one, of targets of several classes if there are several."""
-        problem: Exception | None = None
-        for classes in (2, 1):
-            targets = mapped(like, lambda part, classes=classes: _made_up_target(part, classes))
-            try:
-                return targets, [self._one(trained, inputs, targets, i) for i in range(_TRIED)]
-            except Exception as error:
-                problem = problem or error
-        said = _first_line(problem)
-        refusal = None if problem is None else _unfit_step(problem)
-        if refusal is not None:
-            raise refusal from problem
-        if "scalar" in said:
-            raise ConfigurationError(
-                f"Expected loss(output, target) to be a scalar tensor, got: {said}. Use reduction='mean'."
-            ) from problem
-        raise ConfigurationError(
-            f"Expected a loss and a gradient for one sample like this machine's, {looks}, got "
-            f"{type(problem).__name__}: {said}. The module gets a batch of one, as does loss(output, target); "
-            "integers stay integers, so scale images (x / 255)."
-        ) from problem
+        mean, turned = torch.stack(alone).mean(dim=0), torch.arange(len(examples)).flip(0)
+        for whole in (
+            self._whole(trained, inputs, targets),
+            self._whole(trained, picked(inputs, turned), picked(targets, turned)),
+        ):
+            if whole is not None and min(_apart(whole, mean), _apart(whole, len(alone) * mean)) > tolerance:
+                guilty = self._guilty_layer(inputs)
+                raise problem or _mixing("a batch's gradient is not the mean of its samples' gradients", guilty)
 
     def _one(self, trained: Any, inputs: Any, targets: Any, i: int) -> torch.Tensor:
         return _flat(self._gradients.of_one(trained, picked(inputs, i), picked(targets, i)))
 
-    def _together(self, trained: Any, inputs: Any, targets: Any) -> list[torch.Tensor] | None:
-        """Gradients by vmap; None for a module that it has no rule for, whose samples are then computed one by one."""
+    def _together(
+        self, trained: Any, inputs: Any, targets: Any
+    ) -> tuple[list[torch.Tensor] | None, ConfigurationError | None]:
+        """Gradients by vmap; none for a module that it has no rule for, whose samples are then computed one by one."""
         try:
             made = self._gradients.of_many(trained, inputs, targets)
         except Exception as error:
-            refusal = _unfit_step(error)
-            if refusal is not None:
+            refusal, branches = _unfit_step(error), _branches(error)
+            if refusal is not None and not branches:
                 raise refusal from error
             logger.warning(
                 "torch.func.vmap cannot compute this model's samples together, so they are computed one by one, which "
@@ -202,8 +288,8 @@ class SampleTrials:
                 extra=OF_DATA,
             )
             self._gradients.together = False
-            return None
-        return [_flat({name: rows[i] for name, rows in made.items()}) for i in range(_TRIED)]
+            return None, refusal
+        return [_flat({name: rows[i] for name, rows in made.items()}) for i in range(first_axis(inputs))], None
 
     def _whole(self, trained: Any, inputs: Any, targets: Any) -> torch.Tensor | None:
         """The gradient of the loss of all of them as one batch; None for a module that takes no batches."""
@@ -264,6 +350,11 @@ class SampleTrials:
 
         return {torch.float64: 1e-6, torch.float32: 1e-3}.get(self._gradients.dtype, 0.1)
 
+    @property
+    def _repeated(self) -> float:
+        """How far apart the same gradient may be when it is computed again: on a processor next to nothing."""
+        return 1e-3 * self._tolerance if self._gradients.device.type == "cpu" else self._tolerance
+
 
 def _mixing(seen: str, guilty: str) -> ConfigurationError:
     if guilty:
@@ -281,16 +372,13 @@ def _mixing(seen: str, guilty: str) -> ConfigurationError:
 def _unfit_step(error: Exception) -> ConfigurationError | None:
     """What a model does that it must not, by what ``torch.func`` says of it; None if it may do so."""
     said = str(error)
-    if "control flow" in said or ".item()" in said or "dynamic" in said:
+    if _branches(error):
         return ConfigurationError(
             "Expected a model that takes the same steps for every sample, got one with data-dependent control flow: "
             "use torch.where in place of an `if` on values, masks in place of indices, and no .item()."
         )
     if "random" in said:
-        return ConfigurationError(
-            "Expected a model that draws nothing at random, got one that does (dropout called as a function, say): "
-            f"{_INSTEAD_OF_DROPOUT}."
-        )
+        return _drawing()
     if "captured Tensor" in said:
         return ConfigurationError(
             "Expected a model that writes to no tensor of its own, got one that does (a running mean, say), so that "
@@ -299,28 +387,16 @@ def _unfit_step(error: Exception) -> ConfigurationError | None:
     return None
 
 
-def _made_up(values: torch.Tensor) -> torch.Tensor:
-    """Some samples of the same shape and type."""
-    import torch
-
-    generator = torch.Generator().manual_seed(derived_seed("made-up samples") % 2**63)
-    shape = (_TRIED, *values.shape[1:])
-    if values.is_floating_point():
-        return torch.randn(shape, generator=generator).to(values.device, values.dtype)
-    made = torch.randint(0, 2, shape, generator=generator)
-    made.view(_TRIED, -1)[:, :1] = 1  # so that no mask hides all of a sample
-    return made.to(values.device, values.dtype)
+def _branches(error: Exception) -> bool:
+    """Whether steps depend on values: vmap cannot compute such samples together, and one by one they are private."""
+    return any(word in str(error) for word in ("control flow", ".item()", "dynamic"))
 
 
-def _made_up_target(values: torch.Tensor, classes: int) -> torch.Tensor:
-    import torch
-
-    shape = (_TRIED, *values.shape[1:])
-    if values.is_floating_point():
-        generator = torch.Generator().manual_seed(derived_seed("made-up targets") % 2**63)
-        return torch.rand(shape, generator=generator).to(values.device, values.dtype)
-    numbers = torch.arange(_TRIED).reshape(_TRIED, *[1] * (len(shape) - 1)) % classes
-    return numbers.expand(shape).contiguous().to(values.device, values.dtype)
+def _drawing() -> ConfigurationError:
+    return ConfigurationError(
+        "Expected a model that draws nothing at random, got one that does (dropout called as a function, say): "
+        f"{_INSTEAD_OF_DROPOUT}."
+    )
 
 
 def _flat(gradient: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..privacy import ConfigurationError, SQLiteLedger
+from ..privacy.files import open_folder
 
 ConfigT = TypeVar("ConfigT")
 
@@ -85,14 +86,13 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
             f"{stat.S_IMODE(status.st_mode):o}, which others may write to: look at what is in it, then run chmod go-w "
             f"{path}."
         )
-    for folder in dict.fromkeys([*path.absolute().parents, *path.resolve().parents]):
-        mode = folder.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
-            raise ConfigurationError(
-                f"Expected a node configuration in folders only its operator may change, got {folder} with mode "
-                f"{stat.S_IMODE(mode):o}, where anybody may put another in its place: run chmod o-w {folder}, or keep "
-                "it elsewhere."
-            )
+    folder = open_folder(path)
+    if folder is not None:
+        raise ConfigurationError(
+            f"Expected a node configuration in folders only its operator may change, got {folder} with mode "
+            f"{stat.S_IMODE(folder.stat().st_mode):o}, where anybody may put another in its place: run chmod o-w "
+            f"{folder}, or keep it elsewhere."
+        )
 
 
 def read_operators_file(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from ..privacy.errors import ConfigurationError
 from ..privacy.owners import Owners
 from .gradients import PerSampleGradients
 
+if TYPE_CHECKING:
+    from .records.schema import Schema
+
 _MOST_VALUES = 1 << 22
 """Of gradients of single samples that are in memory together."""
 
@@ -24,12 +27,20 @@ _MOST_VALUES = 1 << 22
 class OwnedSamples:
     """A machine's samples by owner: row i is everything that is used of owner i's.
 
+    Its length is that of the places that owners are in, a public number; how many rows there are is not public.
+
     Parameters
     ----------
     arrays : sequence of ndarray
         Such as features and labels, with the samples along the first axis.
     owners : Owners
         Which of these rows are whose (:meth:`~murmurfl.privacy.Owners.of`).
+    fits : ndarray of shape (rows,), bool, optional
+        Which of these rows are samples that the model can use. The others are among the first j of their owner all the
+        same, and count as nothing in the owner's mean.
+    schema : Schema, optional
+        What a record is, and where records come from.
+    record_kind : str
 
     Raises
     ------
@@ -38,18 +49,29 @@ class OwnedSamples:
 
     Notes
     -----
-    **Formal guarantees.** A row depends on one owner's samples alone, and has the shape of every other. Replacing all
-    samples of one owner by any others, fewer or more of them, changes one row. The number of owners is public.
+    **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others
+    anywhere in the file, one row differs. A row depends on one owner's samples alone, and has the shape of every other.
     Proof: docs/proofs/owners.md.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]], owners: Owners) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        owners: Owners,
+        fits: NDArray[np.bool_] | None = None,
+        *,
+        schema: Schema | None = None,
+        record_kind: str = "",
+    ) -> None:
         needed = int(owners.rows.max()) + 1 if len(owners.rows) else 0
-        if not arrays or any(len(array) < needed for array in arrays):
+        given = [*arrays, *([] if fits is None else [fits])]
+        if not arrays or any(len(array) < needed for array in given):
             raise ConfigurationError(
-                f"Expected arrays of at least {needed} rows, got {[np.shape(array) for array in arrays]}."
+                f"Expected arrays of at least {needed} rows, got {[np.shape(array) for array in given]}."
             )
+        self.schema, self.record_kind = schema, record_kind
         self._arrays = tuple(arrays)
+        self._fits = None if fits is None else np.asarray(fits, dtype=bool)
         self.owners = owners
 
     @property
@@ -58,16 +80,18 @@ class OwnedSamples:
         return self.owners.most
 
     def __len__(self) -> int:
-        return len(self.owners)
+        return self.owners.num_places
 
     def __getitem__(self, owners: slice, /) -> tuple[NDArray[Any], ...]:
-        """Some owners' samples, shape (owners, most, ...), and which of them are no repetitions (owners, most)."""
-        places, present = self.owners.places(owners)
-        return (*(array[places] for array in self._arrays), present)
+        """Some owners' samples, shape (owners, most, ...), and which of them count: no repetitions (owners, most)."""
+        rows, present = self.owners.padded_rows(owners)
+        if self._fits is not None:
+            present = present & self._fits[rows]
+        return (*(array[rows] for array in self._arrays), present)
 
 
 class OwnerGradients:
-    """One row an owner: the mean of the gradients of that owner's samples, before it is clipped.
+    """One row an owner: the mean of the gradients of that owner's samples, before it is clipped; zero without any.
 
     It stands in the place of a model's gradients (:class:`~murmurfl.clients.PerSampleGradients`) where a machine's
     samples are :class:`OwnedSamples`. Everybody counts alike: who has few samples as much as who has many.
@@ -76,6 +100,8 @@ class OwnerGradients:
     ----------
     gradients : PerSampleGradients
         The model's, of batches that are tuples of arrays.
+    one_by_one : bool
+        Whether each sample's gradient is computed by itself: on a real machine, of a model that might remember others.
 
     Notes
     -----
@@ -84,7 +110,8 @@ class OwnerGradients:
     the most, so the shapes of a computation tell nothing.
     """
 
-    def __init__(self, gradients: PerSampleGradients) -> None:
+    def __init__(self, gradients: PerSampleGradients, *, one_by_one: bool = False) -> None:
+        self._one_by_one = one_by_one
         self.shapes = [tuple(shape) for shape in gradients.shapes]
         self._size = sum(map(math.prod, self.shapes))
         self._gradients = gradients
@@ -98,7 +125,7 @@ class OwnerGradients:
         for start in range(0, owners, together):
             chosen = slice(start, start + together)
             self._add(made[chosen], parameters, [part[chosen] for part in parts], present[chosen])
-        made /= present.sum(axis=1)[:, None]
+        made /= np.maximum(present.sum(axis=1), 1)[:, None]
         return made
 
     def _add(
@@ -111,7 +138,11 @@ class OwnerGradients:
         """Add the gradients of some owners' samples to a row for each."""
         owners, most = present.shape
         flat = tuple(part.reshape(owners * most, *part.shape[2:]) for part in parts)
-        rows = np.asarray(self._gradients(parameters, flat))
+        if self._one_by_one:
+            each = [tuple(part[i : i + 1] for part in flat) for i in range(owners * most)]
+            rows = np.concatenate([np.asarray(self._gradients(parameters, one)) for one in each])
+        else:
+            rows = np.asarray(self._gradients(parameters, flat))
         if rows.shape != (owners * most, self._size):
             raise ConfigurationError(f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}.")
         rows = rows.reshape(owners, most, self._size)

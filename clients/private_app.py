@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -18,18 +19,22 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
-from ..privacy.errors import OF_DATA, is_interrupt
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
+from .evaluation import Measure
 from .evaluation_share import EvaluationShare
 from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
 from .gradient_memory import GRADIENT_MEMORY_MIB
-from .gradients import Samples
 from .numpy_app import handled
 from .operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
+from .owners import OwnerGradients
 from .private_model import MachineModel
+from .records.drafting import inferred
+from .records.records import Records
+from .records.schema import Schema
+from .records.sources import Items, items_of
 from .sample_methods import SampleMethod, sample_method
 from .sample_node import SampleNode
 from .sample_requests import read_request
@@ -58,6 +63,8 @@ class PrivateClientApp(ClientApp):
         Of simulated machines.
     helpers, seed : int
         Of simulations.
+    schema : Schema, optional
+        What a record is, on simulated machines.
     evaluation : EvaluationShare, optional
         Of simulated machines, and on every machine which predictions are right.
     mods : list of Mod, optional
@@ -76,6 +83,7 @@ class PrivateClientApp(ClientApp):
         *,
         helpers: int,
         seed: int,
+        schema: Schema | None = None,
         evaluation: EvaluationShare | None = None,
         mods: list[Mod] | None = None,
     ) -> None:
@@ -84,45 +92,76 @@ class PrivateClientApp(ClientApp):
         self.method = method
         self.policy = policy
         self.evaluation = evaluation
+        self.schema = schema
+        self._inferred = False
         self._samples = samples
         self._seed = seed
         self._sums = SimulatedSums(helpers, seed) if policy.trust == "secure-aggregation" else None
-        self._kept: OrderedDict[str, Samples] = OrderedDict()
+        self._kept: OrderedDict[str, Records] = OrderedDict()
         self._real: PrivateClient | None = None
         for register in (self.train, self.evaluate, self.query):
             register()(self._answer)
         # Flower hands an app's mods no message of a kind that the app has no function for, and helpers answer in one.
         self.query("open")(_not_a_helper)
 
-    def samples_of(self, context: Context, *, in_memory: bool) -> Samples:
-        """The samples of the machine that a context is of.
+    def records(
+        self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
+    ) -> Records:
+        """The records of a real machine; none of them can be a reason to refuse.
 
         Parameters
         ----------
         context : Context
-        in_memory : bool
-            Whether they may be read at once: in a simulation. Elsewhere nothing is refused because of what a sample is
-            like, but for the machine's own log.
+        schema : Schema
+        items : Items, optional
+            As a file has them; default what the project's ``samples`` gives for the context.
+        count : int
+            N, how many there are.
+        evaluated : bool
+            Whether the machine evaluates models.
 
         Raises
         ------
         ConfigurationError
-            If they are none, or in a simulation if the model cannot be tried on such.
+            If the model cannot take such records, or does not treat each by itself: that depends on the schema alone.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.clients.records.records.Records`.
         """
-        found = self._samples(context) if _is_function(self._samples) else self._samples
-        samples = self.model.read_samples(found, in_memory=in_memory)
-        try:
-            self.model.check_samples(samples)
-        except BaseException as error:
-            if in_memory or is_interrupt(error):
-                raise
-            # What the first sample is like decides it, and a server sees which machines are there.
-            logger.exception(
-                "This model cannot be tried on samples like this machine's first one. All that it fails on count as "
-                "zero: look at what follows before this node takes part in a training.",
-                extra=OF_DATA,
+        self.model.check_schema(schema, self._measure if evaluated else None)
+        found = items_of(self._given(context)) if items is None else items
+        # With owners a file may have any number of rows: what is fixed is how many places there are for owners.
+        made = Records(found, schema, together=True) if schema.owner else Records(found, schema, count=count)
+        made.log()
+        return made
+
+    def _simulated_records(self, context: Context) -> Records:
+        """Those of a simulated machine, whose schema may be inferred from all of them."""
+        items = items_of(self._given(context))
+        known = self.schema or self.model.schema
+        if known is None and not self._inferred:
+            self._inferred = True
+            logger.info(
+                "What a record is was inferred from all data of simulated machines. A real node needs a schema: "
+                "`murmurfl schema FILE` drafts one."
             )
-        return samples
+        schema = known or inferred(items)
+        self.model.check_schema(schema, None if self.evaluation is None else self._measure)
+        made = Records(items, schema, together=True)
+        if not made.fits.any():
+            raise ConfigurationError(f"Expected records that fit their schema, got none: {made.report()}")
+        if not made.fits.all():
+            made.log()
+        return made
+
+    @cached_property
+    def _measure(self) -> Measure | None:
+        right = None if self.evaluation is None else self.evaluation.right
+        return None if self.model.measure is None else self.model.measure(right)
+
+    def _given(self, context: Context) -> Any:
+        return self._samples(context) if _is_function(self._samples) else self._samples
 
     def _as_participant(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """A mod: in a simulation of secure aggregation the last nodes are helpers, and machines see the others only."""
@@ -143,10 +182,10 @@ class PrivateClientApp(ClientApp):
             return self._real
         if not in_simulation():
             return self._of_operators_file(context)
-        samples = self._kept_samples(context)
+        records = self._kept_records(context)
         masking = None if self._sums is None else self._sums.masking(context, self.policy.min_cohort)
         made = simulated_machine(context, seed=self._seed)
-        return self.machine(samples, self.policy, masking=masking, evaluation=self.evaluation, **made)
+        return self.machine(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
     def answer_as(self, client: PrivateClient) -> None:
         """Answer every message from now on with one real machine, whatever a context says.
@@ -171,33 +210,50 @@ class PrivateClientApp(ClientApp):
 
     def machine(
         self,
-        samples: Samples,
+        records: Records,
         policy: PrivacyPolicy,
         *,
         masking: Masking | None,
         evaluation: EvaluationShare | None,
+        places: int | None = None,
         **made: Any,
     ) -> PrivateClient:
-        """The machine with these samples and this policy, of which an evaluation has its share."""
-        if evaluation is not None:
-            right = None if self.evaluation is None else self.evaluation.right
-            measure = None if self.model.measure is None else self.model.measure(right)
-            made["evaluation"] = evaluation.evaluation(policy, measure, samples)
-            policy = evaluation.training(policy)
-        return self.method.client(self.model.gradients, samples, policy, masking=masking, **made)
+        """The machine with these records and this policy, of which an evaluation has its share.
 
-    def _kept_samples(self, context: Context) -> Samples:
-        """A simulated machine's samples; a worker keeps those it asked for last."""
+        ``places`` are for a real machine's owners, as for :meth:`Records.by_owner`.
+
+        Raises
+        ------
+        ConfigurationError
+            If the policy protects owners and the schema names none, or the other way round.
+        """
+        if bool(records.schema.owner) != bool(policy.samples_per_owner):
+            raise ConfigurationError(
+                f"Expected samples_per_owner >= 1 with a schema that names an owner, and 0 with another, got "
+                f"{policy.samples_per_owner} and owner = {records.schema.owner!r}."
+            )
+        if evaluation is not None:
+            made["evaluation"] = evaluation.evaluation(policy, self._measure, records)
+            policy = evaluation.training(policy)
+        if not policy.samples_per_owner:
+            return self.method.client(self.model.gradients, records, policy, masking=masking, **made)
+        secret = made["ledger"].secret_of_owners(made["keys"])
+        owned = records.by_owner(policy.samples_per_owner, places=places, secret=secret)
+        gradients = OwnerGradients(self.model.gradients, one_by_one=places is not None)
+        return self.method.client(gradients, owned, policy, masking=masking, **made)
+
+    def _kept_records(self, context: Context) -> Records:
+        """A simulated machine's records; a worker keeps those it asked for last."""
         key = repr((sorted(context.node_config.items()), sorted(context.run_config.items())))
         if key not in self._kept:
-            self._kept[key] = self.samples_of(context, in_memory=True)
+            self._kept[key] = self._simulated_records(context)
             while len(self._kept) > 1 and (len(self._kept) > _MOST_KEPT or self._bytes_kept() > _KEPT_BYTES):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
 
     def _bytes_kept(self) -> int:
-        return sum(getattr(samples, "nbytes", 0) for samples in self._kept.values())
+        return sum(records.nbytes for records in self._kept.values())
 
 
 def private_client_app(
@@ -220,7 +276,8 @@ def private_client_app(
     seed: int = 0,
     chunk: int | None = None,
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
-    example: Any = None,
+    schema: Schema | None = None,
+    samples_per_owner: int = 0,
     evaluation: float | EvaluationShare | None = None,
     mods: list[Mod] | None = None,
 ) -> PrivateClientApp:
@@ -234,8 +291,8 @@ def private_client_app(
     loss : callable, optional
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
     samples : callable, or samples
-        ``samples(context)`` gives a machine's own: (inputs, targets), a data set of such pairs, or a ``DataLoader``,
-        whose data set is taken. Without a function, what every machine has.
+        ``samples(context)`` gives a machine's own: (inputs, targets), a data set of such pairs, a table, or a
+        ``DataLoader``, whose data set is taken item by item. Without a function, what every machine has.
     policy : PrivacyPolicy, optional
         Says everything that follows up to ``min_cohort``, which are then left out.
     method : {"full-batch", "mu2", "noisy-sgd", "fedavg"}
@@ -262,9 +319,12 @@ def private_client_app(
     gradient_memory_mib : float
         What computing a module's gradients may take at a time, in MiB, in a simulation: as many samples are computed
         together as fit. A real machine computes one sample at a time.
-    example : samples, optional
-        Samples that are not private, or made up, of the shapes and types that machines have: the model is tried on them
-        when the app is made. Without them, and with a function for ``samples``, it is tried at the first request.
+    schema : Schema, optional
+        What a record is. The model is tried on records made from it when the app is made. Without one a simulation
+        infers it from all of a machine's samples, at the first request, and says so; a real node has its own, of its
+        operator's file.
+    samples_per_owner : int
+        j, where the schema names an owner: all of an owner's samples are protected as one, and the first j are used.
     evaluation : float or EvaluationShare, optional
         Which share of mu^2 is for a private evaluation of the model, for
         :class:`~murmurfl.strategies.PrivateEvaluation`: how many samples it gets right, of those that are set aside for
@@ -286,7 +346,9 @@ def private_client_app(
     The policy, or what stands for it, is that of *simulated* machines.
 
     **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`: everything a machine returns is mu-GDP for
-    replacement of *one sample*, against a server that chooses models, rounds, acknowledgements and stopping adaptively;
+    replacement of *one record*: a row of a file that murmurfl reads, or one item as it was handed over, if whatever
+    made the items treats each by itself; with ``samples_per_owner`` all records of one owner. It holds against a server
+    that chooses models, rounds, acknowledgements and stopping adaptively;
     under ``secure-aggregation`` if one helper and min_honest machines of each sum are honest, and the plan's mu_local
     whatever happens. Simulated keys protect nobody's data.
     """
@@ -306,18 +368,22 @@ def private_client_app(
             trust=trust,
             min_honest=min_honest,
             min_cohort=min_cohort,
+            samples_per_owner=samples_per_owner,
         )
     else:
         stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
         stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
+        stated |= {"samples_per_owner": samples_per_owner}
         _check_left_out(stated)
     share = EvaluationShare.of(evaluation)
     chosen.check(policy if share is None else share.training(policy))
     made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
-    app = PrivateClientApp(made, chosen, samples, policy, helpers=helpers, seed=seed, evaluation=share, mods=mods)
-    if example is not None or not _is_function(samples):
-        made.check_samples(made.read_samples(samples if example is None else example, in_memory=False))
-    return app
+    if schema is None and not _is_function(samples):
+        schema = made.schema or inferred(items_of(samples))
+    if schema is not None:
+        made.check_schema(schema, None if share is None or made.measure is None else made.measure(share.right))
+    of_simulation = {"helpers": helpers, "seed": seed, "schema": schema}
+    return PrivateClientApp(made, chosen, samples, policy, evaluation=share, mods=mods, **of_simulation)
 
 
 def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> MachineModel:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .evaluation import Measure
-from .gradients import PerSampleGradients, Samples
+from .gradients import PerSampleGradients
+from .records.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,18 @@ class MachineModel:
     gradients : PerSampleGradients
     names : tuple of str
         Of the arrays that are trained, in order.
-    read_samples : callable
-        ``read_samples(found, in_memory=...)``: what the project calls its samples, as a machine reads them.
-    check_samples : callable
-        Tries the model on made-up samples like those of a machine, and refuses one that mixes samples.
+    check_schema : callable
+        ``check_schema(schema, measure)`` refuses a schema of records that the model cannot take, and a model that does
+        not treat each record by itself: it is tried, and ``measure`` with it where there is an evaluation, on records
+        that are made up from the schema, and on no others.
     measure : callable, optional
         ``measure(right)``: which predictions are right, for a private evaluation; ``right`` is a project's own word.
+    schema : Schema, optional
+        What a record is, where the model says it itself: for simulations.
     """
 
     gradients: PerSampleGradients
     names: tuple[str, ...]
-    read_samples: Callable[..., Samples]
-    check_samples: Callable[[Samples], None] = lambda samples: None  # noqa: ARG005
+    check_schema: Callable[[Schema, Measure | None], None]
     measure: Callable[[Callable[..., Any] | None], Measure] | None = None
+    schema: Schema | None = None

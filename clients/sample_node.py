@@ -5,7 +5,6 @@ The project's code says what model, which loss and how samples are read. This fi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,24 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, RecordDict
 
-from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, row_bytes
-from ..privacy.asked import asked_mu
-from ..privacy.errors import OF_DATA
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
+from ..privacy.asked import asked_mu, check_count
 from ..privacy.masking import Masking
 from .app_node import AppNode
 from .base import PrivateClient
 from .evaluation_share import EvaluationShare
-from .gradients import Samples
 from .operators_file import covering_budget, read_operators_file, values_by_field
+from .records.schema import Schema
+from .records.sources import Items, file_items
 from .sample_methods import SampleMethod, sample_method
 
 if TYPE_CHECKING:
     from .private_app import PrivateClientApp
-
-
-logger = logging.getLogger(__name__)
-
-_FIRST_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,11 @@ class SampleNode(AppNode):
         Path of its ledger, made once with ``murmurfl ledger create``; budget and delta are in it.
     method : str
         What it takes part in, the app's own: ``full-batch``, ``mu2``, ``noisy-sgd`` or ``fedavg``.
+    schema : str
+        Path of the schema: what a record is, reviewed by a person (:class:`~murmurfl.clients.Schema`).
+    rows : int
+        N, how many records there are, or with ``samples_per_owner`` owners: public, and the same whatever is in the
+        data. Records behind the first N are left out, and those that are not there count as zero.
     clip_norm : float
         S, the L2 bound on one sample's gradient.
     max_participations : int
@@ -55,6 +54,11 @@ class SampleNode(AppNode):
         b, samples in a release; 0 where every release is a sum over all of them.
     mechanism : str
         How the noise is correlated over the releases; empty for the method's own.
+    samples : str
+        Path of a file of records, ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``, which is read in the place of the
+        app's own samples. Empty for those.
+    samples_per_owner : int
+        j, where the schema names an owner: the first j records of each are used, and all are protected as one.
     app : str
         ``MODULE:NAME`` of the app, as it is installed on this machine. Empty under a plain ``flower-supernode``, which
         runs what the server sends.
@@ -82,19 +86,24 @@ class SampleNode(AppNode):
     Notes
     -----
     **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy` for :meth:`policy`, always with ``exact``
-    noise and for replacement of one sample, as long as the node runs client code its operator chose: ``murmurfl node``
-    runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the run.
+    noise and for replacement of one record (of all records of an owner), as long as the node runs client code its
+    operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the
+    run.
     """
 
     machine: str
     ledger: str
     method: str
+    schema: str
+    rows: int
     clip_norm: float
     max_participations: int
     mu: float = 0.0
     epsilon: float = 0.0
     batch_size: int = 0
     mechanism: str = ""
+    samples: str = ""
+    samples_per_owner: int = 0
     app: str = ""
     private_evaluation: float = 0.0
     held_out: float = 0.1
@@ -113,6 +122,7 @@ class SampleNode(AppNode):
         self.check_sums(self.trust)
         self.check_table("run-config", self.run_config)
         self.check_table("node-config", self.node_config)
+        check_count("rows", self.rows)
         self.evaluation  # noqa: B018 - refuses what cannot be
         self._policy(delta=0.5, budget_mu=None, budget_local_mu=None)  # any delta: the ledger's is not known here
 
@@ -135,7 +145,8 @@ class SampleNode(AppNode):
         def made(document: Mapping[str, Any]) -> SampleNode:
             return cls(**values_by_field(fields(cls), document))
 
-        return read_operators_file(path, made, ["ledger", "roster", "signing_key"], runs_kept=runs_kept)
+        files = ["ledger", "schema", "samples", "roster", "signing_key"]
+        return read_operators_file(path, made, files, runs_kept=runs_kept)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
         """What this file and its ledger say together.
@@ -159,7 +170,14 @@ class SampleNode(AppNode):
             noise_quality="exact",
         )
 
-    def client(self, app: PrivateClientApp, node_config: Mapping[str, Any] | None = None) -> PrivateClient:
+    def client(
+        self,
+        app: PrivateClientApp,
+        node_config: Mapping[str, Any] | None = None,
+        *,
+        ledger: SQLiteLedger | None = None,
+        items: Items | None = None,
+    ) -> PrivateClient:
         """The machine: the app's model and samples; this file's policy, ledger and key.
 
         Parameters
@@ -167,6 +185,10 @@ class SampleNode(AppNode):
         app : PrivateClientApp
         node_config : mapping, optional
             The SuperNode's own, from the operator's command line.
+        ledger : SQLiteLedger, optional
+            What records and has the key; default the file's own. An audit brings one that is nobody's.
+        items : Items, optional
+            Records in the place of the app's own samples; an audit's are made up.
 
         Raises
         ------
@@ -185,12 +207,16 @@ class SampleNode(AppNode):
             )
         seen = {**(node_config or {}), **self.node_config}
         context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(self.run_config))
-        samples = app.samples_of(context, in_memory=False)
-        _warn_of_chance(samples)
-        ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
+        schema = Schema.read_file(Path(self.schema))
+        schema.check_for_real_nodes()
+        items = file_items(Path(self.samples), schema) if self.samples else items
+        records = app.records(context, schema, items, count=self.rows, evaluated=self.evaluation is not None)
+        # Never made here: a fresh one would have forgotten what was spent.
+        ledger = SQLiteLedger(self.ledger) if ledger is None else ledger
         policy = self.policy(ledger)
         own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": self.machine}
-        client = app.machine(samples, policy, masking=self.masking(), evaluation=self.evaluation, **own)
+        own["places"] = self.rows if self.samples_per_owner else None
+        client = app.machine(records, policy, masking=self.masking(), evaluation=self.evaluation, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
 
@@ -243,20 +269,7 @@ class SampleNode(AppNode):
             trust=self.trust,
             min_honest=self.min_honest,
             min_cohort=self.min_cohort,
+            samples_per_owner=self.samples_per_owner,
             **own,
             **given,
-        )
-
-
-def _warn_of_chance(samples: Samples) -> None:
-    """Say in the machine's own log if samples are others whenever they are read; a refusal could depend on one."""
-    known = row_bytes(samples)
-    first = range(min(len(samples), _FIRST_ROWS))
-    if [known(row) for row in first] != [known(row) for row in first]:
-        logger.error(
-            "Some of the first %d samples are others whenever they are read, as if they were drawn or changed at "
-            "random: once this node is started anew its ledger will refuse them. A number must always give the same "
-            "sample: leave out what is random.",
-            len(first),
-            extra=OF_DATA,
         )

@@ -16,12 +16,12 @@ from ..privacy import ConfigurationError, Measured
 from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
 from .estimator_checks import closed_form
-from .estimator_samples import estimator_samples
 from .evaluation import Measure
-from .gradients import Samples, combined_gradients
+from .gradients import combined_gradients
 from .outer_products import OuterProducts
 from .private_model import MachineModel
 from .pulled_outer_products import PulledOuterProducts
+from .records.schema import Label, Part, Schema
 
 _NAMES = "coef_", "intercept_"
 
@@ -143,10 +143,17 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
         raise ConfigurationError(f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.")
     made = model if isinstance(model, LinearEstimator) else _with_its_own_arrays(model)
 
-    def read(found: Any, *, in_memory: bool) -> Samples:
-        return estimator_samples(found, made.num_features, made.classes, in_memory=in_memory)
+    own = Schema(inputs=(Part(shape=(made.num_features,)),), label=Label(classes=tuple(made.classes)))  # type: ignore[arg-type]
 
-    return MachineModel(made.gradients, made.names, read, measure=partial(_measure, made))
+    def check(schema: Schema, measure: Measure | None) -> None:  # noqa: ARG001 - it is of closed form
+        got = schema.num_features, schema.label.names
+        if got != (own.num_features, own.label.names):
+            raise ConfigurationError(
+                f"Expected a schema of {own.num_features} features and the classes {', '.join(own.label.names)} in "
+                f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}."
+            )
+
+    return MachineModel(made.gradients, made.names, check, partial(_measure, made), own)
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:

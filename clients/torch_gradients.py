@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.extras import check_installed
 from .gradient_memory import GRADIENT_MEMORY_MIB, Need, check_memory, chunks
+from .torch_state import ModuleState
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,9 @@ class TorchGradients:
     Notes
     -----
     A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis. Each sample is
-    passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other.
+    passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other. What
+    module and loss remember is put back before samples that come one by one, as a real machine's
+    (:class:`~murmurfl.clients.torch_state.ModuleState`).
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class TorchGradients:
         self._dtypes = [parameter.dtype for parameter in module.parameters()]
         self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in module.parameters()]
         self._needs: dict[str, Need] = {}
+        self._state = ModuleState(module, loss)
 
         def sample_loss(parameters: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
             output = torch.func.functional_call(module, parameters, (inputs.unsqueeze(0),))
@@ -110,6 +114,8 @@ class TorchGradients:
 
         inputs, targets = (torch.as_tensor(part) for part in samples)
         count = len(inputs)
+        if count == 1:  # as a real machine asks: whatever another sample has left behind is put back
+            self._state.restore(values=False)
         rows = np.empty((count, sum(map(math.prod, self.shapes))))
         step = count if count < 2 else self._need(inputs, targets, gradients, kind).samples(self.gradient_memory_mib)
         for kept, chosen in chunks(count, max(step, 1)):

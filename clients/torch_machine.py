@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
 from ..privacy.extras import check_installed
+from .evaluation import Measure
 from .gradient_memory import GRADIENT_MEMORY_MIB
 from .model_checks import SampleTrials, check_layers, check_loss
 from .private_model import MachineModel
+from .records.schema import Schema
 from .torch_measure import ModuleMeasure
 from .torch_model import ModuleGradients
-from .torch_samples import torch_samples
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +55,14 @@ def torch_machine_model(
     check_layers(module)
     check_loss(loss)
     gradients = ModuleGradients(module, loss, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
-    trials, measure = SampleTrials(gradients), partial(ModuleMeasure, gradients)
-    return MachineModel(gradients, tuple(gradients.names), torch_samples, trials, measure)
+    trials, tried = SampleTrials(gradients), set()
+
+    def check(schema: Schema, measure: Measure | None) -> None:
+        if (schema.digest, measure is None) not in tried:
+            trials(schema.examples(), measure=measure)
+            tried.add((schema.digest, measure is None))
+
+    return MachineModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients))
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

@@ -183,7 +183,7 @@ class ModuleGradients:
         """Whether vmap can compute this module's samples together."""
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
-        self._state = ModuleState(module, loss)
+        self.state = ModuleState(module, loss)
 
         def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
             arguments, named = called_with(with_batch_axis(inputs))
@@ -298,7 +298,7 @@ class ModuleGradients:
         values : bool
             Whether the last one could write to tensors (:meth:`ModuleState.restore`).
         """
-        self._state.restore(values=values)
+        self.state.restore(values=values)
 
     def check_constants(self) -> None:
         """Refuse to go on with a module that changed what must be constant: the next sample would see this one's data.
@@ -307,7 +307,7 @@ class ModuleGradients:
         ------
         ConfigurationError
         """
-        changed = self._state.changed()
+        changed = self.state.written_constants()
         if changed is not None:
             raise ConfigurationError(
                 f"Expected buffers and frozen parameters to stay as they are, got a module that writes to "

@@ -64,3 +64,26 @@ class ChosenContributions:
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
         self._contributions.write(int(self._rows[row]), scale, out)
+
+
+class FittingContributions:
+    """Rows of which some count as zero.
+
+    Parameters
+    ----------
+    contributions : StackedContributions
+    fits : ndarray of shape (samples,), bool
+        Which ones count.
+    """
+
+    def __init__(self, contributions: StackedContributions, fits: NDArray[np.bool_]) -> None:
+        self._contributions, self._fits = contributions, fits
+
+    def norms(self) -> NDArray[np.float64]:
+        return np.where(self._fits, self._contributions.norms(), 0.0)
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        if self._fits[row]:
+            self._contributions.write(row, scale, out)
+        else:
+            out[:] = 0.0

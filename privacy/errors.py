@@ -22,6 +22,10 @@ class LedgerError(MurmurflError):
     """A ledger cannot be read, written or believed. Nothing was released."""
 
 
+class MisfitError(MurmurflError):
+    """A record does not fit its schema: it counts as zero, and only the machine's own log says so."""
+
+
 class RefusedError(MurmurflError):
     """A machine refuses a request; nothing was released and nothing was spent.
 

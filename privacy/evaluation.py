@@ -111,7 +111,7 @@ class EvaluationRows:
         return math.sqrt(self.scores_share) if self.bins else 0.0
 
     def rows(self, measured: Measured) -> NDArray[np.float64]:
-        """The row of each sample, shape (samples, :attr:`width`).
+        """The row of each sample, shape (samples, ``width``).
 
         What is not finite counts as wrong, and a score or class that is none is in no bin.
 

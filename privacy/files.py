@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Literal
 
 from .errors import LedgerError, MurmurflError
 
@@ -56,6 +57,65 @@ def check_private(
             f"Expected {what} that can be written, got {path}, which is read-only: nothing can be recorded, so nothing "
             "is released. Make it writable again (`chmod 600`, or mount its disk for writing)."
         )
+
+
+def exposure(path: Path, what: str) -> tuple[Literal["", "read", "write"], str]:
+    """What others than its owner may do with a file, and a sentence with the way out; both empty if nothing.
+
+    The group of somebody else's file may read it: that is how this user reads it.
+
+    Parameters
+    ----------
+    path : Path
+    what : str
+        What the file is, for the sentence.
+
+    Raises
+    ------
+    OSError
+        If it cannot be looked at.
+
+    Notes
+    -----
+    **Formal guarantees.** On POSIX systems alone, and of permission bits alone: access control lists are not read.
+    """
+    if os.name != "posix":
+        return "", ""
+    status = path.stat()
+    own = status.st_uid == os.geteuid()
+    readers = stat.S_IROTH | (stat.S_IRGRP if own else 0)
+    got = f"got {path} with mode {stat.S_IMODE(status.st_mode):o}"
+    command = f"`chmod {'600' if own else '640'} {path}`"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (
+            "write",
+            f"Expected {what} that only its owner may change, {got}: look at what is in it, then run {command}.",
+        )
+    folder = open_folder(path)
+    if folder is not None:
+        return "write", (
+            f"Expected {what} in folders only its owner may change, got {folder}, where anybody may put another in its "
+            f"place: run `chmod o-w {folder}`, or keep it elsewhere."
+        )
+    if status.st_mode & readers:
+        return "read", f"Expected {what} that only its owner may read, {got}: run {command}."
+    return "", ""
+
+
+def open_folder(path: Path) -> Path | None:
+    """The first folder on the way to a file in which anybody may put another in its place; None if there is none.
+
+    Folders before and after symbolic links count; those with the sticky bit and file systems mounted read-only do not.
+
+    Parameters
+    ----------
+    path : Path
+    """
+    for folder in dict.fromkeys([*path.absolute().parents, *path.resolve().parents]):
+        mode = folder.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return folder
+    return None
 
 
 def create_private(path: Path, what: str, data: bytes = b"", *, error: type[MurmurflError] = LedgerError) -> None:

@@ -44,6 +44,11 @@ SIMULATED = "Simulated with seeded keys."
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
+RECORDS = {
+    "row": "A sample is one row of a machine's file.",
+    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself.",
+}
+"""What a sample is, by what a machine states of it: what murmurfl read from a file, or what was handed over."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .admission import AdmissionRule, has_secret_order
 from .admitted import Admission
-from .data_digest import DataDigest, RowBytes, any_data
+from .data_digest import RowBytes, any_data, make_digest
 from .errors import ConfigurationError
 from .keys import NoiseKeys
 from .ledger import Account, Ledger, LedgerPage
@@ -28,6 +28,7 @@ from .machine_checks import check_ledger, check_local_budget, check_real, check_
 from .mechanisms import State
 from .noise_plan import NoisePlan
 from .outgoing import PrivacyStatement, Release
+from .owners import Owners
 from .policy import PrivacyPolicy
 from .recording import recorded, release_of, stream_fingerprint
 
@@ -44,13 +45,13 @@ class LedgeredMachine:
     num_parameters : int
         d.
     num_samples : int
-        Samples the machine holds; each is used as often as the policy says.
+        Samples the machine holds, or places of owners; each is used as often as the policy says.
     ledger : Ledger
         Where releases are recorded before they leave.
     keys : NoiseKeys
         The secret key and the source of nonces.
-    data : callable, optional
-        What each row of the machine's data is known by (:func:`~murmurfl.privacy.row_bytes`), so that the ledger knows
+    data : callable or Owners, optional
+        What the machine's data are known by (:func:`~murmurfl.privacy.data_digest.known_by`), so that the ledger knows
         the data it was used with; required with real keys, not looked at with simulated ones, whose ledger ends with
         the run.
     roster : str
@@ -81,7 +82,7 @@ class LedgeredMachine:
         ledger: Ledger,
         keys: NoiseKeys,
         *,
-        data: RowBytes | None = None,
+        data: RowBytes | Owners | None = None,
         roster: str = "",
     ) -> None:
         if not keys.simulated:
@@ -101,7 +102,7 @@ class LedgeredMachine:
         self._ledger = ledger
         self._keys = keys
         known = None if keys.simulated or data is any_data else data
-        self._data = None if known is None else DataDigest(keys.secret_key, known)
+        self._data = None if known is None else make_digest(keys.secret_key, known)
         if self._data is not None:
             self._data.warn_of_kind(num_samples)
         self._fingerprint = stream_fingerprint(self.plan, keys.secret_key, roster)
@@ -122,8 +123,8 @@ class LedgeredMachine:
         return self._ledger
 
     @property
-    def row_bytes(self) -> RowBytes:
-        """By what its ledger knows each row of its data."""
+    def row_bytes(self) -> RowBytes | Owners:
+        """By what its ledger knows its data."""
         return any_data if self._data is None else self._data.rows
 
     @property

@@ -139,6 +139,10 @@ class MachineBlock:
             If their policies or sizes differ, or one has real keys.
         """
         _refuse_real(all(machine.simulated for machine in machines))
+        if not all(machine.in_blocks for machine in machines):
+            raise ConfigurationError(
+                "Expected owners with a place each, got others: Owners.one_each is for simulation."
+            )
         if len({(machine.plan.fingerprint, machine.policy) for machine in machines}) != 1:
             raise ConfigurationError("Expected machines of one policy and one size, got several.")
         samples = np.array([machine.num_samples for machine in machines])

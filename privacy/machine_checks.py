@@ -10,11 +10,12 @@ from .data_digest import RowBytes
 from .errors import ConfigurationError
 from .ledger import Ledger
 from .noise_plan import NoisePlan
+from .owners import Owners
 from .policy import NO_NOISE, PrivacyPolicy
 from .row_bound import MOST_ROWS
 
 
-def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None, roster: str) -> None:
+def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | None, roster: str) -> None:
     """Refuse on a real machine what only a simulation may do."""
     if not ledger.durable:
         raise ConfigurationError(
@@ -35,6 +36,11 @@ def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | None, ros
         raise ConfigurationError(
             "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
             "data=row_bytes(samples)."
+        )
+    if policy.samples_per_owner and not (isinstance(data, Owners) and data.marks is not None):
+        raise ConfigurationError(
+            "Expected the owners' places on a real machine to follow from their names, got rows in an order of their "
+            "own: group them by Owners.of, and pass data=samples.owners."
         )
     if policy.trust == "secure-aggregation" and not roster:
         raise ConfigurationError(

@@ -127,6 +127,8 @@ def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid
     alone = policy.sums_samples and policy.builds_on == "nothing"
     contributions = 1 if alone or policy.order == "secret" else policy.max_participations
     rows = MOST_ROWS / policy.batch_size if policy.sums_samples else 1.0
+    if policy.samples_per_owner and not policy.sums_samples:  # all owners may be in the places of one batch
+        contributions, rows = policy.participations, MOST_ROWS / policy.batch_size
     return contributions * rows * policy.bound.longest + policy.max_participations * grid.charge(num_parameters)
 
 

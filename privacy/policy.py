@@ -118,8 +118,10 @@ class PrivacyPolicy:
     Notes
     -----
     **Formal guarantees.** Under ``untrusted-server``: everything the machine releases in one session is mu-GDP, over
-    all sessions budget_mu-GDP, with respect to replacement of one sample of this machine, against a server that
-    chooses query points, rounds, acknowledgements and stopping adaptively; somebody with j samples on it has j times
+    all sessions budget_mu-GDP, with respect to replacement of one sample of this machine (a record: a row of a
+    file that murmurfl reads, or an item as it was handed over, if whatever made the items treats each by itself:
+    docs/proofs/records.md), against a server that chooses query points, rounds, acknowledgements and stopping
+    adaptively; somebody with j samples on it has j times
     the mu (:func:`~murmurfl.privacy.person_mu`). With samples_per_owner it is for replacement of all samples of one
     owner on this machine. Every sample is used in one release only, or in sample_participations of them,
     min_separation apart. Under

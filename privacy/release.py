@@ -9,25 +9,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .admitted import Admission
-from .contributions import StackedContributions
+from .contributions import FittingContributions, StackedContributions
 from .data_digest import RowBytes
-from .errors import OF_DATA, ConfigurationError, is_interrupt
+from .errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
 from .keys import NoiseKeys
 from .ledger import Ledger
 from .machine import LedgeredMachine
 from .mechanisms import State
 from .noise_stream import RowCache
 from .outgoing import Release
+from .owners import Owners
 from .policy import PrivacyPolicy
 from .release_rule import ReleaseRule
-from .row_bound import blocks
-from .secret_order import weights_of
+from .row_bound import BLOCK_ROWS, blocks
+from .secret_order import weights_of, weights_of_owners
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,11 @@ class PrivateMachine(LedgeredMachine):
     Notes
     -----
     **Formal guarantees.** Everything :meth:`release` ever returns is, per session, plan.mu-GDP and over all sessions
-    budget_mu-GDP for replacement of one sample of this machine, whatever requests arrive in whatever order, provided
-    the ledger keeps its promise. Samples are computed one by one, so that a contribution can depend on no other sample
-    unless the callable remembers it; with simulated keys they are computed together, and that the rows do not depend on
-    each other is assumed. ``exact`` noise makes this true of the numbers actually sent, up to the quality of its
-    pseudorandom normals (:mod:`murmurfl.privacy.noise`).
+    budget_mu-GDP for replacement of one sample of this machine (:class:`~murmurfl.privacy.PrivacyPolicy`), whatever
+    requests arrive in whatever order, provided the ledger keeps its promise. Samples are computed one by one, so that a
+    contribution can depend on no other sample unless the callable remembers it; with simulated keys they are computed
+    together, and that the rows do not depend on each other is assumed. ``exact`` noise makes this true of the numbers
+    actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise`).
     Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
     returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
     data, and let nothing but its masked form leave.
@@ -82,16 +83,36 @@ class PrivateMachine(LedgeredMachine):
         keys: NoiseKeys,
         rows: RowCache | None = None,
         *,
-        data: RowBytes | None = None,
+        data: RowBytes | Owners | None = None,
         roster: str = "",
     ) -> None:
         super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data, roster=roster)
         self._rows = rows
+        self.fits: NDArray[np.bool_] | None = None
+        """Of a simulation, which samples count: the others' contributions are zero. None for all of them."""
+        # None where every row has a place of its own.
+        self._owners = data if isinstance(data, Owners) and data.marks is not None else None
+        if self._owners is not None and self._owners.num_places != num_samples:
+            raise ConfigurationError(
+                f"Expected num_samples = {self._owners.num_places}, the places of owners, got {num_samples}."
+            )
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it has a row for each of its samples, or places: only then it may be one of a block."""
+        return self._owners is None
 
     @cached_property
     def release_rule(self) -> ReleaseRule:
         """What makes contributions into releases."""
         return ReleaseRule(self.policy, self.plan, self.num_parameters, self._rows)
+
+    def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
+        if not self.in_blocks:
+            raise ConfigurationError(
+                "Expected owners with a place each, got others: Owners.one_each is for simulation."
+            )
+        return super().alike(num_samples, ledger, keys)
 
     def release(self, session: str, ack: int, contribution: PerSampleContribution) -> Release:
         """Make the next release of a session, recorded before it is returned.
@@ -103,10 +124,10 @@ class PrivateMachine(LedgeredMachine):
         ack : int
             The last release of this session that the server has aggregated; 0 for none.
         contribution : callable
-            Gives the per-sample contributions, one row a sample, of the slice of samples it is handed. Rows are clipped
-            here; a non-finite row becomes zero and still counts. With real keys it is called for every row by itself,
-            a row it fails on counts as zero, and it may be called again for the next samples, if another request took
-            these while it was computing.
+            Gives the per-sample contributions, one row a sample, of the slice of samples it is handed; of a machine of
+            owners one row an owner, of a slice of owners. Rows are clipped here; a non-finite row becomes zero and
+            still counts. With real keys it is called for every row by itself, a row it fails on counts as zero, and it
+            may be called again for the next samples, if another request took these while it was computing.
 
         Returns
         -------
@@ -171,7 +192,10 @@ class PrivateMachine(LedgeredMachine):
         if self.policy.order != "secret":
             return None
         drawn = self._keys.secret_key, admission.streams.order[0]
-        return weights_of(*drawn, self.num_samples, self.policy.max_participations, admission.release)
+        asked = self.policy.max_participations, admission.release
+        if self._owners is not None:
+            return weights_of_owners(*drawn, self._owners.mark_bytes, *asked)
+        return weights_of(*drawn, self.num_samples, *asked)
 
     def _contribution_counts(
         self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None
@@ -182,12 +206,15 @@ class PrivateMachine(LedgeredMachine):
         ----------
         contribution : callable
         samples : slice
+            Or places: then the sum over whoever is in them, divided by b, however many these are.
         weights : ndarray of shape (samples,), optional
             0 or 1 a sample, where the sum is over all of them: which ones are in this release. All are computed.
         """
+        if self._owners is not None:
+            samples = self._owners.in_places(samples)
         if self.policy.sums_samples:
             return self._sum_counts(contribution, samples, weights)
-        if self._keys.simulated:
+        if self._keys.simulated and self.in_blocks:
             return self._mean_counts(self._rows_of(contribution, samples))
         # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails, which
         # must not show. A failure that zeroed the whole batch would move the release by S and not by 2 S / b. One row
@@ -206,7 +233,8 @@ class PrivateMachine(LedgeredMachine):
     ) -> NDArray[np.int64]:
         """The sum of bounded rows over b, each block of samples rounded by itself (:mod:`.row_bound`)."""
         total = np.zeros(self.num_parameters, dtype=np.int64)
-        for block in blocks(samples):
+        # Each owner by itself, so that one owner more or less moves one rounding and nobody to another block.
+        for block in blocks(samples, BLOCK_ROWS if self.in_blocks else 1):
             chosen = None if weights is None else weights[block.start - samples.start : block.stop - samples.start]
             made = self._block_sum(contribution, block, chosen)
             total += self.plan.grid.counts(made, scale=1.0 / self.policy.batch_size)
@@ -242,6 +270,8 @@ class PrivateMachine(LedgeredMachine):
         """What a real machine makes of some samples' rows; None if it fails, which its own log alone says."""
         try:
             return take(self._rows_of(contribution, samples))
+        except MisfitError:
+            return None
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -257,8 +287,10 @@ class PrivateMachine(LedgeredMachine):
         count = samples.stop - samples.start if self.policy.clips_samples else 1
         rows: Any = contribution(samples)
         if self.policy.sums_samples and self.simulated and hasattr(rows, "norms"):
-            return rows  # unwritten
+            return rows if self.fits is None else FittingContributions(rows, self.fits[samples])  # unwritten
         expected = (count, self.policy.bound.width(self.num_parameters))
         if np.shape(rows) != expected:
             raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
+        if self.fits is not None and self.policy.clips_samples:
+            rows = np.where(self.fits[samples, None], rows, 0.0)
         return np.asarray(rows)

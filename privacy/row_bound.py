@@ -177,7 +177,7 @@ class RowBound:
         return total
 
 
-def blocks(samples: slice) -> Iterator[slice]:
+def blocks(samples: slice, rows: int = BLOCK_ROWS) -> Iterator[slice]:
     """Samples in the blocks that are rounded together: the same ones for all callers."""
-    for start in range(samples.start, samples.stop, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, samples.stop))
+    for start in range(samples.start, samples.stop, rows):
+        yield slice(start, min(start + rows, samples.stop))

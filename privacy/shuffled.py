@@ -312,6 +312,8 @@ class ShuffledMachine(LedgeredMachine):
         *,
         data: RowBytes | None = None,
     ) -> None:
+        if policy.samples_per_owner:
+            raise ConfigurationError("Expected samples_per_owner = 0 with epochs, which step on single samples.")
         super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data)
 
     def release_epoch(self, session: str, ack: int, epoch: Epoch) -> Release:

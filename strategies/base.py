@@ -95,6 +95,9 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
     permit : str, optional
         Of the session's owner (``murmurfl owner permit``), sent with every message, for machines that take no other
         runs. Without ``session`` the training is in the permit's first one. A resumed training may have a renewed one.
+    schema : str, optional
+        The digest of what a record is (``Schema.digest``, ``murmurfl schema FILE --digest``): machines that state
+        another are not asked. Default any, with a warning where they differ.
 
     Notes
     -----

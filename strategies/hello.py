@@ -29,11 +29,14 @@ class Introduction:
         Names; a real node is one of the two.
     roster : str
         Of its helpers: the roster they work with, as JSON text; empty without helpers.
+    schema : str
+        The digest of what its machines take for a record; empty where they do not say.
     """
 
     machines: tuple[str, ...]
     helpers: tuple[str, ...] = ()
     roster: str = ""
+    schema: str = ""
 
 
 def hello(node_id: int, message_type: str, entries: Mapping[str, Any]) -> Message:
@@ -52,7 +55,9 @@ def introduction(reply: Message) -> Introduction | None:
     roster = config.get(protocol.ROSTER, "")
     if machines is None or helpers is None or not (machines or helpers) or not isinstance(roster, str):
         return None
-    return Introduction(machines, helpers, roster if helpers else "")
+    schema = config.get(protocol.SCHEMA, "")
+    known = isinstance(schema, str) and re.fullmatch(r"[0-9a-f]{32}", schema)
+    return Introduction(machines, helpers, roster if helpers else "", str(schema) if known else "")
 
 
 def failure(reply: Message) -> str:

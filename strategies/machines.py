@@ -27,6 +27,7 @@ _GREET_AGAIN_S = 60.0
 _ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for whoever is
 _ALL_MADE_WITHIN_S = 2.0  # the nodes of a simulation, after the last of them was made
 _SAY_AGAIN_S = 30.0
+_OTHER_SCHEMA = "another schema of records than this training's"
 _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 
@@ -53,6 +54,8 @@ class MachineDirectory:
         What a ClientApp must have for this training, as a line of code.
     permit : str
         Of the session's owner, for every message; empty for none.
+    schema : str
+        The digest that machines must state of what they take for a record; empty for any.
 
     Notes
     -----
@@ -78,8 +81,10 @@ class MachineDirectory:
         fewest: int = 1,
         client: str = "",
         permit: str = "",
+        schema: str = "",
     ) -> None:
         self.num_clients = num_clients
+        self.schema = schema
         self.fewest = fewest if num_clients is None else num_clients
         """How many machines must be known before their names are settled."""
         self.client = client
@@ -237,11 +242,17 @@ class MachineDirectory:
             for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
                 self._met(reply, node_id)
         self._report_repeated()
+        self._report_schemas()
 
     def _met(self, reply: Message, node_id: int) -> None:
         met, kind = introduction(reply), stranger(reply)
         self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
         several = 0 if met is None else len(met.machines) + len(met.helpers)
+        if met is not None and met.machines and self.schema and met.schema != self.schema:
+            log(WARNING, "Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
+            self._greeted[node_id] = ("", self._greeted[node_id][1])
+            self._failures[_OTHER_SCHEMA] += 1
+            return
         if met is not None and (several == 1 or self.several_on_a_node):
             self._hosted[node_id] = met
             del self._greeted[node_id]
@@ -253,6 +264,15 @@ class MachineDirectory:
             return
         log(WARNING, "Node %d says that it is %d machines and is not asked: it may be one.", node_id, several)
         self._failures[_SEVERAL_NAMES] += 1
+
+    def _report_schemas(self) -> None:
+        """Say once that machines take different things for a record: their releases do not belong together."""
+        stated = {met.schema for met in self._hosted.values() if met.machines and met.schema}
+        if len(stated) > 1 and _OTHER_SCHEMA not in self._warned:
+            self._warned.add(_OTHER_SCHEMA)
+            log(
+                WARNING, "Machines state %d schemas of records: have their operators compare schema files.", len(stated)
+            )
 
     def _report_repeated(self) -> None:
         for name in self._repeated():

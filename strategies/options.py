@@ -43,6 +43,7 @@ class RoundOptions(TypedDict, total=False):
     secure_aggregation: SecureAggregation | None
     centre: NDArray[np.floating] | None
     permit: str | None
+    schema: str | None
 
 
 class ReleaseOptions(RoundOptions, total=False):

@@ -99,6 +99,7 @@ class Rounds(ABC, Generic[StateT]):
         secure_aggregation: SecureAggregation | None = None,
         centre: NDArray[np.floating] | None = None,
         permit: str | None = None,
+        schema: str | None = None,
         **others: object,
     ) -> None:
         refuse_arguments(type(self), others)
@@ -121,6 +122,7 @@ class Rounds(ABC, Generic[StateT]):
             fewest=self._attendance.fewest,
             client=self.client_line,
             permit=permit or "",
+            schema=schema or "",
         )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}

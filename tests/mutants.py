@@ -30,6 +30,7 @@ PASSED, FAILED = 0, 1
 NORMALS = "tests/privacy/test_normals.py"
 OWNERS = "tests/privacy/test_owners.py"
 OWNED = "tests/clients/test_owners.py"
+OWNER_PLACES = "tests/proofs/test_owner_places.py"
 PERSONS = "tests/proofs/test_owners.py"
 OWNER_RUNS = "tests/app/test_owners.py"
 PERMITS = "tests/privacy/test_permits.py"
@@ -38,7 +39,10 @@ CENTRING = "tests/privacy/test_centring.py"
 CENTRED = "tests/clients/test_centring.py"
 EVALUATION = "tests/privacy/test_evaluation.py"
 EVALUATED = "tests/clients/test_evaluation.py"
+RECORDS = "tests/clients/records/test_records.py"
+SCHEMA = "tests/clients/records/test_schema.py"
 REMEMBERING = "tests/clients/test_torch_state.py"
+TRIALS = "tests/clients/test_model_trials.py"
 PRIVATE_EVALUATION = "tests/strategies/test_private_evaluation.py"
 EVALUATED_RUNS = "tests/app/test_private_evaluation.py"
 CENTRED_RUNS = "tests/app/test_centring.py"
@@ -123,9 +127,109 @@ MUTANTS = (
     Mutant(
         "an owner's samples beyond the cap are used",
         "privacy/owners.py",
-        "return cls(rows[number < most], np.cumsum(np.minimum(counts, most)), most)",
-        "return cls(rows, np.cumsum(counts), int(counts.max()))",
+        "counts, number = (ends - starts)[:, None], np.arange(self.most)",
+        "counts, number = (ends - starts)[:, None], np.arange(self.most + 1)",
         (OWNERS, OWNED),
+    ),
+    Mutant(
+        "owners by first row",
+        "privacy/owners.py",
+        "order = np.lexsort((marks[:, 1], marks[:, 0], marks[:, 0] % np.uint64(places)))",
+        "order = np.arange(len(marks)); marks = order[:, None].astype(np.uint64) * np.ones((1, 2), np.uint64)",
+        (OWNERS, OWNER_PLACES),
+    ),
+    Mutant(
+        "the place of an owner depends on the number of owners before it",
+        "privacy/owners.py",
+        "        marks = _marks(texts, secret)\n        order = np.lexsort((marks[:, 1]",
+        "        marks = _marks(texts, secret) + np.arange(len(texts), dtype=np.uint64)[:, None]\n"
+        "        order = np.lexsort((marks[:, 1]",
+        (OWNERS, OWNER_PLACES),
+    ),
+    Mutant(
+        "the place of an owner depends on how many owners there are",
+        "privacy/owners.py",
+        "places = max(len(texts), 1) if places is None else places",
+        "places = max(len(texts), 1)",
+        (OWNERS, OWNED, OWNER_PLACES),
+    ),
+    Mutant(
+        "the place of an owner depends on the name alone",
+        "privacy/owners.py",
+        'hashlib.blake2b(key=secret, digest_size=16, person=b"murmurfl owner")',
+        'hashlib.blake2b(digest_size=16, person=b"murmurfl owner")',
+        (OWNERS,),
+    ),
+    Mutant(
+        "a cap on owners of a batch that depends on others",
+        "privacy/owners.py",
+        "return slice(first, behind)",
+        "return slice(first, min(behind, first + places.stop - places.start))",
+        (OWNERS, OWNED),
+    ),
+    Mutant(
+        "rows without an owner are one owner's",
+        "privacy/owners.py",
+        "if t else -1 for t in texts)",
+        "for t in texts)",
+        (OWNERS,),
+    ),
+    Mutant(
+        "a release is divided by the number of owners in it",
+        "privacy/release.py",
+        "            del counts  # before the next row is made\n        return total",
+        "            del counts  # before the next row is made\n"
+        "        return total * self.policy.rows_per_release // max(samples.stop - samples.start, 1)",
+        (OWNED, OWNER_PLACES),
+    ),
+    Mutant(
+        "numbers of places are taken for numbers of owners",
+        "privacy/release.py",
+        "samples = self._owners.in_places(samples)",
+        "samples = slice(*samples.indices(len(self._owners)))",
+        (OWNED, OWNER_PLACES),
+    ),
+    Mutant(
+        "owners have their places in a secret order by their numbers",
+        "privacy/secret_order.py",
+        "key=key, digest_size=8).digest() for mark in marks)",
+        "key=key, digest_size=8).digest() for mark in map(b'%d'.__mod__, range(len(marks))))",
+        (OWNERS,),
+    ),
+    Mutant(
+        "owners move with the noise key",
+        "privacy/ledger/sqlite.py",
+        "return hmac.digest(bytes.fromhex(self._header.name), b",
+        "return hmac.digest(keys.secret_key, b",
+        (OWNERS,),
+    ),
+    Mutant(
+        "owners who were used may have other names",
+        "privacy/data_digest.py",
+        "if used > available or (digest and (gone or not digest.startswith(self._kind))):",
+        "if used > available or (digest and not digest.startswith(self._kind)):",
+        (OWNERS, OWNED),
+    ),
+    Mutant(
+        "a ledger does not know how many places owners had",
+        "privacy/data_digest.py",
+        'return f"owners {self.rows.num_places} {self.rows.most} "',
+        'return f"owners {self.rows.most} "',
+        (OWNERS,),
+    ),
+    Mutant(
+        "real machines take owners in an order of their own",
+        "privacy/machine_checks.py",
+        "if policy.samples_per_owner and not (isinstance(data, Owners) and data.marks is not None):",
+        "if policy.samples_per_owner and not isinstance(data, Owners):",
+        (OWNERS,),
+    ),
+    Mutant(
+        "samples of an owner that do not fit are used",
+        "clients/owners.py",
+        "present = present & self._fits[rows]",
+        "present = present | self._fits[rows]",
+        (OWNED,),
     ),
     Mutant(
         "repetitions of an owner's samples count as samples",
@@ -219,10 +323,10 @@ MUTANTS = (
         (SAMPLE_NODES,),
     ),
     Mutant(
-        "a real node reads all items of a data set at once, so that whether one can be read shows",
-        "clients/sample_node.py",
-        "in_memory=False",
-        "in_memory=True",
+        "a real node computes with what stands in for a record that does not fit",
+        "clients/private_app.py",
+        "else Records(found, schema, count=count)",
+        "else Records(found, schema, count=count, together=True)",
         (SAMPLE_NODES,),
     ),
     Mutant(
@@ -396,30 +500,184 @@ MUTANTS = (
     Mutant(
         "a module remembers one sample when it computes the next",
         "clients/torch_state.py",
-        "if len(now) != len(before) or any(now.get(name, now) is not value for name, value in before.items()):",
+        "if not (as_long and all(map(operator.is_, itertools.chain.from_iterable(self._live), self._before))):",
         "if False:",
-        (REMEMBERING,),
+        (REMEMBERING, TRIALS),
     ),
     Mutant(
         "a tensor that an evaluation has written to stays as it was written",
         "clients/torch_state.py",
-        "            self._restore_values()\n",
-        "            pass\n",
+        "if versions == self._tensor_versions and not values:",
+        "if True:",
         (REMEMBERING,),
     ),
     Mutant(
         "how much one sample draws at random decides what the next ones draw",
         "clients/torch_state.py",
-        "        torch.default_generator.set_state(self._drawn_from)\n",
-        "",
+        "            generator.set_state(state)\n",
+        "            pass\n",
         (REMEMBERING,),
     ),
     Mutant(
-        "a first sample that does not fit the model makes the whole machine refuse",
+        "how much one sample draws from Python's generator decides what the next ones draw",
+        "clients/torch_state.py",
+        "        random.setstate(self._python_drawn)\n",
+        "",
+        (TRIALS,),
+    ),
+    Mutant(
+        "how much one sample draws from NumPy's generator decides what the next ones draw",
+        "clients/torch_state.py",
+        "            np.random.set_state(self._numpy_drawn)  # noqa: NPY002\n\n    def _restore",
+        "            pass\n\n    def _restore",
+        (TRIALS,),
+    ),
+    Mutant(
+        "what a closure remembers of a sample meets the next one",
+        "clients/torch_state.py",
+        'yield cell, f"{place}.<closure {name}>"',
+        "pass",
+        (REMEMBERING, TRIALS),
+    ),
+    Mutant(
+        "what a global remembers of a sample meets the next one",
+        "clients/torch_state.py",
+        "        yield from self._keep_names(scope, names, place)\n",
+        "",
+        (TRIALS,),
+    ),
+    Mutant(
+        "what a class remembers of a sample meets the next one",
+        "clients/torch_state.py",
+        "if attributes.get(name, _MISSING) is not value:",
+        "if False:",
+        (TRIALS,),
+    ),
+    Mutant(
+        "containers within containers are not put back",
+        "clients/torch_state.py",
+        "        yield from ((value, _at(place, key)) for key, value in zip(keys, values, strict=True))\n",
+        "",
+        (REMEMBERING, TRIALS),
+    ),
+    Mutant(
+        "arrays that a sample has written to stay as they were written",
+        "clients/torch_state.py",
+        "                value.put_back()\n",
+        "                pass\n",
+        (TRIALS,),
+    ),
+    Mutant(
+        "a cache keeps what it computed of a sample",
+        "clients/torch_state.py",
+        "                function.cache_clear()\n",
+        "                pass\n",
+        (TRIALS,),
+    ),
+    Mutant(
+        "a model with an iterator that nobody can put back is taken",
+        "clients/torch_state.py",
+        'hasattr(kind, "__next__")',
+        "False",
+        (TRIALS,),
+    ),
+    Mutant(
+        "a trial does not look at what a model remembers",
+        "clients/model_checks.py",
+        "        if place is not None:\n",
+        "        if False:\n",
+        (TRIALS,),
+    ),
+    Mutant(
+        "a trial does not look at what a model draws",
+        "clients/model_checks.py",
+        "        if self._gradients.state.has_drawn():\n",
+        "        if False:\n",
+        (TRIALS,),
+    ),
+    Mutant(
+        "an evaluation's own function remembers a sample",
+        "clients/torch_measure.py",
+        'gradients.state.add("right", right)',
+        "pass",
+        (TRIALS,),
+    ),
+    Mutant(
+        "a record that does not fit makes the whole machine refuse",
+        "clients/records/records.py",
+        "                record = None\n",
+        "                raise ConfigurationError(str(error)) from None\n",
+        (RECORDS, SAMPLE_NODES),
+    ),
+    Mutant(
+        "whether a machine answers depends on what its records are like",
         "clients/private_app.py",
-        "            if in_memory or is_interrupt(error):",
-        "            if True:",
-        ("tests/app/nodes/test_sample_nodes.py",),
+        "        self.model.check_schema(schema, self._measure if evaluated else None)\n        found = items_of",
+        "        self.model.check_schema(inferred(items_of(self._given(context))), None)\n        found = items_of",
+        (SAMPLE_NODES,),
+    ),
+    Mutant(
+        "what a record is follows from all records",
+        "clients/private_app.py",
+        "Records(found, schema, count=count)",
+        "Records(found, inferred(found), count=count)",
+        (SAMPLE_NODES,),
+    ),
+    Mutant(
+        "the type of a label is its column's",
+        "clients/records/schema.py",
+        "        found = _array_of(value)\n        if found.shape != self.shape:\n",
+        "        found = _array_of(value)\n        if found.dtype.kind == 'f' or found.shape != self.shape:\n",
+        (RECORDS,),
+    ),
+    Mutant(
+        "a carriage return ends a row",
+        "clients/records/sources.py",
+        'content.split(b"\\n")',
+        "content.splitlines()",
+        (RECORDS,),
+    ),
+    Mutant(
+        "as many records as there are rows, whatever the operator says",
+        "clients/records/records.py",
+        "self._length = self._available if count is None else count",
+        "self._length = self._available",
+        (RECORDS,),
+    ),
+    Mutant(
+        "a loader's own function sees all records",
+        "clients/records/sources.py",
+        "batch = self._collate([self._items[number]])",
+        "batch = [part[number : number + 1] for part in self._collate([*self._items])]",
+        (RECORDS,),
+    ),
+    Mutant(
+        "a real node takes a schema that nobody has reviewed",
+        "clients/records/schema.py",
+        "        if not self.reviewed:\n",
+        "        if False:\n",
+        (SCHEMA,),
+    ),
+    Mutant(
+        "the digest of a schema leaves its label out",
+        "clients/records/schema.py",
+        'exclude={"reviewed", "separator"}',
+        'exclude={"reviewed", "separator", "label"}',
+        (SCHEMA,),
+    ),
+    Mutant(
+        "a node's own model is not tried",
+        "clients/gradients.py",
+        "    if not all(map(alike, alone, again)):\n",
+        "    if False:\n",
+        ("tests/clients/records/test_on_machines.py",),
+    ),
+    Mutant(
+        "a record of a simulation that does not fit counts as what stands in for it",
+        "clients/base.py",
+        "                    machine.fits = fits\n",
+        "                    machine.fits = None\n",
+        (PRIVATE_APP,),
     ),
     Mutant(
         "samples that were set aside are trained on",
@@ -1281,7 +1539,7 @@ MUTANTS = (
     Mutant(
         "data are not compared before they are known under another noise key",
         "privacy/ledger/rotation.py",
-        "    DataDigest(old_key, rows).check(used, digest, num_rows)\n",
+        "    make_digest(old_key, rows).check(used, digest, num_rows)\n",
         "",
         (ROTATION,),
     ),

@@ -26,7 +26,7 @@ from murmurfl.app.nodes.demo import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.runs import plan_runs
 from murmurfl.app.settings import parse_assignments
-from murmurfl.clients import UpdateNode
+from murmurfl.clients import Schema, UpdateNode
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
@@ -204,6 +204,8 @@ def test_configurations_are_read(block, tmp_path):
             path.write_text(block.text)
             path.chmod(0o600)
             (NodeConfig if "batch-size" in values else UpdateNode).read(path)
+        elif "label" in values:
+            Schema(**values).check_for_real_nodes()
 
 
 def test_the_output_shown_to_beginners_is_what_they_get(tmp_path):

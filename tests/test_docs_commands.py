@@ -33,6 +33,7 @@ HERE = (
     "which.md",
     "forecast.md",
     "swap-in.md",
+    "schema.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
@@ -103,6 +104,9 @@ def read_before(tmp_path_factory):
     """A folder in which start.md was followed, and the part of deployment.md that is a machine's own."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "var/lib/murmurfl").mkdir(parents=True)
+    rows = [f"{20 + i % 70},{('surgery', 'internal')[i % 2]},{('no', 'yes')[i % 3 == 0]}" for i in range(200)]
+    (folder / "patients.csv").write_text("\n".join(["age,ward,readmitted", *rows]) + "\n")
+    write_files("schema.md", folder)  # what an operator has, for the pages that audit a node
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         said = "".join(run(words, folder) for words in commands("start.md") if words[0] == "murmurfl")

@@ -114,9 +114,10 @@ SECRETS = {
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
 AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "ledger rotate-key", "helper", "server")
-ABOUT_KEYS = (  # who takes part, and who may ask: no figure follows from it
+ABOUT_KEYS = (  # who takes part, who may ask, and what a record is: no figure follows from it
     *("roster key", "roster make", "roster show", "roster check"),
     *("owner key", "owner permit", "owner show", "owner bundle"),
+    "schema",
 )
 NAMING = ("keys", "names")  # what there is, before there is any figure
 IN_PARTS = ("deploy-demo",)  # starts a federation: below, by the lines it prints

@@ -143,7 +143,7 @@ BASE = {distribution(line) for line in PROJECT["dependencies"]}
 QUIETLY_USED = "compiled"  # what nobody is told to install: without it the same is done more slowly
 EXTRAS = {
     extra: {distribution(line) for line in PROJECT["optional-dependencies"][extra]}
-    for extra in ("torch", "partitions", QUIETLY_USED)
+    for extra in ("torch", "tables", "partitions", QUIETLY_USED)
 }
 
 

@@ -1,9 +1,11 @@
 """Who may import whom, held by a test: privacy nothing of ours, strategies and clients not each other; no circles, no
-long files.
+merge markers.
 """
 
 import ast
 import importlib
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -107,14 +109,6 @@ def test_the_packages_of_the_wheel_are_the_folders_of_the_tree():
     assert packaged == folders
 
 
-MOST_LINES = 400
-
-
-def test_no_file_is_long():
-    lines = {name: len((ROOT / name).read_text().splitlines()) for name in Imports(ROOT).files}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
-
-
 def test_files_import_one_another_in_no_circle():
     """Nor from within a function. What is found by its name alone stands in app/registry.py and nowhere else."""
     assert Imports(ROOT).circles() == []
@@ -142,3 +136,26 @@ def test_names_that_come_late_come_and_are_public(package):
         assert getattr(module, name) is getattr(importlib.import_module(f"murmurfl.{package}.{where}"), name)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         module.nothing  # noqa: B018
+
+
+MARKERS = {"<" * 7 + " HEAD": 1, ">" * 7 + " acc": 1, "|" * 7 + " 83b9f1c": 1, "<" * 7: 1}
+NO_MARKERS = {"=" * 7: 0, "=" * 8 + " " + "=" * 7: 0, "    " + ">" * 7 + " acc": 0, "<" * 8: 0, "| a |": 0}
+
+
+@pytest.mark.parametrize(("line", "found"), [*MARKERS.items(), *NO_MARKERS.items()])
+def test_lint_sees_merge_markers_of_tracked_files(line, found, tmp_path):
+    (search,) = re.findall(r"^\t(git grep .*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+    def lint(folder):
+        return subprocess.run(
+            ["sh", "-c", search.replace("$$", "$")], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    assert lint(tmp_path).returncode != 0, "nothing can be searched: that is no success"
+    (tmp_path / "page.rst").write_text(f"Title\n{line}\nText\n")
+    subprocess.run(["git", "init", "--quiet", "."], cwd=tmp_path, check=True)
+    assert lint(tmp_path).returncode == 0, "it is not tracked"
+    subprocess.run(["git", "add", "page.rst"], cwd=tmp_path, check=True)
+    said = lint(tmp_path)
+    assert said.returncode == found
+    assert said.stdout == (f"page.rst:2:{line}\n" if found else "")

@@ -21,6 +21,7 @@ from .reproduce import reproduce
 from .roster import roster_cli
 from .run import run
 from .runs import list_runs
+from .schema import schema
 from .search import search
 from .server import server
 
@@ -46,7 +47,7 @@ for command in (run, search, reproduce, report, audit, plan):
     cli.command()(command)
 cli.command("list")(list_runs)
 cli.command("names")(list_names)
-for command in (keys, node, helper, deploy_demo):
+for command in (keys, schema, node, helper, deploy_demo):
     cli.command()(command)
 cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server)
 cli.add_typer(ledger_cli, name="ledger")

@@ -81,14 +81,17 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
     model : str
         Of the run it takes part in; its layout must be the server's.
     samples : str
-        Path of an .npz of the operator's own, with ``features``, one row a sample, and ``labels``, integers from 0.
-        Empty for a built-in task.
-    num_classes : int
-        Of ``samples``; public, so it is not taken from the labels.
+        Path of a file of the operator's own: ``.csv``, ``.csv.gz``, ``.parquet``, or an ``.npz`` with ``features``, one
+        row a record, and ``labels``. Empty for a built-in task.
+    schema : str
+        Path of the schema of ``samples``, which says in public what a record is (:class:`~murmurfl.clients.Schema`).
+    rows : int
+        N, how many records of ``samples`` there are, or with ``samples_per_owner`` places for owners: public, and the
+        same whatever is in them. Records behind the first N are left out, and those that are not there count as zero.
     samples_per_owner : int
-        j: ``samples`` then also has ``owners``, one integer or text a sample, of each owner the first j samples are
-        used, and a batch is one of b owners: all samples of an owner are clipped, noised and protected as one. 0: each
-        sample stands for itself.
+        j: the schema then names an owner, of each owner the first j records are used, and a batch is one of whoever
+        falls into b places: all records of an owner are clipped, noised and protected as one. 0: each record stands
+        for itself.
     task, features, data_root : str
         A built-in data set, as in the run configuration; empty with ``samples``. Features of the operator's own, a
         function or a file, are what this file names and nothing that a server sends.
@@ -164,7 +167,8 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
     strategy: str = "mu2"
     model: str = "softmax"
     samples: str = ""
-    num_classes: int = 0
+    schema: str = ""
+    rows: int = 0
     samples_per_owner: int = 0
     task: str = ""
     features: str = "pixels"
@@ -232,10 +236,16 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         self._check("learning_rate", right, f"{steps} with strategy = {self.strategy!r}")
         self._check("task", bool(self.task) != bool(self.samples), "set, or `samples`, and not both")
         if self.samples:
-            self._check("num_classes", self.num_classes >= 2, "the number of classes of `samples`, an integer >= 2")
+            self._check(
+                "schema", bool(self.schema), "the path of the schema of `samples` (`murmurfl schema` drafts one)"
+            )
+            self._check("rows", self.rows >= 1, "the public number of records of `samples`, an integer >= 1")
         else:
+            # What a function of one's own makes of a file is read as a whole: one record could decide over all others.
+            self._check("task", ":" not in self.task, "a built-in one; data of one's own belong in `samples`")
             registry("task")[self.task]
-            self._check("num_classes", self.num_classes == 0, "unset with a built-in task")
+            self._check("schema", not self.schema, "unset with a built-in task")
+            self._check("rows", self.rows == 0, "unset with a built-in task")
             self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
             parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
             self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
@@ -276,7 +286,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         ConfigurationError
             If it cannot be read, others may write to it, a key is unknown or missing, or a value is impossible.
         """
-        files = ["ledger", "samples", "data_root", "roster", "signing_key"]
+        files = ["ledger", "samples", "schema", "data_root", "roster", "signing_key"]
         config = read_operators_file(path, cls.from_mapping, files, runs_kept=runs_kept)
         return replace(
             config, features=registry("features").located(config.features, path.expanduser().resolve().parent)
@@ -338,8 +348,13 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         )
         return beside_mean(policy, budget) if self.centred or self.private_evaluation else policy
 
-    def client(self) -> PrivateClient:
+    def client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
+
+        Parameters
+        ----------
+        ledger : SQLiteLedger, optional
+            What records and has the key; default the file's own. An audit brings one that is nobody's.
 
         Raises
         ------
@@ -351,12 +366,14 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`policy`, with a ledger
         that outlives the process and a key and nonces from the operating system.
         """
-        samples, num_features, num_classes = self.load_samples()
+        samples, num_features, num_classes = self.load_samples(self._secret_of_owners())
         model = self.make_model(num_features, num_classes)
-        ledger = SQLiteLedger(self.ledger)  # never made here: a fresh one would have forgotten what was spent
+        self.check_model(model)
+        # Never made here: a fresh one would have forgotten what was spent.
+        ledger = SQLiteLedger(self.ledger) if ledger is None else ledger
         trained = trained_samples(self, len(samples))
         policy = self.policy(trained, ledger, **self.method.policy_of_model(model))
-        gradients = OwnerGradients(model) if self.samples_per_owner else model
+        gradients = OwnerGradients(model, one_by_one=True) if self.samples_per_owner else model
         parts = (gradients, samples, policy, ledger, ledger.keys())
         own: dict[str, Any] = {"learning_rate": self.learning_rate} if self.method.local_steps else {}
         if self.quantile_share:
@@ -368,6 +385,13 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         client = self.method.client(*parts, name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
+
+    def _secret_of_owners(self) -> bytes:
+        """What the places of owners follow from; empty without owners, whose samples need no ledger to be read."""
+        if not self.samples_per_owner:
+            return b""
+        ledger = SQLiteLedger(self.ledger)
+        return ledger.secret_of_owners(ledger.keys())
 
 
 @lru_cache(maxsize=1)

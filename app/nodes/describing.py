@@ -7,6 +7,7 @@ import math
 from ...clients import PrivateClient
 from ...privacy import policy_guarantee, rounded_up
 from ...privacy.amplification import amplification_of
+from ...privacy.guarantee import RECORDS
 
 
 def describe(client: PrivateClient) -> str:
@@ -37,6 +38,8 @@ def describe(client: PrivateClient) -> str:
     if evaluated is not None:
         share = rounded_up(evaluated.plan.mu)
         notes.append(f"Of it mu = {share} is for a private evaluation of the model, which it releases last.")
+    if client.record_kind:
+        notes.append(RECORDS[client.record_kind])
     amplified = amplification_of(policy, plan)
     guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
     sums = (
@@ -45,6 +48,6 @@ def describe(client: PrivateClient) -> str:
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
     )
-    rows = "owners" if most else "samples"
-    each = f"the sum of all {rows}" if policy.order == "all" else f"{policy.batch_size} {rows}"
+    rows, counted = ("owners", "places of owners") if most else ("samples", "samples")
+    each = f"the sum of all {rows}" if policy.order == "all" else f"{policy.batch_size} {counted}"
     return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}{kept}"

@@ -17,6 +17,7 @@ from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode
 from ...clients.answers import Answers
 from ...clients.operators_file import operators_values
 from ...clients.private_app import PrivateClientApp
+from ...clients.records.sources import Items
 from ...clients.sample_node import SampleNode
 from ...clients.update_policy import update_guarantee
 from ...privacy import ConfigurationError, SQLiteLedger, rounded_up
@@ -118,13 +119,17 @@ def own_app(node: UpdateNode) -> Answers:
     return answer
 
 
-def own_client(node: SampleNode) -> tuple[Answers, PrivateClient]:
+def own_client(
+    node: SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
+) -> tuple[Answers, PrivateClient]:
     """What answers the messages to a machine of a ``private_client_app``, and the machine.
 
     Parameters
     ----------
     node : SampleNode
         With ``app``.
+    ledger, items : optional
+        An audit's (:meth:`~murmurfl.clients.sample_node.SampleNode.client`).
 
     Raises
     ------
@@ -142,7 +147,7 @@ def own_client(node: SampleNode) -> tuple[Answers, PrivateClient]:
             f"Expected a private_client_app at {node.app} for method = {node.method!r}, got another ClientApp: leave "
             "method out, and its updates are released behind the noise mod."
         )
-    client = node.client(app)
+    client = node.client(app, ledger=ledger, items=items)
     app.answer_as(client)
     return app, client
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...clients import Samples
-from ...clients.owners import OwnedSamples
+from ...clients import PerSampleGradients, Samples, Schema
+from ...clients.gradients import check_rows_alone
+from ...clients.records.records import Records
+from ...clients.records.sources import file_items
 from ...privacy import ConfigurationError
-from ...privacy.owners import OWNER_KINDS, Owners
+from ...privacy.centring import CENTRING_CONSTANT
 from ..config import RunConfig
 from ..methods import Method
 from ..tasks.loading import load_dataset, load_shards
-from .own_samples import OwnSamples
+from ..tasks.owned import OwnedShards
 
 
 class OwnedNode:
     """The part of an operator's file that its samples, and their owners, are in; its fields are the file's."""
 
     samples: str
-    num_classes: int
+    schema: str
+    rows: int
     samples_per_owner: int
     task: str
     features: str
@@ -38,6 +43,11 @@ class OwnedNode:
         """What the machine takes part in."""
         raise NotImplementedError
 
+    @property
+    def centred(self) -> bool:
+        """Whether it releases the mean of its features first."""
+        raise NotImplementedError
+
     def _check(self, name: str, holds: bool, expected: str) -> None:
         raise NotImplementedError
 
@@ -50,8 +60,28 @@ class OwnedNode:
         self._check("samples_per_owner", able, f"0 with strategy = {self.strategy!r}, which does not clip by owner")
         self._check("samples_per_owner", not beside, "0 with centring or private-evaluation, which count samples")
 
-    def load_samples(self) -> tuple[Samples, int, int]:
+    def check_model(self, model: PerSampleGradients) -> None:
+        """Refuse a model that does not treat each record by itself, on records made up from the schema alone.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if not self.samples:
+            return
+        seen = np.full(
+            int(self.centred), CENTRING_CONSTANT, np.float32
+        )  # what a centred sample has beside its features
+        examples = Schema.read_file(Path(self.schema)).examples()
+        check_rows_alone(model, [(np.append(_flat(x), seen)[None], label) for x, label in examples])
+
+    def load_samples(self, secret: bytes = b"") -> tuple[Samples, int, int]:
         """The machine's own samples, their number of features and of classes; with owners, a row for each of them.
+
+        Parameters
+        ----------
+        secret : bytes
+            With owners: of the machine's ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
 
         Raises
         ------
@@ -59,9 +89,9 @@ class OwnedNode:
             If they are not there, or not what was promised; the text says nothing of any one sample.
         """
         if self.samples:
-            own = OwnSamples.read(Path(self.samples), self.num_classes)
-            held: Samples = self._by_owner(own) if self.samples_per_owner else own
-            return held, own.features.shape[1], self.num_classes
+            schema = Schema.read_file(Path(self.schema))
+            schema.check_for_real_nodes()
+            return self._records(schema, secret), schema.num_features, schema.num_classes
         run = RunConfig(
             task=self.task,
             features=self.features,
@@ -75,36 +105,29 @@ class OwnedNode:
             model=self.model,
         )
         data = load_dataset(run)
-        if self.samples_per_owner and data.owner_of is None:
+        shards = load_shards(run, data)
+        owned = isinstance(shards, OwnedShards)
+        held = shards.real(self.partition_id, secret, None) if owned else shards[self.partition_id]
+        return held, data.num_features, data.num_classes
+
+    def _records(self, schema: Schema, secret: bytes) -> Samples:
+        if bool(schema.owner) != bool(self.samples_per_owner):
             raise ConfigurationError(
-                f"Expected samples-per-owner = 0 with task = {self.task!r}, which does not say whose its samples are, "
-                f"got {self.samples_per_owner}: stand-ins are for simulation."
+                f"Expected samples-per-owner >= 1 with a schema that names an owner, and 0 with another, got "
+                f"{self.samples_per_owner} and owner = {schema.owner!r}."
             )
-        return load_shards(run, data)[self.partition_id], data.num_features, data.num_classes
+        if len(schema.inputs) > 1:
+            raise ConfigurationError(f"Expected a schema of one input for these models, got {len(schema.inputs)}.")
+        items = file_items(Path(self.samples), schema)
+        if not self.samples_per_owner:
+            records = Records(items, schema, count=self.rows, prepared=_flat)
+            records.log()
+            return records
+        records = Records(items, schema, prepared=_flat, together=True)
+        records.log()
+        return records.by_owner(self.samples_per_owner, places=self.rows, secret=secret)
 
-    def _by_owner(self, own: OwnSamples) -> OwnedSamples:
-        owners = Owners.of(_owners(Path(self.samples), len(own)), self.samples_per_owner)
-        return OwnedSamples((own.features, own.labels), owners)
 
-
-def _owners(path: Path, samples: int) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    """Whose each sample of an operator's file is.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file does not say; the text says nothing of any one sample.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            owners = file["owners"]
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigurationError(
-            f"Expected an array `owners` in {path}, whose each sample is, with samples-per-owner, got: {error}."
-        ) from error
-    if owners.shape != (samples,) or owners.dtype.kind not in OWNER_KINDS:
-        raise ConfigurationError(
-            f"Expected `owners` in {path} to be {samples} integers or texts, one a sample, got {owners.dtype} of shape "
-            f"{owners.shape}."
-        )
-    return owners
+def _flat(inputs: NDArray[Any]) -> NDArray[np.float32]:
+    """One record's inputs as these models take them."""
+    return inputs.astype(np.float32).ravel()

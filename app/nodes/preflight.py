@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...clients import PrivateClient, UpdateNode
+from ...clients import PrivateClient, Schema, UpdateNode
+from ...clients.records.records import Records
+from ...clients.records.sources import file_items
 from ...clients.sample_node import SampleNode
 from ...privacy import LedgerSummary, MurmurflError, SQLiteLedger, read_ledger
+from ...privacy.files import exposure
 from ..connections.checks import Check, worst
 from ..connections.connection import Connection
 from ..connections.connection_checks import connection_checks, not_tried
@@ -29,6 +32,8 @@ _BYTES_OF_A_VALUE = 8
 _VECTORS = 8
 _LEAST_FREE = 16 << 20
 _COMFORTABLE = 4
+_ENOUGH = 0.9
+"""Share of the records that fit their schema, of which fewer are a warning."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,10 @@ def check_node(
     Notes
     -----
     **Formal guarantees.** Nothing is released and nothing is spent: ledger and mark are as they were. The samples are
-    read, as when the node starts, and no sentence depends on what is in them, but for a refusal of data that are not
-    what the operator's file says, which is for the operator alone. What is sent to the SuperLink is what
-    :func:`~murmurfl.app.connections.diagnosis.diagnose` sends.
+    read, as when the node starts, and one sentence depends on what is in them: ``records`` says how many fit the
+    schema and why the others do not. It is for the operator alone, and neither it nor the exit code of ``--check``
+    belongs anywhere that a server can see; a node that starts says and does the same whatever it is. What is sent to
+    the SuperLink is what :func:`~murmurfl.app.connections.diagnosis.diagnose` sends.
     """
     try:
         config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)
@@ -116,7 +122,7 @@ def check_node(
         made = Preflight(checks=[Check("configuration", "failed", _told(error))])
     else:
         made = _machine_checks(config, run_every_days, clock())
-        made.checks.extend(_runs(runs))
+        made.checks.extend([*_data(config), *_runs(runs)])
     return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
 
 
@@ -148,6 +154,37 @@ def _runs(runs: TakenRuns | None) -> list[Check]:
     return [] if runs is None else [Check("runs", "ok", runs.sentence())]
 
 
+def _data(config: NodeConfig | OwnNode) -> list[Check]:
+    """Whether others may change or read the files with the data, where the operator's file names any.
+
+    A schema may be read by everybody.
+    """
+    try:
+        found = [exposure(file, "a data file") for file in _data_files(config)]
+        schema = Path("" if isinstance(config, UpdateNode) else config.schema)
+        if schema.is_file():
+            kind, sentence = exposure(schema, "a schema")
+            found.append((kind, sentence) if kind == "write" else ("", ""))
+    except OSError as error:
+        return [Check("data", "failed", f"Expected to look at the data files, got: {_told(error)}.")]
+    for others_may, state in (("write", "failed"), ("read", "warning")):
+        sentences = [sentence for kind, sentence in found if kind == others_may]
+        if sentences:
+            return [Check("data", state, " ".join(sentences))]
+    return [Check("data", "ok", "Others may neither change nor read the data files.")] if found else []
+
+
+def _data_files(config: NodeConfig | OwnNode) -> list[Path]:
+    """The files that are there, of those that the operator's file names; in tables any text may be a path."""
+    if isinstance(config, NodeConfig):
+        named = [config.samples]
+    else:
+        tables = [*config.run_config.values(), *config.node_config.values()]
+        files = config.data_files if isinstance(config, UpdateNode) else (config.samples,)
+        named = [*files, *(value for value in tables if isinstance(value, str))]
+    return [Path(text) for text in dict.fromkeys(named) if os.path.isfile(text)]  # noqa: PTH113 - any text: none is an error
+
+
 def _connection(path: Path, given: Given, clock: Callable[[], float]) -> list[Check]:
     try:
         connection = given.connection(path)
@@ -165,7 +202,7 @@ def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, 
         summary = read_ledger(config.ledger)
     except (MurmurflError, OSError) as error:
         return Preflight(checks=[Check("configuration", "failed", _told(error)), _disk_of(config)])
-    checks = [Check("configuration", "ok", "Configuration, data and ledger are in order.")]
+    checks = [Check("configuration", "ok", "Configuration, data and ledger are in order."), *_records(machine.records)]
     left = allowance_of(summary, machine.costs, run_every_days, now)
     checks += [Check("budget", left.state, left.sentence(now)), _disk(_files(summary, config), machine.num_parameters)]
     return Preflight(machine.description, checks, left)
@@ -176,6 +213,7 @@ class _Machine:
     description: str
     costs: Costs
     num_parameters: int
+    records: Records | None = None
 
     @classmethod
     def of(cls, config: NodeConfig | OwnNode) -> _Machine:
@@ -185,7 +223,28 @@ class _Machine:
             costs = Costs.of_updates(config.policy(SQLiteLedger(config.ledger)))
             return cls(describe_own(config), costs, 0)  # how large its updates are is known with the first
         client: PrivateClient = own_client(config)[1] if isinstance(config, SampleNode) else config.client()
-        return cls(describe(client), Costs.of_client(client), client.machine.num_parameters)
+        return cls(describe(client), Costs.of_client(client), client.machine.num_parameters, _read(client, config))
+
+
+def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | None:
+    """The records that a machine was made of; with owners its file's, read again."""
+    if isinstance(client.samples, Records):
+        return client.samples
+    if not config.samples:
+        return None
+    schema = Schema.read_file(Path(config.schema))
+    return Records(file_items(Path(config.samples), schema), schema)
+
+
+def _records(found: Records | None) -> list[Check]:
+    """How many records fit their schema; nothing where there is none, as with a built-in data set."""
+    if found is None:
+        return []
+    share = float(found.fits.mean()) if len(found) else 0.0
+    if share >= _ENOUGH:
+        return [Check("records", "ok", found.report())]
+    state = "warning" if share else "failed"
+    return [Check("records", state, f"{found.report()} Compare the schema with the data.")]
 
 
 def _files(summary: LedgerSummary, config: NodeConfig | OwnNode) -> list[Path]:

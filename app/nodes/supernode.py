@@ -21,11 +21,12 @@ from pathlib import Path
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...clients import UpdateNode, numpy_client_app
+from ...clients import PrivateClient, UpdateNode, numpy_client_app
 from ...clients.answers import Answers
 from ...clients.helper import helper_app
+from ...clients.records.sources import Items
 from ...clients.sample_node import SampleNode
-from ...privacy import Opener
+from ...privacy import Opener, SQLiteLedger
 from ..connections.connection import Connection
 from ..connections.reconnecting import Reconnecting
 from ..engines.loopback import free_port, without_proxy
@@ -170,12 +171,35 @@ def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
     """
     if isinstance(config, UpdateNode):
         return own_app(config), describe_own(config)
+    answers, client = client_of(config)
+    return answers, describe(client)
+
+
+def client_of(
+    config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
+) -> tuple[Answers, PrivateClient]:
+    """What answers the messages to a machine that bounds samples, and the machine.
+
+    Parameters
+    ----------
+    config : NodeConfig or SampleNode
+    ledger, items : optional
+        An audit's, in the place of the file's own ledger and of an app's own samples.
+
+    Raises
+    ------
+    ConfigurationError, LedgerError
+        If the machine cannot be made from its configuration.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`run_node`.
+    """
     if isinstance(config, SampleNode):
-        answers, client = own_client(config)
-        return answers, describe(client)
-    client = config.client()
+        return own_client(config, ledger=ledger, items=items)
+    client = config.client(ledger)
     # Whatever the context says, the machine is the operator's.
-    return numpy_client_app(lambda context: client), describe(client)  # noqa: ARG005
+    return numpy_client_app(lambda context: client), client  # noqa: ARG005
 
 
 def repeating_the_last_answer() -> Mod:

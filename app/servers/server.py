@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ...privacy import ConfigurationError, MurmurflError
+from ...privacy.files import create_private, exposure
 from ...strategies.figures import FIGURES_VARIABLE, ServerFigures, read_figures
 from ..connections.expiry import first_expiry
 from ..engines.loopback import without_proxy
@@ -36,6 +37,7 @@ _LONGEST_PAUSE_S = 15.0
 _SETTLED_S = 60.0
 _GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
+_DATABASE = "a SuperLink's database"
 _WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
 
 
@@ -65,7 +67,7 @@ def run_server(
     Raises
     ------
     ServerError
-        If the SuperLink ends before it has ever answered.
+        If the SuperLink ends before it has ever answered; or others may change its database, and nothing was started.
     ConfigurationError
         If an address or the folder is impossible; nothing was started.
 
@@ -73,13 +75,15 @@ def run_server(
     -----
     **Formal guarantees.** What is shown are counts of machines, answers and refusals, and times: nothing that a machine
     released, and no name. What runs write into the folder is read as :func:`~murmurfl.strategies.figures.read_figures`
-    says.
+    says. A database with what nodes send is made with mode 600; of one that others may read the log says so.
     """
     at = SuperLinkOptions.read(options)
     health = ServerHealth(at.answers)
     journal = journal or Journal()
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(figures))
+        if at.database is not None:
+            _keep_private(at.database)
         if addresses:
             from ..watching.figures import SERVER, Shown  # brings Prometheus' client library
             from .server_metrics import ServerMetrics
@@ -93,6 +97,18 @@ def run_server(
         stack.enter_context(interrupts_as_keyboard_interrupt())
         journal.note("started", kind="server", name=f"{at.host}:{at.port}")
         _serve_forever(options, folder, health, journal)
+
+
+def _keep_private(database: Path) -> None:
+    """Make a database that only its owner may touch, where there is none; refuse one that others may change."""
+    if not database.exists():
+        create_private(database, _DATABASE, error=ServerError)  # SQLite makes the files beside it with the same mode
+    for file in (database, database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-journal")):
+        others_may, sentence = exposure(file, _DATABASE) if file.exists() else ("", "")
+        if others_may == "write":
+            raise ServerError(sentence)
+        if others_may:
+            logger.warning("%s It holds what nodes send.", sentence)
 
 
 def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth, journal: Journal) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..watching.health import NOT_LISTENING, NOT_RUNNING, STARTING
 
@@ -22,18 +23,21 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 @dataclass(frozen=True)
 class SuperLinkOptions:
-    """What the options of ``flower-superlink`` say of its address.
+    """What the options of ``flower-superlink`` say of its address and its database.
 
     Parameters
     ----------
     host, port : str, int
     certificate : str
         Its certificate's file; empty without TLS.
+    database : Path, optional
+        The file that it keeps nodes, runs and messages in; None where that is memory.
     """
 
     host: str
     port: int
     certificate: str
+    database: Path | None = None
 
     @classmethod
     def read(cls, options: Sequence[str]) -> SuperLinkOptions:
@@ -51,13 +55,15 @@ class SuperLinkOptions:
         parser.add_argument("--host", default=UVICORN_DEFAULT_HOST)
         parser.add_argument("--port", default=str(SUPERLINK_UVICORN_DEFAULT_PORT))
         parser.add_argument("--ssl-certfile", default="")
+        parser.add_argument("--database", default="")
         parser.add_argument("--insecure", action="store_true")
         try:
             read, _ = parser.parse_known_args(list(options))
         except argparse.ArgumentError:  # Flower says what is wrong
             read = parser.parse_args([])
         port = int(read.port) if read.port.isdigit() else SUPERLINK_UVICORN_DEFAULT_PORT
-        return cls(read.host, port, "" if read.insecure else read.ssl_certfile)
+        certificate = "" if read.insecure else read.ssl_certfile
+        return cls(read.host, port, certificate, _database_file(read.database.strip()))
 
     def answers(self) -> bool:
         """Whether a SuperLink answers there, asked from this computer."""
@@ -78,6 +84,13 @@ class SuperLinkOptions:
             return False
         finally:
             connection.close()
+
+
+def _database_file(named: str) -> Path | None:
+    """The file of a path or of one of SQLAlchemy's addresses; None for one in memory or elsewhere."""
+    scheme, there, rest = named.partition(":///")
+    file = rest.partition("?")[0] if there and scheme == "sqlite" else named
+    return None if not file or file.startswith(":") or "://" in file else Path(file)
 
 
 class ServerHealth:

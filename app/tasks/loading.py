@@ -95,7 +95,7 @@ def load_shards(config: RunConfig, dataset: Dataset) -> Shards | OwnedShards:
     if not np.diff(np.sort(parts.numbers)).all():
         raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
     most = config.samples_per_owner
-    shards = OwnedShards(dataset, parts, most) if most else Shards(dataset, parts)
+    shards = OwnedShards(dataset, parts, most, config.seed) if most else Shards(dataset, parts)
     least, rows = int(shards.sizes.min()), "owners" if most else "samples"
     if "batch-size" not in registry("strategy")[config.strategy].keys:
         if least < 1:  # each of its releases is made from all samples of a machine

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.owners import OwnedSamples
+from ...privacy import ConfigurationError
+from ...privacy.keys import derived_bytes
 from ...privacy.owners import Owners
 from .base import Dataset
 from .parts import Parts
@@ -26,11 +28,19 @@ class OwnedShards(Sequence[OwnedSamples]):
         Which samples each machine has. An owner whose samples are on several machines is one on each of them.
     most : int
         j, samples of an owner that are used.
+    seed : int
+        Of the run, from which simulated machines have their secrets.
+
+    Notes
+    -----
+    **Formal guarantees.** Simulated machines alone: each of their owners has a place of its own
+    (:meth:`~murmurfl.privacy.Owners.one_each`), where owners of real ones fall into places (:meth:`real`).
     """
 
-    def __init__(self, dataset: Dataset, parts: Parts, most: int) -> None:
+    def __init__(self, dataset: Dataset, parts: Parts, most: int, seed: int) -> None:
         self._arrays = dataset.train_features, dataset.train_labels
-        self._owners = [_owners(dataset.owner_of, part, most) for part in parts]
+        self._owner_of, self._parts, self._most = dataset.owner_of, parts, most
+        self._owners = [self._simulated(machine, part, seed) for machine, part in enumerate(parts)]
         self.sizes: NDArray[np.int64] = np.array([len(owners) for owners in self._owners], dtype=np.int64)
         """How many owners each machine has."""
 
@@ -46,9 +56,35 @@ class OwnedShards(Sequence[OwnedSamples]):
             return [self[i] for i in range(len(self))[machine]]
         return OwnedSamples(self._arrays, self._owners[machine])
 
+    def real(self, machine: int, secret: bytes, places: int | None) -> OwnedSamples:
+        """The samples of a real machine, of data that say whose they are.
 
-def _owners(owner_of: NDArray[np.int64] | None, part: NDArray[np.int64], most: int) -> Owners:
-    if not len(part):
-        return Owners(part, part, most)
-    grouped = Owners.in_turn(len(part), most) if owner_of is None else Owners.of(owner_of[part], most)
-    return grouped.taken_from(part)
+        Parameters
+        ----------
+        machine : int
+        secret : bytes
+            Of its ledger (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`).
+        places : int, optional
+            As its operator has settled it; default the number of owners.
+
+        Raises
+        ------
+        ConfigurationError
+            If the data do not say it: stand-ins are for simulation.
+        """
+        if self._owner_of is None:
+            raise ConfigurationError(
+                f"Expected data that say whose they are with samples-per-owner = {self._most}, got none: stand-ins are "
+                "for simulation."
+            )
+        part = self._parts[machine]
+        owners = Owners.of(self._owner_of[part], self._most, secret=secret, places=places)
+        return OwnedSamples(self._arrays, owners.taken_from(part))
+
+    def _simulated(self, machine: int, part: NDArray[np.int64], seed: int) -> Owners:
+        if not len(part):
+            return Owners(part, part, self._most, 0)
+        if self._owner_of is None:
+            return Owners.in_turn(len(part), self._most).taken_from(part)
+        secret = derived_bytes(32, "places of owners", seed, machine)
+        return Owners.one_each(self._owner_of[part], self._most, secret=secret).taken_from(part)

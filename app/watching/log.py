@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
@@ -206,6 +207,36 @@ def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
+
+
+@contextmanager
+def lines_of_log(settings: LogSettings) -> Iterator[list[str]]:
+    """Level and text of each line that a node with these settings would log of what happens inside.
+
+    Notes
+    -----
+    **Formal guarantees.** None: a test's way to see what :func:`start_log` would write.
+    """
+    lines: list[str] = []
+    shown, written = _Shown(settings), _Lines(settings)
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if shown.filter(record):
+                lines.append(f"{record.levelname} {written.text(record)}")
+
+    taken = [logging.getLogger(), *map(logging.getLogger, _TAKEN_OVER)]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in taken]
+    for logger in taken:
+        logger.handlers[:], logger.propagate = [], True
+    taken[0].addHandler(Kept())
+    taken[0].setLevel(logging.DEBUG if settings.verbose else logging.INFO)
+    try:
+        yield lines
+    finally:
+        for logger, (handlers, level, propagate) in zip(taken, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.setLevel(level)
 
 
 def flower_line(level: int, text: str) -> None:

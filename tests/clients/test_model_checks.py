@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
-from murmurfl.clients import private_client_app
+from murmurfl.clients import Label, Part, Schema, private_client_app
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")
+from murmurfl.clients.model_checks import SampleTrials  # noqa: E402
+from murmurfl.clients.torch_model import ModuleGradients  # noqa: E402
+
+from tests.harness.trials import made_up_like  # noqa: E402
+
 nn = torch.nn
 
 GENERATOR = np.random.Generator(np.random.Philox(key=11))
@@ -75,8 +80,8 @@ REFUSED = {
         lambda: layer(lambda self, values: values + torch.randn_like(values)),
         "draws nothing at random|another one the second time",
     ),
-    "an if on values": (
-        lambda: layer(lambda self, values: values if values.sum() > 0 else -values),
+    "an if on values of the batch": (
+        lambda: layer(lambda self, values: values if values[-1].sum() > values[0].sum() else -values),
         "data-dependent control flow.*torch.where",
     ),
     "item": (
@@ -89,7 +94,7 @@ REFUSED = {
     ),
     "statistics in its own forward": (Centring, "Centring at 'the top', which mixes samples"),
     "a running mean": (with_buffer, "writes to no tensor of its own.*GroupNorm"),
-    "a memory": (lambda: layer(remembering), "second time.*remembers"),
+    "a memory": (lambda: layer(remembering), r"remembers nothing.*changes model\.1\.seen"),
     "weights that shrink themselves": (
         lambda: nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 3)),
         "Embedding at '0'.*max_norm",
@@ -167,29 +172,38 @@ def test_regression_and_two_classes_with_one_score_are_taken():
     private_client_app(head, nn.BCEWithLogitsLoss(), (IMAGES, (values > 0).astype(float)), mu=1.0, rounds=2)
 
 
-def test_no_value_of_a_sample_is_looked_at_when_a_model_is_tried():
+def test_no_value_of_a_sample_is_looked_at_when_a_model_is_tried(monkeypatch):
     """What decides whether a node starts must not depend on anybody's data: not even an infinity shows."""
     seen = []
+    tried = SampleTrials.__call__
 
-    class Spy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(72, 3)
+    def spy(self, examples, **others):
+        seen.extend(examples)
+        tried(self, examples, **others)
 
-        def forward(self, images):
-            seen.append(images)
-            return self.inner(images.flatten(1))
-
-    private_client_app(Spy, samples=(np.full_like(IMAGES, np.inf), CLASSES), mu=1.0, rounds=2)
+    monkeypatch.setattr(SampleTrials, "__call__", spy)
+    private_client_app(convolution, samples=(np.full_like(IMAGES, np.inf), CLASSES), mu=1.0, rounds=2)
     assert seen
-    assert not any("inf" in repr(images) for images in seen)
+    assert "inf" not in repr(seen)
 
 
-def test_with_a_function_for_samples_an_example_is_what_the_model_is_tried_on():
+def test_a_model_that_branches_on_a_samples_own_values_is_computed_one_by_one():
+    """As the masks of transformers' models do: each sample is by itself then, and that is all that privacy needs."""
+    module = layer(lambda self, values: values if values.amax() > -1e6 else -values)
+    gradients = ModuleGradients(module, nn.functional.cross_entropy)
+    SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
+    assert not gradients.together
+    arrays = [parameter.detach().numpy() for parameter in module.parameters()]
+    rows = gradients(arrays, (IMAGES, CLASSES))
+    assert rows[2] == pytest.approx(gradients(arrays, (IMAGES[2:3], CLASSES[2:3]))[0], abs=1e-6)
+
+
+def test_with_a_function_for_samples_a_schema_is_what_the_model_is_tried_on():
     def never(context):
         raise AssertionError("no machine is there yet")
 
     mixing = lambda: layer(lambda self, values: values - values.mean(0))  # noqa: E731
     private_client_app(mixing, samples=never, mu=1.0, rounds=2)
+    schema = Schema(inputs=(Part(shape=(2, 6, 6), bounds=(-9, 9)),), label=Label(classes=3))
     with pytest.raises(ConfigurationError, match="mixes samples"):
-        private_client_app(mixing, samples=never, example=(IMAGES[:1], CLASSES[:1]), mu=1.0, rounds=2)
+        private_client_app(mixing, samples=never, schema=schema, mu=1.0, rounds=2)

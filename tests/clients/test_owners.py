@@ -15,13 +15,15 @@ from murmurfl.privacy import (
     RefusedError,
     SimulatedKeys,
     SQLiteLedger,
+    SystemKeys,
 )
 from murmurfl.privacy.audit import audit_client
 
 from tests.clients.test_known_data import Mean
-from tests.harness.machines import training_config
+from tests.harness.machines import DurableLedger, training_config
 
 D, MOST = 3, 4
+SECRET = b"a machine's own secret"
 COMMON = {
     "clip_norm": 1.0,
     "max_participations": 5,
@@ -37,19 +39,31 @@ def rows(count, key=3):
 
 
 class Data:
-    """Ten owners of 1 to 7 samples; what is owner 3's may be anything."""
+    """Ten owners of 1 to 7 samples in ten places; what is owner 3's may be anything, and anywhere in the file."""
 
     def __init__(self, replaced=None):
         self.names = np.repeat(np.arange(10), 1 + np.arange(10) % 7)
         self.values = rows(len(self.names))
         if replaced is not None:
-            others, first = self.names != 3, int(np.argmax(self.names == 3))
+            others = self.names != 3
             names, values = [self.names[others], self.values[others]]
-            self.names = np.insert(names, first, np.full(len(replaced), 3))
-            self.values = np.insert(values, first, replaced, axis=0)
+            places = np.random.Generator(np.random.Philox(key=9)).integers(0, len(names) + 1, len(replaced))
+            self.names = np.insert(names, places, np.full(len(replaced), 3))
+            self.values = np.insert(values, places, replaced, axis=0)
 
-    def owned(self, most=MOST):
-        return OwnedSamples((self.values,), Owners.of(self.names, most))
+    def owned(self, most=MOST, secret=SECRET, places=10):
+        return OwnedSamples((self.values,), Owners.of(self.names, most, secret=secret, places=places))
+
+    def means(self, most=MOST, at=0.25):
+        """What each owner contributes, by name: of half the squared distance, clipped to 1."""
+        made = np.array([at - self.values[self.names == owner][:most].mean(axis=0) for owner in range(10)])
+        return made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1.0)
+
+
+def places_of(samples, names):
+    """Each owner's place, by name."""
+    owners = samples.owners
+    return dict(zip(names[owners.rows[owners.ends - 1]].tolist(), owners._place.tolist(), strict=True))
 
 
 REPLACED = {
@@ -89,10 +103,62 @@ def contributions(samples, kind=NoisySGDClient, **changes):
 
 def test_an_owners_row_is_the_mean_over_the_owners_samples_and_clipped_once():
     made, _ = contributions(Data().owned(), release_rule="paper")
-    values, names = Data().values, Data().names
-    means = np.array([0.25 - values[names == owner][:MOST].mean(axis=0) for owner in range(10)])
-    clipped = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1.0)
-    assert np.allclose(made, clipped.reshape(5, 2, D).mean(axis=1), atol=1e-6)
+    expected = np.zeros((5, D))
+    for owner, place in places_of(Data().owned(), Data().names).items():
+        expected[place // 2] += Data().means()[owner] / 2  # whoever falls into a batch, over the public b
+    assert np.allclose(made, expected, atol=1e-6)
+    assert len(set(places_of(Data().owned(), Data().names).values())) < 10  # several in a place, and none in others
+
+
+@pytest.mark.parametrize("order", ["in-turn", "all", "secret"])
+def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(order):
+    """What is made before noise, of machines with keys of their own and other secrets."""
+    data, means = Data(), Data().means()
+    for number in range(20):
+        samples = data.owned(secret=bytes([number]) * 16, places=8)
+        own = {"batch_size": 1 if order == "all" else 2, "max_participations": 4, "order": order}
+        own |= {"noise_quality": "exact", "release_rule": "paper" if order == "secret" else "acknowledged"}
+        policy = PrivacyPolicy(**{**COMMON, **own})
+        machine = client(NoisySGDClient, samples, policy, DurableLedger(), SystemKeys.generate()).machine
+        made = []
+        whole = machine._contribution_counts
+
+        def kept(*arguments, made=made, whole=whole):
+            made.append(whole(*arguments))
+            return made[-1].copy()  # noise is added to it
+
+        machine._contribution_counts = kept
+
+        def contribution(chosen, samples=samples):
+            assert chosen.stop - chosen.start == 1
+            return gradients()([np.full(D, 0.25)], samples[chosen])
+
+        counted = [machine.release("s", k, contribution).samples for k in range(4)]
+        assert counted == [8 if order == "all" else 2] * 4
+        found, places = machine.plan.grid.values(np.array(made)), places_of(samples, data.names)
+        batches = np.zeros((4, D))
+        for owner, place in places.items():
+            batches[place // 2] += means[owner] / 2
+        if order == "in-turn":
+            assert np.allclose(found, batches, atol=1e-4)
+        else:
+            assert np.allclose(found.sum(axis=0), batches.sum(axis=0) * (8 if order == "all" else 1), atol=1e-4)
+
+
+def test_who_has_no_sample_that_fits_counts_as_nothing_and_nobody_else_is_another():
+    data, point = Data(), [np.full(D, 0.25)]
+    fits = data.names != 3
+    fits[np.flatnonzero(data.names == 4)[0]] = False
+    samples = data.owned()
+    some = OwnedSamples((data.values,), samples.owners, fits)
+    made, all_of_them = (gradients()(point, part[0:10]) for part in (some, samples))
+    numbers = {name: row for row, name in enumerate(places_of(samples, data.names))}
+    assert (made[numbers[3]] == 0).all()
+    assert np.allclose(made[numbers[4]], 0.25 - data.values[data.names == 4][1:MOST].mean(axis=0))
+    others = [row for name, row in numbers.items() if name not in (3, 4)]
+    assert (made[others] == all_of_them[others]).all()
+    with pytest.raises(ConfigurationError, match="Expected arrays of at least"):
+        OwnedSamples((data.values,), samples.owners, fits[:3])
 
 
 def test_a_row_is_the_same_to_the_last_bit_whoever_is_computed_beside_it(monkeypatch):
@@ -113,7 +179,8 @@ def moved(kind, replaced, **changes):
 @pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
 def test_all_samples_of_an_owner_move_one_release_by_no_more_than_a_sample_would(replaced):
     distances, bound = moved(NoisySGDClient, replaced, release_rule="paper")
-    assert (distances > 0).tolist() == [False, True, False, False, False]  # owners 2 and 3
+    place = places_of(Data().owned(), Data().names)[3]
+    assert np.flatnonzero(distances).tolist() == [place // 2]
     assert distances.max() <= bound
 
 
@@ -131,10 +198,16 @@ def test_an_owners_samples_that_spill_into_anothers_row_are_caught(monkeypatch):
         numbers = np.minimum(starts[:, None] + np.arange(self.most), len(self.rows) - 1)
         return self.rows[numbers], np.ones(numbers.shape, dtype=bool)
 
-    monkeypatch.setattr(Owners, "places", spilled)
-    changes = {"release_rule": "paper", "batch_size": 1, "max_participations": 10}
-    distances, _ = moved(NoisySGDClient, REPLACED["one sample"], **changes)
-    assert (distances > 0).sum() > 1
+    def changed():
+        """How many rows are others if owner 3's samples are, under some secrets."""
+        for number in range(8):
+            parts = [data.owned(secret=bytes([number]) * 16)[0:10] for data in (Data(), Data(REPLACED["one sample"]))]
+            one, other = (gradients()([np.zeros(D)], part) for part in parts)
+            yield int((one != other).any(axis=1).sum())
+
+    assert set(changed()) == {1}
+    monkeypatch.setattr(Owners, "padded_rows", spilled)
+    assert max(changed()) > 1
 
 
 def test_samples_by_themselves_move_more_releases_and_further_than_is_claimed_of_owners():
@@ -186,6 +259,14 @@ def test_an_observer_sees_nothing_else_of_an_owner_not_even_how_many_samples_it_
     assert seen(kind, Data(replaced).owned()) == seen(kind, Data().owned())
 
 
+@kinds
+def test_a_reply_is_the_same_however_many_owners_there_are(kind):
+    few = Data()
+    chosen = few.names < 4
+    few.names, few.values = few.names[chosen], few.values[chosen]
+    assert seen(kind, few.owned()) == seen(kind, Data().owned())
+
+
 def test_a_machine_that_counts_samples_would_show_how_many_an_owner_has():
     many, few = (OneByOne(data.values) for data in (Data(REPLACED["far more than are used"]), Data()))
     assert seen("full batches", many, samples_per_owner=0) != seen("full batches", few, samples_per_owner=0)
@@ -219,7 +300,7 @@ def test_a_mean_of_features_is_refused_beside_owners():
 
 
 @pytest.mark.usefixtures("quick_disk")
-def test_the_ledger_knows_owners_by_all_that_is_used_of_them(tmp_path):
+def test_the_ledger_knows_owners_by_their_names(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "l.sqlite", budget_mu=3.0, delta=1e-5)
     policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
 
@@ -227,12 +308,16 @@ def test_the_ledger_knows_owners_by_all_that_is_used_of_them(tmp_path):
         return client(NoisySGDClient, samples, policy, ledger, ledger.keys()).machine
 
     client(NoisySGDClient, Data().owned(), policy, ledger, ledger.keys()).fit([np.zeros(D)], training_config())
+    started(Data().owned()).check_data()
+    for replaced in REPLACED.values():
+        started(Data(replaced).owned()).check_data()  # the same names
     data = Data()
-    started(data.owned()).check_data()
-    data.values[2] += 1  # owner 1 has rows 1 and 2
-    with pytest.raises(LedgerError, match="Expected the 2 rows"):
+    data.names = data.names + 20
+    with pytest.raises(LedgerError, match="Expected the 2 places of owners"):
         started(data.owned()).check_data()
-    with pytest.raises(LedgerError, match="Expected the 2 rows"):  # whatever the data: another shape of every row
+    with pytest.raises(LedgerError, match="Expected the 2 places of owners"):
+        started(Data().owned(places=11)).check_data()
+    with pytest.raises(LedgerError, match="Expected the 2 places of owners"):
         started(
             Data().owned(most=7), PrivacyPolicy(**{**COMMON, "samples_per_owner": 7, "budget_mu": 3.0}, batch_size=2)
         ).check_data()
@@ -241,7 +326,7 @@ def test_the_ledger_knows_owners_by_all_that_is_used_of_them(tmp_path):
         started(rows(20), plain).check_data()
     data = Data()
     data.values, data.names = np.append(data.values, rows(3), axis=0), np.append(data.names, [77, 9, 77])
-    started(data.owned()).check_data()  # new owners behind, and more of one that was not used
+    started(data.owned()).check_data()  # new owners, and more of another
 
 
 DIRECTION = np.array([1.0, 0.0, 0.0])

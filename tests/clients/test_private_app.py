@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from murmurfl.clients import load_trainable, private_client_app, trainable_arrays
+from murmurfl.clients import Label, Part, Schema, load_trainable, private_client_app, trainable_arrays
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_mu, protocol
 from murmurfl.strategies import (
     CorrelatedFedAvg,
@@ -356,6 +356,30 @@ def test_samples_may_be_whatever_a_project_has(kind):
     app = private_client_app(make_module, samples=lambda context: given, mu=HUGE, rounds=1, clip_norm=CLIP)
     expected = ALL_GRADIENTS[:EACH].sum(axis=0)
     assert released(app) == pytest.approx(expected, abs=1e-2)
+
+
+@pytest.mark.parametrize("wrong", ["a cell", "a label"])
+def test_a_record_of_a_simulation_that_does_not_fit_counts_as_zero(wrong, caplog):
+    inputs, targets = INPUTS[0].copy(), TARGETS[0].astype(float)
+    (inputs[3:4, 1] if wrong == "a cell" else targets[3:4])[:] = np.nan
+    schema = Schema(inputs=(Part(shape=(3,)),), label=Label(classes=2))
+    app = private_client_app(
+        make_module, samples=lambda context: (inputs, targets), schema=schema, mu=HUGE, rounds=1, clip_norm=CLIP
+    )
+    expected = ALL_GRADIENTS[[i for i in range(EACH) if i != 3]].sum(axis=0)
+    assert released(app) == pytest.approx(expected, abs=1e-2)
+    assert "11 of 12 records fit the schema" in caplog.text
+
+
+def test_a_simulation_none_of_whose_records_fit_says_so():
+    schema = Schema(inputs=(Part(shape=(4,)),), label=Label(classes=2))
+    app = private_client_app(make_wide, samples=load, schema=schema, mu=1.0, rounds=1)
+    reply = asked(app, trainable_arrays(make_wide()))
+    assert reply.error.code == protocol.NOT_CONFIGURED
+
+
+def make_wide():
+    return torch.nn.Linear(4, 2)
 
 
 def test_a_real_node_without_its_operators_file_refuses(monkeypatch):

@@ -1,16 +1,17 @@
 """Estimators of scikit-learn: their own gradients, their own penalty, their own fitted form, or a refusal by name."""
 
-import re
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from murmurfl.clients import LinearEstimator, fitted
-from murmurfl.clients.estimator_samples import estimator_samples
+from murmurfl.clients import Label, LinearEstimator, Part, Schema, fitted
 from murmurfl.clients.gradients import combined_gradients
 from murmurfl.clients.linear_losses import slopes
+from murmurfl.clients.records.records import Records
+from murmurfl.clients.records.sources import items_of
 from murmurfl.clients.sklearn_model import estimator_model
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.errors import MisfitError
+from scipy.sparse import csr_array
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticRegressionCV, SGDClassifier
@@ -215,22 +216,25 @@ def test_what_is_no_model_is_refused(made, complaint):
 FRAMES = "numpy", "lists", "pandas"
 
 
+def records_of(found, classes=(0, 1)):
+    schema = estimator_model(LinearEstimator(SGDClassifier(), FEATURES, classes)).schema
+    return Records(items_of(found), schema)
+
+
 @pytest.mark.parametrize("kind", FRAMES)
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_samples_are_arrays_lists_or_data_frames(kind, in_memory):
+def test_samples_are_arrays_lists_or_data_frames(kind):
     features, numbers = data(2)
     labels = np.array(["a", "b"])[numbers]
     found = (features, labels)
     if kind == "lists":
-        found = [features.tolist(), labels.tolist()]
+        found = (features.tolist(), labels.tolist())
     elif kind == "pandas":
         pandas = pytest.importorskip("pandas")
         index = np.arange(SAMPLES)[::-1]  # names of rows are not their places
         found = (pandas.DataFrame(features, index=index), pandas.Series(labels, index=index))
-    samples = estimator_samples(found, FEATURES, ("a", "b"), in_memory=in_memory)
-    assert len(samples) == SAMPLES
-    rows, those = samples[10:13]
-    assert np.array_equal(rows, features[10:13])
+    records = records_of(found, ("b", "a"))
+    rows, those = records[10:13]
+    assert np.array_equal(rows, features[10:13].astype(np.float32))
     assert np.array_equal(those, numbers[10:13])
 
 
@@ -239,32 +243,34 @@ def test_a_real_machine_reads_samples_one_by_one_and_nothing_shows_of_a_bad_one(
     texts = features.astype(object)
     texts[7, 1] = "patient 4711"
     labels[8] = 5
-    samples = estimator_samples((texts, labels), FEATURES, (0, 1), in_memory=False)
-    with pytest.raises(ValueError, match="4711"):  # caught where a sample is loaded: it counts as zero
-        samples[7:8]
-    gradients = LinearEstimator(SGDClassifier(), FEATURES, [0, 1]).gradients
-    point = point_of(LinearEstimator(SGDClassifier(), FEATURES, [0, 1]))
-    assert np.isnan(gradients(point, samples[8:9])).any()
-    short = [[1.0], *features.tolist()[1:]]  # the first row, which is the only one whose length could be looked at
-    assert len(estimator_samples((short, labels), FEATURES, (0, 1), in_memory=False)) == SAMPLES
-    missing = np.where(np.eye(SAMPLES, FEATURES) > 0, np.nan, features)
-    for found in ((texts, labels % 2), (features, labels), (missing, labels % 2)):
-        with pytest.raises(ConfigurationError) as refused:
-            estimator_samples(found, FEATURES, (0, 1), in_memory=True)
-        assert not re.search("4711", str(refused.value))
+    ragged = [[1.0], *texts.tolist()[1:]]
+    records = records_of((ragged, labels))
+    assert len(records) == SAMPLES
+    assert np.flatnonzero(~records.fits).tolist() == [0, 7, 8]
+    assert "4711" not in records.report()
+    for number in (0, 7, 8):
+        with pytest.raises(MisfitError):
+            records[number : number + 1]
+
+
+def test_a_schema_must_be_the_estimators():
+    check = estimator_model(LinearEstimator(SGDClassifier(), 2, ("no", "yes"))).check_schema
+    inputs = (Part(shape=(2,), bounds=(0, 1)),)
+    check(Schema(inputs=inputs, label=Label(classes=("no", "yes"))), None)
+    for other in (("yes", "no"), ("no", "maybe"), 2):
+        with pytest.raises(ConfigurationError, match="Expected a schema of 2 features and the classes no, yes in"):
+            check(Schema(inputs=inputs, label=Label(classes=other)), None)
 
 
 @pytest.mark.parametrize(
     ("found", "complaint"),
     [
-        (3, "Expected a pair of features and labels, got int"),
-        ((np.zeros((3, 5)), np.zeros(3)), r"Expected rows of 4 features, got an array of shape \(3, 5\)"),
-        ((np.zeros((3, 2, 2)), np.zeros(3)), r"got an array of shape \(3, 2, 2\)"),
-        ((np.zeros((3, 4)), np.zeros(2)), "Expected as many labels as rows"),
-        ((np.zeros((0, 4)), np.zeros(0)), "at least one, got 0 and 0"),
+        (3, "Expected samples, got int"),
+        ((np.zeros((3, 4)), np.zeros(2)), "Expected inputs and targets of one length, got 2 and 3"),
+        ((np.zeros((0, 4)), np.zeros(0)), "Expected at least one sample"),
+        ((csr_array(np.eye(4)), np.zeros(4)), "as a dense array, got a sparse one"),
     ],
 )
 def test_samples_that_are_none_are_refused(found, complaint):
-    for in_memory in (False, True):
-        with pytest.raises(ConfigurationError, match=complaint):
-            estimator_samples(found, FEATURES, (0, 1), in_memory=in_memory)
+    with pytest.raises(ConfigurationError, match=complaint):
+        records_of(found)

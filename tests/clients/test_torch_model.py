@@ -8,7 +8,8 @@ from murmurfl.privacy import ConfigurationError
 torch = pytest.importorskip("torch")
 from murmurfl.clients.model_checks import SampleTrials  # noqa: E402
 from murmurfl.clients.torch_machine import torch_machine_model  # noqa: E402
-from murmurfl.clients.torch_samples import TensorSamples  # noqa: E402
+
+from tests.harness.trials import made_up_like  # noqa: E402
 
 nn = torch.nn
 GENERATOR = torch.Generator().manual_seed(5)
@@ -103,7 +104,7 @@ def made(name):
         make, inputs = MODULES[name]
         module = make()
     model = torch_machine_model(module, CROSS_ENTROPY, seed=0, chunk=None)
-    model.check_samples(TensorSamples(inputs, CLASSES))
+    SampleTrials(model.gradients)(made_up_like(inputs, CLASSES))
     return module, model.gradients, inputs
 
 
@@ -133,7 +134,7 @@ def test_half_precision_is_sent_as_float32_and_computed_as_the_module_has_it(kin
         torch.default_generator.manual_seed(3)
         module = convolution().to(kind)
     gradients = torch_machine_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
-    SampleTrials(gradients)(TensorSamples(IMAGES, CLASSES))
+    SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
     arrays = trainable_arrays(module)
     assert {array.dtype for array in arrays.values()} == {"float32"}
     rows = gradients(point_of(module), (IMAGES.numpy(), CLASSES.numpy()))
@@ -185,24 +186,23 @@ def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():
     """It behaves when it is tried, and later does not: no sample's gradient is then made of another's data."""
 
     class Late(nn.Module):
-        writes = False
-
         def __init__(self):
             super().__init__()
             self.inner = nn.Linear(72, 3)
             self.register_buffer("seen", torch.zeros(72))
 
         def forward(self, images):
-            if self.writes:
+            if float(images[0, 0, 0, 0]) > 700.0:
                 self.seen = images.detach().flatten(1).mean(0).clone()
             return self.inner(images.flatten(1) - self.seen)
 
     module = Late()
     gradients = torch_machine_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
-    SampleTrials(gradients)(TensorSamples(IMAGES, CLASSES))
-    module.writes = True
+    SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
+    before = gradients(point_of(module), (IMAGES[:1], CLASSES[:1]))
     with pytest.raises(ConfigurationError, match="seen"):
-        gradients(point_of(module), (IMAGES[:1], CLASSES[:1]))
+        gradients(point_of(module), (IMAGES[:1] + 777.0, CLASSES[:1]))
+    assert np.array_equal(gradients(point_of(module), (IMAGES[:1], CLASSES[:1])), before)
 
 
 def test_a_function_makes_the_same_frozen_weights_in_every_process_and_leaves_the_generator_alone():

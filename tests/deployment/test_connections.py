@@ -12,9 +12,11 @@ import pytest
 from murmurfl.app.nodes.certificates import make_node_key
 from murmurfl.app.nodes.deployment import deployment
 
+from tests.harness.schemas import write_samples
+
 pytestmark = pytest.mark.deployment
 
-NODE = {"num-classes": 2, "clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
+NODE = {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
 NODE |= {"budget-mu": 2.0, "delta": 1e-5}
 PATIENCE_S = 90.0
 
@@ -30,9 +32,10 @@ def until(holds, what):
 def running(tmp_path_factory):
     folder = tmp_path_factory.mktemp("connections")
     generator = np.random.Generator(np.random.Philox(key=1))
-    np.savez(folder / "samples.npz", features=generator.random((40, 5)), labels=generator.integers(2, size=40))
+    own = write_samples(folder, generator.random((40, 5)), generator.integers(2, size=40))
+    (folder / "samples.npz").chmod(0o600)
     with deployment(folder, timeout_s=600) as deployed:
-        deployed.add_nodes({name: {**NODE, "samples": str(folder / "samples.npz")} for name in ("node-0", "node-1")})
+        deployed.add_nodes({name: {**NODE, **own} for name in ("node-0", "node-1")})
         yield deployed
 
 

@@ -27,13 +27,13 @@ from murmurfl.privacy.audit import audit_one_run, canary_scores
 
 from tests.deployment.hostile_app.hostile.attack import Attack
 from tests.deployment.rig import HERE, rigged
+from tests.harness.schemas import write_samples
 
 SESSIONS, RELEASES, BATCH = 2, 2, 32
 FEATURES = SESSIONS * RELEASES * BATCH
 BUDGET, DELTA = 0.3, 1e-5
 CLAIM = gdp_epsilon(BUDGET, DELTA)
 NODE = {
-    "num-classes": 2,
     "clip-norm": 1.0,
     "batch-size": BATCH,
     "max-participations": RELEASES,
@@ -47,16 +47,15 @@ def coins_of(name):
     return np.random.Generator(np.random.Philox(key=[1, int(name.rpartition("-")[2])])).random(FEATURES) < 0.5
 
 
-def write_samples(path, name):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, features=100 * np.eye(FEATURES, dtype=np.float32), labels=coins_of(name).astype(np.int64))
-    return path
+def canaries(folder, name):
+    folder.mkdir(parents=True, exist_ok=True)
+    features = 100 * np.eye(FEATURES, dtype=np.float32)
+    return write_samples(folder, features, coins_of(name).astype(np.int64), bounds=(0, 100))
 
 
 def make_client(folder, name):
     folder = folder / name
-    samples = write_samples(folder / "samples.npz", name)
-    config = {**NODE, "machine": name, "ledger": "ledger.sqlite", "samples": str(samples)}
+    config = {**NODE, "machine": name, "ledger": "ledger.sqlite", **canaries(folder, name)}
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=BUDGET, delta=DELTA)
     (folder / "node.toml").write_text(toml_document(config))
     return NodeConfig.read(folder / "node.toml").client()
@@ -235,8 +234,7 @@ def test_a_node_that_lets_the_server_choose_its_noise_is_caught_by_the_audit(tmp
 def test_two_hostile_runs_at_once_get_no_more_from_real_nodes(tmp_path):
     folder, names = tmp_path / "run", [f"node-{i}" for i in range(4)]
     with deployment(folder, timeout_s=1500) as running:
-        samples = {name: write_samples(tmp_path / f"{name}.npz", name) for name in names}
-        running.add_nodes({name: {**NODE, "samples": str(path)} for name, path in samples.items()})
+        running.add_nodes({name: {**NODE, **canaries(tmp_path / name, name)} for name in names})
         for name, files in running.nodes.items():
             running.start_node(name, rigged(files.config.parent / name, {}))
         first, second = ({"answers": str(tmp_path / f"answers-{i}"), "seed": i} for i in range(2))

@@ -21,6 +21,7 @@ from murmurfl.clients.roster_files import read_machine_key, write_roster
 from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, opening, protocol, read_ledger
 
 from tests.deployment.sums_attack import SESSIONS, SumsAttack
+from tests.harness.schemas import write_samples
 from tests.harness.transcripts import Stream, Transcript, opened_sets
 
 MACHINES, COLLUDERS, HONEST, RELEASES, BATCH, FEATURES = 7, 2, 3, 12, 2, 3
@@ -57,11 +58,11 @@ def federation(folder):
     for name in NAMES:
         count = len(SESSIONS) * RELEASES * BATCH
         features = generator.standard_normal((count, FEATURES)).astype(np.float32)
-        np.savez(folder / name / "samples.npz", features=features, labels=generator.integers(0, 2, count))
+        samples = write_samples(folder / name, features, generator.integers(0, 2, count))
         budget = MU * len(SESSIONS) ** 0.5
         budgets = {"budget_mu": budget, "budget_local_mu": 2 * budget}
         SQLiteLedger.create(folder / name / "ledger.sqlite", **budgets, delta=1e-5)
-        own = {"machine": name, "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2, "mu": MU}
+        own = {"machine": name, "ledger": "ledger.sqlite", **samples, "mu": MU}
         own |= {"clip-norm": 1.0, "batch-size": BATCH, "max-participations": RELEASES, "signing-key": "signing.key"}
         (folder / name / "node.toml").write_text(toml_document({**own, **sums, **pinned}))
         machines.append(NodeConfig.read(folder / name / "node.toml"))

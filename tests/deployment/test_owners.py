@@ -9,6 +9,8 @@ from murmurfl.app.experiment import prepare
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.privacy import read_ledger
 
+from tests.harness.schemas import write_schema
+
 pytestmark = pytest.mark.deployment
 
 MU, ROUNDS, OWNERS, MOST = 1.0, 2, 60, 3
@@ -25,7 +27,8 @@ RUN = {
 NODE = {
     "strategy": "full-batch",
     "samples": "samples.npz",
-    "num-classes": 10,
+    "schema": "schema.toml",
+    "rows": OWNERS,
     "samples-per-owner": MOST,
     "batch-size": 1,
     "max-participations": ROUNDS,
@@ -46,6 +49,7 @@ def write_samples(folder, data, machine):
         labels=data.train_labels[chosen],
         owners=owners,
     )
+    write_schema(folder / "schema.toml", data.train_features.shape[1:], bounds=(0, 1), classes=10, owner="owners")
 
 
 def test_owners_are_the_unit_from_the_operators_file_to_the_servers_result(tmp_path):

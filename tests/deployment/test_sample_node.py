@@ -9,6 +9,8 @@ import pytest
 from murmurfl.app.nodes.deployment import deployment
 from murmurfl.privacy import protocol, read_ledger
 
+from tests.harness.schemas import write_schema
+
 pytestmark = pytest.mark.deployment
 
 PROJECT = Path(__file__).parent / "samples_app"
@@ -21,6 +23,8 @@ clip-norm = 1.0
 mu = {mu}
 max-participations = 3
 app = "sampled.client_app:{app}"
+schema = "schema.toml"
+rows = {rows}
 {more}
 
 [run-config]
@@ -36,7 +40,9 @@ BUDGET = {"budget-mu": 4.0, "delta": 1e-6}
 
 def written(files, name, number, **values):
     values = {"more": "", "mu": 4.0, "method": "full-batch", "app": "app", **values}
-    files.config.write_text(FILE.format(name=name, number=number, **values))
+    rows = len(range(number, 360, 2))  # of two classes of digits
+    files.config.write_text(FILE.format(name=name, number=number, rows=rows, **values))
+    write_schema(files.config.parent / "schema.toml", (64,), bounds=(0, 1))
 
 
 def test_a_training_over_real_nodes_has_the_operators_privacy_and_a_stealing_bundle_gets_nothing(

@@ -178,7 +178,7 @@ def test_flwr_run(folder, config, least, said, tmp_path):
     assert said in result.log
     found = accuracy(result.log.splitlines())
     assert found > least
-    promised = re.findall(r"about\s+(\d+)\s%, (?:give|where)", readme)[order]
+    promised = re.findall(r"about\s+(\d+)\s%,\s(?:give|where)", readme)[order]
     assert found == pytest.approx(int(promised) / 100, abs=0.1)
     if folder == "own-model":
         assert (tmp_path / "report" / "result.json").is_file()
@@ -192,7 +192,8 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
         nodes = {}
         for config in clinics:
             settings = tomllib.loads(config.read_text())
-            own = {"samples": str(config.parent / "samples.npz"), "budget-mu": 4.0, "delta": 1e-5}
+            own = {key: str(config.parent / settings[key]) for key in ("samples", "schema")}
+            own |= {"budget-mu": 4.0, "delta": 1e-5}
             nodes[settings.pop("machine")] = {**{k: v for k, v in settings.items() if k != "ledger"}, **own}
         running.add_nodes(nodes)
         for name in nodes:
@@ -213,9 +214,10 @@ def test_secure_aggregation_over_real_nodes(tmp_path, project):
     with deployment(tmp_path / "run", timeout_s=400, on_line=lines.append, environment=ENVIRONMENT) as running:
         nodes = {}
         for number in range(hospitals.HOSPITALS):
-            settings = tomllib.loads(hospitals.MACHINE.format(number=number, digest=""))
+            settings = tomllib.loads(hospitals.MACHINE.format(number=number, rows=150, digest=""))
             name = settings.pop("machine")
-            own = {"samples": str(tmp_path / "operators" / name / "samples.npz"), "budget-mu": 4.0, "delta": 1e-5}
+            own = {key: str(tmp_path / "operators" / name / settings[key]) for key in ("samples", "schema")}
+            own |= {"budget-mu": 4.0, "delta": 1e-5}
             nodes[name] = {**{k: v for k, v in settings.items() if k != "ledger"}, **own, "budget-local-mu": 6.0}
         running.add_nodes(nodes, list(hospitals.HELPERS))
         for name in (*running.helpers, *nodes):

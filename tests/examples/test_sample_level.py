@@ -139,9 +139,8 @@ def test_the_networks_are_refused_with_batch_norm(project):
         net.features[1] = torch.nn.BatchNorm2d(8)
         return net
 
-    example = (torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ConfigurationError, match=r"(?i)batch ?norm"):
-        private_client_app(mixing, samples=lambda context: example, epsilon=4.0, rounds=2, example=example)
+        private_client_app(mixing, samples=lambda context: (), epsilon=4.0, rounds=2, schema=module.RECORD)
 
 
 def figures(folder):

@@ -1,4 +1,4 @@
-"""Make the folders of three clinics: samples and an operator's file. Real operators bring their own.
+"""Make the folders of three clinics: samples, what a record is, and an operator's file. Real operators bring their own.
 
 ``python -m edge_deployment.clinics FOLDER``
 """
@@ -15,13 +15,25 @@ FILE = """\
 machine = "clinic-{number}"  # its name in the federation: public
 ledger = "ledger.sqlite"
 samples = "samples.npz"
-num-classes = 2
+schema = "schema.toml"       # what a record is, in public
+rows = {rows}                   # how many records there are: public
 model = "softmax"
 strategy = "mu2"
 clip-norm = 1.0
 batch-size = 25
 max-participations = 6       # some above a run's rounds: what a crash or a loss wastes also counts
 mu = 2.0                     # of one run; what all runs ever may spend is fixed in the ledger
+"""
+
+SCHEMA = """\
+reviewed = true              # a person has read this, and nothing in it is private
+
+[label]
+classes = 2
+
+[[inputs]]
+shape = [30]
+bounds = [-4, 4]             # what lies outside is moved to them
 """
 
 
@@ -49,8 +61,11 @@ def make_clinics(folder: Path) -> list[Path]:
         clinic.mkdir(parents=True)
         own = slice(number, None, CLINICS)
         np.savez(clinic / "samples.npz", features=features[own].astype(np.float32), labels=labels[own])
+        (clinic / "samples.npz").chmod(0o600)  # `--check` warns of data that others may read
+        (clinic / "schema.toml").write_text(SCHEMA)
+        (clinic / "schema.toml").chmod(0o644)  # the same for all of them; others may read it and not change it
         files.append(clinic / "node.toml")
-        files[-1].write_text(FILE.format(number=number))
+        files[-1].write_text(FILE.format(number=number, rows=len(labels[own])))
         files[-1].chmod(0o600)  # a node refuses a file that others could have changed
     return files
 

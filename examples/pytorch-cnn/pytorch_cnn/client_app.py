@@ -3,18 +3,19 @@
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, private_client_app
+from murmurfl.clients import CorrelatedNoiseMod, Label, Part, Schema, UpdatePolicy, private_client_app
 
 from .task import Net, load_data, train
 
 ROUNDS, PLAIN_ROUNDS = 40, 10
 # Of a hundred machines, fifty may work with the server; a sum of fewer than eighty is not opened.
 SUMS = {"trust": "secure-aggregation", "min_honest": 50, "min_cohort": 80, "helpers": 2}
+# What everybody knows of an image and its label; the network is tried at once on some made from it.
+RECORD = Schema(inputs=(Part(shape=(1, 28, 28), bounds=(-1, 3)),), label=Label(classes=10))
 
 
 def private(**trust: object) -> ClientApp:
     """After: privacy for every single image. The machine's training is no longer needed."""
-    example = (torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64))  # the network is tried on it at once
     return private_client_app(
         Net,
         torch.nn.functional.cross_entropy,
@@ -22,7 +23,7 @@ def private(**trust: object) -> ClientApp:
         epsilon=4.0,
         rounds=ROUNDS,
         clip_norm=2.0,
-        example=example,
+        schema=RECORD,
         **trust,
     )
 

@@ -18,7 +18,8 @@ MACHINE = """\
 machine = "hospital-{number}"  # its name in the federation: public
 ledger = "ledger.sqlite"
 samples = "samples.npz"
-num-classes = 2
+schema = "schema.toml"       # what a record is, in public
+rows = {rows}                   # how many records there are: public
 model = "softmax"
 strategy = "mu2"
 clip-norm = 1.0
@@ -31,6 +32,16 @@ min-honest = 2               # of the three, one may work with the server
 roster = "../roster.json"
 roster-digest = "{digest}"
 signing-key = "signing.key"
+"""
+SCHEMA = """\
+reviewed = true              # a person has read this, and nothing in it is private
+
+[label]
+classes = 2
+
+[[inputs]]
+shape = [30]
+bounds = [-4, 4]             # what lies outside is moved to them
 """
 HELPER = """\
 helper = "{name}"
@@ -64,14 +75,18 @@ def make_samples(folder: Path) -> None:
         hospital.mkdir(parents=True)
         own = slice(number, None, HOSPITALS)
         np.savez(hospital / "samples.npz", features=features[own].astype(np.float32), labels=labels[own])
+        (hospital / "samples.npz").chmod(0o600)  # `--check` warns of data that others may read
+        (hospital / "schema.toml").write_text(SCHEMA)
+        (hospital / "schema.toml").chmod(0o644)  # the same for all of them; others may read it and not change it
     (folder / "auditor").mkdir()
 
 
 def make_files(folder: Path, digest: str) -> list[Path]:
     """The file of every hospital's machine and of every helper; returns them."""
-    files = {}
+    files, private = {}, len(scaled()[1]) - PUBLIC_SAMPLES
     for number in range(HOSPITALS):
-        files[folder / f"hospital-{number}" / "node.toml"] = MACHINE.format(number=number, digest=digest)
+        rows = len(range(number, private, HOSPITALS))
+        files[folder / f"hospital-{number}" / "node.toml"] = MACHINE.format(number=number, rows=rows, digest=digest)
     for name, where in HELPERS.items():
         files[folder / where / "helper.toml"] = HELPER.format(name=name, digest=digest)
     for path, content in files.items():

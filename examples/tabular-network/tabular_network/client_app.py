@@ -3,7 +3,7 @@
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, private_client_app
+from murmurfl.clients import CorrelatedNoiseMod, Label, Part, Schema, UpdatePolicy, private_client_app
 from murmurfl.privacy import PrivacyPolicy
 
 from .task import FEATURES, load_data, make_net, train
@@ -12,6 +12,8 @@ ROUNDS, PLAIN_ROUNDS = 40, 10
 # Of twenty banks, ten may work with the server; a sum of fewer than sixteen is not opened.
 SUMS = {"trust": "secure-aggregation", "min_honest": 10, "min_cohort": 16}
 HELPERS = 2
+# What everybody knows of a customer's features; the network is tried at once on some made from it.
+RECORD = Schema(inputs=(Part(shape=(FEATURES,), bounds=(-5, 5)),), label=Label(classes=2))
 
 
 def private(mechanism: str = "independent", **trust: object) -> ClientApp:
@@ -26,9 +28,8 @@ def private(mechanism: str = "independent", **trust: object) -> ClientApp:
         release_rule="paper",
         **trust,
     )
-    example = (torch.zeros(2, FEATURES), torch.zeros(2, dtype=torch.int64))  # the network is tried on it at once
     loss = torch.nn.functional.cross_entropy
-    return private_client_app(make_net, loss, load_data, policy=policy, helpers=HELPERS, example=example)
+    return private_client_app(make_net, loss, load_data, policy=policy, helpers=HELPERS, schema=RECORD)
 
 
 plain = ClientApp()  # before

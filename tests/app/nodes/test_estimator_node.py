@@ -10,6 +10,7 @@ from sklearn.linear_model import SGDClassifier
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
+from tests.harness.schemas import write_schema
 
 SECRET = "patient 4711"
 PROJECT = """
@@ -34,6 +35,8 @@ method = "full-batch"
 clip-norm = 2.0
 mu = 10.0
 max-participations = 1
+schema = "schema.toml"
+rows = 60
 app = "{app}"
 """
 
@@ -54,6 +57,7 @@ def test_samples_that_cannot_be_read_count_as_zero_and_nothing_shows(app, counte
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("MURMURFL_NODE_CONFIG", raising=False)
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
+    write_schema(tmp_path / "schema.toml", (2,), bounds=(0, 10), classes=("benign", "malignant"))
     (tmp_path / "node.toml").write_text(FILE.format(app=f"{name}:{app}"))
     answers, _ = own_client(read_node(tmp_path / "node.toml"))
     arrays = LinearEstimator(SGDClassifier(), 2, ("benign", "malignant")).initial_arrays()

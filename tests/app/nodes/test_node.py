@@ -15,8 +15,22 @@ from murmurfl.app.nodes import config as node
 from murmurfl.app.nodes.config import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, NodeConfig, configured_client
 from murmurfl.app.nodes.describing import describe
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
-from murmurfl.clients import FullBatchClient, Mu2Client, NoisySGDClient, OnlineClient, numpy_client_app
+from murmurfl.clients import (
+    Column,
+    FullBatchClient,
+    Label,
+    Mu2Client,
+    NoisySGDClient,
+    OnlineClient,
+    Schema,
+    numpy_client_app,
+)
+from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
+
+from tests.harness.grid import ask_real_node
+from tests.harness.machines import training_config
+from tests.harness.schemas import write_samples, write_schema
 
 BASE = {
     "machine": "clinic",
@@ -176,30 +190,128 @@ def test_all_samples_are_used_unless_the_cap_says_less(tmp_path):
 
 def test_an_operators_own_samples(tmp_path):
     generator = np.random.default_rng(1)
-    np.savez(tmp_path / "mine.npz", features=generator.random((100, 8, 8)), labels=generator.integers(10, size=100))
-    path = write(tmp_path, {**OWN, "samples": "mine.npz", "num-classes": 10})
+    own = write_samples(tmp_path, generator.random((100, 8, 8)), generator.integers(10, size=100), classes=10)
+    path = write(tmp_path, {**OWN, **own})
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     client = NodeConfig.read(path).client()
     assert (client.machine.num_samples, client.machine.num_parameters) == (100, 650)
 
 
+FEATURES, LABELS = np.arange(12, dtype=float).reshape(6, 2) / 6, np.arange(6) % 2
+OF_ARRAYS = {"samples": "mine.npz", "schema": "schema.toml", "rows": 6, **FULL_BATCH}
+
+
+def made_of(folder, **arrays):
+    np.savez(folder / "mine.npz", **arrays)
+    write_schema(folder / "schema.toml", (2,), bounds=(0, 2))
+    SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    return NodeConfig.read(write(folder, {**OWN, **OF_ARRAYS})).client()
+
+
 @pytest.mark.parametrize(
     "arrays",
     [
-        {"features": np.zeros((5, 3))},
-        {"features": np.zeros((5, 3)), "labels": np.zeros(4, int)},
-        {"features": np.zeros((5, 3)), "labels": np.full(5, 10)},
-        {"features": np.zeros((5, 3)), "labels": np.zeros(5)},
-        {"features": np.array([["a"]]), "labels": np.zeros(1, int)},
-        {"features": np.array([[object()]]), "labels": np.zeros(1, int)},
-        {"features": np.zeros((0, 3)), "labels": np.zeros(0, int)},
+        {"features": FEATURES},
+        {"labels": LABELS},
+        {"features": FEATURES, "labels": LABELS[:-1]},
+        {"features": FEATURES.astype(object), "labels": LABELS},
+        {"features": np.float64(3), "labels": LABELS},
+    ],
+    ids=["no labels", "no features", "fewer labels", "pickled", "a number"],
+)
+def test_a_file_that_is_not_what_was_promised_is_refused(tmp_path, arrays):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        made_of(tmp_path, **arrays)
+
+
+def with_third(array, value, dtype=None):
+    changed = array.astype(dtype or array.dtype)
+    changed[2] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"features": FEATURES, "labels": with_third(LABELS, 7)},
+        {"features": FEATURES, "labels": with_third(LABELS, -1)},
+        {"features": FEATURES, "labels": with_third(LABELS, np.nan, float)},
+        {"features": FEATURES, "labels": with_third(LABELS, 0.5, float)},
+        {"features": with_third(FEATURES, np.nan), "labels": LABELS},
+        {"features": with_third(FEATURES, "patient 4711", "<U32"), "labels": LABELS},
+        {"features": with_third(FEATURES, np.inf), "labels": with_third(LABELS, "patient 4711", "<U32")},
+    ],
+    ids=["too large", "negative", "NaN label", "half a class", "NaN", "text", "both"],
+)
+def test_a_record_that_does_not_fit_counts_as_zero_and_nothing_shows(tmp_path, arrays, hushed_noise, caplog):
+    client = made_of(tmp_path, **arrays)
+    assert client.machine.num_samples == 6
+    assert "5 of 6 records fit the schema" in caplog.text, "its operator is told"
+    content = {"arrays": ArrayRecord([np.zeros((2, 2)), np.zeros(2)]), "config": ConfigRecord(training_config())}
+    reply = ask_real_node(numpy_client_app(lambda context: client), RecordDict(content))
+    assert not reply.has_error(), reply.error
+    assert "4711" not in repr(reply.content)
+    assert reply.content["metrics"]["num-examples"] == 6
+    sent = np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+    assert sent == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.1)
+    assert np.abs(clipped_sum(range(6)) - clipped_sum([0, 1, 3, 4, 5])).max() > 0.3
+
+
+def clipped_sum(numbers):
+    """By hand: the gradient of a softmax at zero, (1/2 - y) times (features, 1), clipped to 2."""
+    total = np.zeros(6)
+    for i in numbers:
+        residual = np.array([0.5, 0.5]) - np.eye(2)[LABELS[i]]
+        row = np.concatenate([np.outer(residual, FEATURES[i]).ravel(), residual])
+        total += row * min(1.0, 2.0 / np.linalg.norm(row))
+    return total
+
+
+@pytest.mark.parametrize("rows", [0, 4, 9])
+def test_the_operators_number_of_rows_stands_whatever_is_in_the_file(tmp_path, rows):
+    client = made_of(tmp_path, features=np.ones((rows, 2)), labels=np.zeros(rows, int))
+    assert client.machine.num_samples == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"rows": 0}, "Expected rows to be the public number of records"),
+        ({"schema": ""}, "Expected schema to be the path of the schema of `samples`"),
+        ({"samples": "mine.txt"}, "Expected a file that ends in .csv"),
+        ({"schema": "none.toml"}, "`murmurfl schema FILE` drafts one"),
+        ({"num-classes": 2}, "Expected known node-config keys, got num-classes"),
+        ({"samples-per-owner": 2, "strategy": "mu2", "max-participations": 0}, "with a schema that names an owner"),
     ],
 )
-def test_samples_that_are_not_what_was_promised_are_refused(tmp_path, arrays):
-    np.savez(tmp_path / "mine.npz", **arrays)
-    path = write(tmp_path, {**OWN, "samples": "mine.npz", "num-classes": 10, "batch-size": 1})
-    with pytest.raises(ConfigurationError, match="Expected"):
-        NodeConfig.read(path).client()
+def test_what_an_operator_says_of_samples_is_said_whole(tmp_path, changes, complaint):
+    made_of(tmp_path, features=FEATURES, labels=LABELS)
+    with pytest.raises(ConfigurationError, match=complaint):
+        NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, **changes})).client()
+
+
+def test_a_schema_that_nobody_reviewed_is_refused(tmp_path):
+    made_of(tmp_path, features=FEATURES, labels=LABELS)
+    path = tmp_path / "schema.toml"
+    path.write_text(path.read_text().replace("reviewed = true", "reviewed = false"))
+    with pytest.raises(ConfigurationError, match="reviewed = true"):
+        NodeConfig.read(tmp_path / "node.toml").client()
+
+
+def test_a_node_reads_a_table_by_its_schema(tmp_path):
+    rows = [f"{i},{'mf'[i % 2]},{'' if i == 3 else i % 2}" for i in range(6)]
+    (tmp_path / "mine.csv").write_text("\n".join(["age,sex,ill", *rows]))
+    columns = {"age": Column(kind="number", bounds=(0, 100)), "sex": Column(kind="category", values=("f", "m"))}
+    schema = Schema(columns=columns, label=Label(column="ill", classes=2), reviewed=True)
+    (tmp_path / "schema.toml").write_text(document(schema))
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    client = NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, "samples": "mine.csv"})).client()
+    assert (client.machine.num_samples, client.machine.num_parameters) == (6, 2 * (4 + 1))
+
+
+def test_a_function_of_ones_own_is_refused_as_data_of_a_real_node(tmp_path):
+    with pytest.raises(ConfigurationError, match="Expected task to be a built-in one; data of one's own"):
+        made(tmp_path, task="package.module:load")
 
 
 def context(node_config, run_config):
@@ -343,13 +455,13 @@ def test_a_node_whose_own_file_was_written_anew_in_another_order_is_refused_and_
     features, labels = rng.normal(size=(100, 5)), rng.integers(0, 3, 100)
 
     def save(order):
-        np.savez(tmp_path / "own.npz", features=features[order], labels=labels[order])
+        return write_samples(tmp_path, features[order], labels[order], classes=3)
 
-    save(np.arange(80))
+    own = save(np.arange(80))
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
-    path = write(tmp_path, OWN, samples="own.npz", num_classes=3)
+    path = write(tmp_path, {**OWN, **own})
     used_once(path)
-    save(np.arange(100))
+    write(tmp_path, {**OWN, **save(np.arange(100))})
     NodeConfig.read(path).client()
     for order in (np.arange(100)[::-1], np.roll(np.arange(100), 1)):
         save(order)

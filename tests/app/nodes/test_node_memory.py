@@ -12,6 +12,8 @@ from murmurfl.app.nodes.supernode import machine_of, repeating_the_last_answer
 from murmurfl.privacy import SQLiteLedger, protocol
 from murmurfl.privacy.ledger import page as ledger_page
 
+from tests.harness.schemas import write_samples
+
 CLASSES, FEATURES, BATCH, ROUNDS = 10, 9_999, 2, 6
 D = CLASSES * (FEATURES + 1)
 MOST = 10.0
@@ -20,10 +22,11 @@ MOST = 10.0
 def node(folder, **own):
     draw = np.random.Generator(np.random.Philox(key=1))
     rows = draw.random((BATCH * ROUNDS, FEATURES), dtype=np.float32)
-    np.savez(folder / "samples.npz", features=rows, labels=np.arange(len(rows)) % CLASSES)
+    own |= write_samples(folder, rows, np.arange(len(rows)) % CLASSES, classes=CLASSES)
     SQLiteLedger.create(folder / "ledger.db", budget_mu=1.0, delta=1e-5)
-    files = {"ledger": str(folder / "ledger.db"), "samples": str(folder / "samples.npz"), "num_classes": CLASSES}
-    config = NodeConfig("node", clip_norm=1.0, batch_size=BATCH, mu=1.0, max_participations=ROUNDS, **files, **own)
+    config = NodeConfig(
+        "node", str(folder / "ledger.db"), clip_norm=1.0, batch_size=BATCH, mu=1.0, max_participations=ROUNDS, **own
+    )
     answers, _ = machine_of(config)
     repeat = repeating_the_last_answer()
     return lambda message: repeat(message, Context(1, 1, {}, RecordDict(), {}), answers)

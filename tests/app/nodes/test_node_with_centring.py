@@ -10,9 +10,10 @@ from murmurfl.app.nodes.describing import describe
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 
 from tests.harness.machines import training_config
+from tests.harness.schemas import write_samples
 
 FEATURES, SAMPLES, MU = 4, 12, 1.0
-BASE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
 BASE |= {"strategy": "full-batch", "clip-norm": 1.0, "batch-size": 1, "mu": MU, "max-participations": 3}
 CENTRED = {"centring": "private", "centring-norm": 2.0, "centring-nonnegative": True}
 TASK = {"task": "digits", "num-partitions": 4, "partition-id": 0, "features": "soft-gradients"}
@@ -22,14 +23,16 @@ def made(folder, **changes):
     named = {name.replace("_", "-"): value for name, value in changes.items()}
     values = {name: value for name, value in {**BASE, **named}.items() if value is not None}
     features = np.abs(np.random.Generator(np.random.Philox(key=1)).normal(size=(SAMPLES, FEATURES)))
-    np.savez(folder / "samples.npz", features=features.astype(np.float32), labels=np.arange(SAMPLES) % 2)
+    own = write_samples(folder, features.astype(np.float32), np.arange(SAMPLES) % 2)
+    if "task" not in values:
+        values |= own
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=MU, delta=1e-5)
     (folder / "node.toml").write_text(toml_document(values))
     return NodeConfig.read(folder / "node.toml")
 
 
 def of_task(folder, **changes):
-    return made(folder, samples=None, num_classes=None, **{**TASK, **changes})
+    return made(folder, **{**TASK, **changes})
 
 
 def test_the_file_decides_what_of_mu_is_for_the_mean_and_what_bounds_it(tmp_path):

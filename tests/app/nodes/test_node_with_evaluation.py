@@ -14,18 +14,19 @@ from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, pro
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
+from tests.harness.schemas import write_samples
 
 FEATURES, SAMPLES, MU = 4, 20, 1.0
-BASE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
 BASE |= {"strategy": "full-batch", "clip-norm": 1.0, "batch-size": 1, "mu": MU, "max-participations": 3}
 MODEL = [np.zeros((2, FEATURES)), np.zeros(2)]
 
 
-def made(folder, **changes):
+def made(folder, classes=2, **changes):
     named = {name.replace("_", "-"): value for name, value in changes.items()}
     values = {name: value for name, value in {**BASE, **named}.items() if value is not None}
     features = np.random.Generator(np.random.Philox(key=1)).normal(size=(SAMPLES, FEATURES))
-    np.savez(folder / "samples.npz", features=features.astype(np.float32), labels=np.arange(SAMPLES) % 2)
+    values |= write_samples(folder, features.astype(np.float32), np.arange(SAMPLES) % 2, classes=classes)
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=MU, delta=1e-5)
     (folder / "node.toml").write_text(toml_document(values))
     return NodeConfig.read(folder / "node.toml")
@@ -98,7 +99,7 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path, changes, words):
 
 def test_bins_of_scores_are_for_two_classes(tmp_path):
     with pytest.raises(ConfigurationError, match="two classes"):
-        made(tmp_path, num_classes=3, private_evaluation=0.1, score_bins=4).client()
+        made(tmp_path, classes=3, private_evaluation=0.1, score_bins=4).client()
 
 
 def test_what_is_released_beside_the_training_is_noted_as_what_it_is(tmp_path):

@@ -13,6 +13,7 @@ from murmurfl.clients.statement import statement_entries
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read_ledger
 
 from tests.harness.machines import training_config
+from tests.harness.schemas import write_schema
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -24,7 +25,8 @@ BASE = {
     "batch-size": 3,
     "mu": 1.0,
     "samples": "samples.npz",
-    "num-classes": 2,
+    "schema": "schema.toml",
+    "rows": OWNERS,
     "samples-per-owner": 3,
 }
 
@@ -46,6 +48,7 @@ def write_samples(folder, counts, key=1, **arrays):
 def made(folder, **changes):
     values = {**BASE, **{name.replace("_", "-"): value for name, value in changes.items()}}
     (folder / "node.toml").write_text(toml_document(values))
+    write_schema(folder / "schema.toml", (FEATURES,), owner="owners" if values["samples-per-owner"] else "")
     if not (folder / "ledger.sqlite").exists():
         SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
     return NodeConfig.read(folder / "node.toml").client()
@@ -61,7 +64,7 @@ def test_owners_are_what_is_admitted_counted_and_claimed(tmp_path):
     policy = client.machine.policy
     assert (policy.samples_per_owner, client.machine.num_samples, policy.max_participations) == (3, OWNERS, 4)
     said = describe(client)
-    assert "up to 4 releases of 3 owners a run" in said
+    assert "up to 4 releases of 3 places of owners a run" in said
     assert "for replacement of all samples of one owner on one machine, against the server and everybody else" in said
     assert "Of each owner the first 3 samples are used, and any others left out." in said
     point = [np.zeros((2, FEATURES)), np.zeros(2)]
@@ -93,13 +96,39 @@ def test_nothing_that_is_said_depends_on_how_many_samples_an_owner_has(tmp_path)
 
 def test_a_file_that_does_not_say_whose_its_samples_are_is_refused(tmp_path):
     for owners, complaint in (
-        (None, "Expected an array `owners` in"),
-        (np.arange(3), "Expected `owners` in .* to be 35 integers or texts, one a sample, got int64 of shape"),
-        (np.zeros(35), "Expected `owners` in .* got float64 of shape"),
+        (None, "Expected an .npz with the arrays features, labels and owners"),
+        (np.arange(3), "Expected inputs and targets of one length, got 3 and 35"),
     ):
         write_samples(tmp_path, COUNTS, owners=owners)
         with pytest.raises(ConfigurationError, match=complaint):
             made(tmp_path)
+
+
+@pytest.mark.parametrize(("most", "owner"), [(3, ""), (0, "owners")])
+def test_file_and_schema_say_the_same_of_owners(tmp_path, most, owner):
+    write_samples(tmp_path, COUNTS)
+    write_schema(tmp_path / "other.toml", (FEATURES,), owner=owner)
+    with pytest.raises(ConfigurationError, match="Expected samples-per-owner >= 1 with a schema that names an owner"):
+        made(tmp_path, samples_per_owner=most, schema="other.toml")
+
+
+def test_an_owner_more_or_less_a_missing_one_and_rows_that_move_change_nothing_that_is_said(tmp_path):
+    """And the ledger, which knows owners by their names, lets a machine go on with rows that moved."""
+    said, point = [], [np.zeros((2, FEATURES)), np.zeros(2)]
+    for counts in (COUNTS, [*COUNTS, 2], COUNTS[:-1]):
+        folder = tmp_path / str(len(counts))
+        folder.mkdir()
+        write_samples(folder, counts)
+        client = made(folder)
+        _, examples, sent = client.fit([*point, *point], training_config())
+        said.append((describe(client), examples, sent, statement_entries(client.machine, "s")))
+    assert said[0] == said[1] == said[2]
+    with np.load(tmp_path / str(len(COUNTS)) / "samples.npz") as file:
+        held = dict(file)
+    order = np.random.default_rng(3).permutation(len(held["labels"]))
+    np.savez(tmp_path / str(len(COUNTS)) / "samples.npz", **{name: values[order] for name, values in held.items()})
+    _, examples, _ = made(tmp_path / str(len(COUNTS))).fit([*point, *point], training_config(ack=1))
+    assert examples == 3
 
 
 @pytest.mark.parametrize(
@@ -121,8 +150,8 @@ def test_what_would_count_samples_is_refused_beside_owners(tmp_path, changes, co
 
 
 def test_owners_of_a_built_in_task_are_for_simulation(tmp_path):
-    task = {"samples": "", "num-classes": 0, "task": "digits", "num-partitions": 4, "partition-id": 1}
-    with pytest.raises(ConfigurationError, match="does not say whose its samples are"):
+    task = {"samples": "", "schema": "", "rows": 0, "task": "digits", "num-partitions": 4, "partition-id": 1}
+    with pytest.raises(ConfigurationError, match="Expected data that say whose they are with samples-per-owner = 3"):
         made(tmp_path, **task)
 
 
@@ -132,7 +161,7 @@ def test_a_ledger_that_was_used_with_samples_is_not_used_with_owners(tmp_path):
     point = [np.zeros((2, FEATURES)), np.zeros(2)]
     client.fit([*point, *point], training_config())
     for most in (1, 3):
-        with pytest.raises(LedgerError, match="Expected the 3 rows this ledger was used with"):
+        with pytest.raises(LedgerError, match="Expected the 3 places of owners this ledger was used with"):
             made(tmp_path, samples_per_owner=most)
     assert ledger_guarantee(read_ledger(tmp_path / "ledger.sqlite")).unit == "sample"
 

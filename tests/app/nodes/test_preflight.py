@@ -1,6 +1,7 @@
 """What ``--check`` finds out before a node starts: a line each, nothing spent, and a connection is tried for real."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,18 @@ from murmurfl.app.nodes.cards import roster_of
 from murmurfl.app.nodes.certificates import make_node_key
 from murmurfl.app.nodes.config import NodeConfig
 from murmurfl.app.nodes.new_keys import make_helper, make_machine
-from murmurfl.app.nodes.preflight import Given, _disk, check_helper, check_node
+from murmurfl.app.nodes.preflight import Given, _data, _data_files, _disk, check_helper, check_node
+from murmurfl.clients import UpdateNode, UpdatePolicy
 from murmurfl.clients.roster_files import write_roster
+from murmurfl.clients.sample_node import SampleNode
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
+from murmurfl.privacy.files import exposure
 from typer.testing import CliRunner
 
+from tests.harness.schemas import write_samples, write_schema
+
 FEATURES = 5
-FILE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+FILE = {"machine": "clinic", "ledger": "ledger.sqlite"}
 FILE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
 NOW = 1_800_000_000.0
 
@@ -36,9 +42,10 @@ class Node:
         self.folder, self.config = folder, folder / "node.toml"
         generator = np.random.Generator(np.random.Philox(key=1))
         features, labels = generator.random((samples, FEATURES)), generator.integers(2, size=samples)
-        np.savez(folder / "samples.npz", features=features, labels=labels)
+        self.own = write_samples(folder, features, labels)
+        (folder / "samples.npz").chmod(0o600)
         SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=budget_mu, delta=1e-5)
-        self.config.write_text(toml_document({**FILE, **changes}))
+        self.config.write_text(toml_document({**FILE, **self.own, **changes}))
         self.config.chmod(0o600)
 
     def release(self, session, times=1):
@@ -67,7 +74,7 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
     assert found.state == "ok"
     assert found.description.startswith("Machine clinic: up to 6 releases")
     states = {name: check.state for name, check in checks.items()}
-    tried = dict.fromkeys(["configuration", "budget", "disk"], "ok")
+    tried = dict.fromkeys(["configuration", "records", "budget", "disk", "data"], "ok")
     assert states == tried | dict.fromkeys(["connection", "certificate", "clock", "key"], "not tried")
     assert "No SuperLink is named" in checks["connection"].sentence
     node.release("first")
@@ -150,6 +157,132 @@ def test_a_certificate_that_ends_soon_a_clock_that_drifts_and_an_open_key_are_wa
     assert [c.state for c in connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)] == ["ok"] * 4
 
 
+@pytest.mark.parametrize(
+    ("mode", "state", "command"),
+    [
+        (0o600, "ok", ""),
+        (0o400, "ok", ""),
+        (0o640, "warning", "may read"),
+        (0o604, "warning", "may read"),
+        (0o644, "warning", "may read"),
+        (0o620, "failed", "may change"),
+        (0o666, "failed", "may change"),
+    ],
+)
+def test_data_that_others_may_read_are_a_warning_and_that_they_may_change_a_failure(node, mode, state, command):
+    samples = node.folder / "samples.npz"
+    samples.chmod(mode)
+    found, checks = node.checked()
+    assert checks["data"].state == found.state == state
+    assert checks["configuration"].state == "ok"
+    assert command in checks["data"].sentence
+    assert (f"got {samples} with mode {mode:o}" in checks["data"].sentence) == (state != "ok")
+    assert (f"`chmod 600 {samples}`" in checks["data"].sentence) == (state != "ok")
+
+
+def test_data_that_the_group_reads_of_somebody_else_are_in_order(node, monkeypatch):
+    samples = node.folder / "samples.npz"
+    samples.chmod(0o640)
+    monkeypatch.setattr("murmurfl.privacy.files.os.geteuid", lambda: samples.stat().st_uid + 1)
+    assert exposure(samples, "a data file") == ("", "")
+    samples.chmod(0o644)
+    assert f"`chmod 640 {samples}`" in exposure(samples, "a data file")[1]
+
+
+def test_a_folder_in_which_anybody_may_put_other_data_is_a_failure(node):
+    data = node.folder / "data"
+    data.mkdir()
+    (node.folder / "samples.npz").rename(data / "samples.npz")
+    (node.folder / "samples.npz").symlink_to(data / "samples.npz")
+    assert node.checked()[1]["data"].state == "ok"
+    data.chmod(0o777)
+    assert node.checked()[1]["data"].state == "failed"
+    data.chmod(0o1777)
+    assert node.checked()[1]["data"].state == "ok"
+
+
+def test_a_schema_is_read_by_everybody_and_changed_by_its_operator_alone(node):
+    (node.folder / "schema.toml").chmod(0o644)
+    assert node.checked()[1]["data"].state == "ok"
+    (node.folder / "schema.toml").chmod(0o664)
+    check = node.checked()[1]["data"]
+    assert check.state == "failed"
+    assert "schema.toml" in check.sentence
+
+
+@pytest.mark.parametrize(("wrong", "state"), [(0, "ok"), (4, "ok"), (5, "warning"), (39, "warning"), (40, "failed")])
+def test_how_many_records_fit_their_schema_is_said_to_the_operator(run, node, wrong, state):
+    with np.load(node.folder / "samples.npz") as file:
+        features, labels = file["features"], file["labels"]
+    labels[:wrong] = 7
+    np.savez(node.folder / "samples.npz", features=features, labels=labels)
+    found, checks = node.checked()
+    assert checks["records"].state == found.state == state
+    assert checks["records"].sentence.startswith(f"{40 - wrong} of 40 records fit the schema")
+    assert (f"({wrong} with label: a label that is none of the classes)" in checks["records"].sentence) == (wrong > 0)
+    assert checks["configuration"].state == "ok", "the node would start all the same"
+    document = run("node", node.config, "--check", "--json")
+    assert document.exit_code == (state == "failed")
+    assert {"check": "records", "state": state, "sentence": checks["records"].sentence} in json.loads(document.stdout)[
+        "checks"
+    ]
+
+
+def test_rows_behind_the_operators_number_are_left_out_and_it_is_said(tmp_path):
+    assert "Rows behind them are left out: 10." in Node(tmp_path, rows=30).checked()[1]["records"].sentence
+
+
+def test_records_of_owners_are_counted_one_by_one_too(tmp_path):
+    node = Node(tmp_path)
+    with np.load(tmp_path / "samples.npz") as file:
+        features, labels = file["features"], file["labels"]
+    labels[:5] = 7
+    np.savez(tmp_path / "samples.npz", features=features, labels=labels, owners=np.arange(40) % 8)
+    write_schema(tmp_path / "schema.toml", (FEATURES,), owner="owners")
+    owned = {**FILE, **node.own, "rows": 16, "samples-per-owner": 3}
+    node.config.write_text(toml_document(owned))
+    _, checks = node.checked()
+    assert checks["configuration"].state == "ok", checks["configuration"].sentence
+    assert checks["records"].state == "warning"
+    assert checks["records"].sentence.startswith("35 of 40 records fit")
+
+
+def test_data_are_looked_at_where_the_machine_cannot_be_made(node):
+    (node.folder / "samples.npz").write_bytes(b"none")
+    (node.folder / "samples.npz").chmod(0o666)
+    checks = node.checked()[1]
+    assert checks["configuration"].state == checks["data"].state == "failed"
+
+
+def test_of_a_built_in_data_set_there_is_nothing_to_look_at(node):
+    node.config.write_text(toml_document({**FILE, "task": "digits", "num-partitions": 4, "partition-id": 0}))
+    assert not {"data", "records"} & node.checked()[1].keys()
+
+
+def test_files_of_an_own_app_are_those_that_its_file_names(tmp_path):
+    for name in ("a.npz", "b.csv", "c.csv"):
+        (tmp_path / name).touch(mode=0o600)
+    place = {"machine": "clinic", "ledger": "l", "app": "project:app"}
+    tables = {"run_config": {"rows": str(tmp_path / "b.csv"), "epochs": 2, "device": "cpu"}}
+    tables["node_config"] = {"long": "x" * 5000, "none": "\0", "folder": str(tmp_path), "c": str(tmp_path / "c.csv")}
+    of_samples = SampleNode(
+        **place, **tables, schema="s", rows=4, method="full-batch", clip_norm=1.0, max_participations=1, mu=1.0
+    )
+    assert [file.name for file in _data_files(of_samples)] == ["b.csv", "c.csv"]
+    of_file = replace(of_samples, samples=str(tmp_path / "a.npz"))
+    assert [file.name for file in _data_files(of_file)] == ["a.npz", "b.csv", "c.csv"]
+    policy = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=2, releases_per_pass=2)
+    of_updates = UpdateNode(**place, **tables, updates=policy, data_files=(str(tmp_path / "a.npz"), "missing"))
+    assert [file.name for file in _data_files(of_updates)] == ["a.npz", "b.csv", "c.csv"]
+    assert [check.state for check in _data(of_updates)] == ["ok"]
+    (tmp_path / "b.csv").chmod(0o644)
+    (tmp_path / "c.csv").chmod(0o646)
+    (tmp_path / "a.npz").chmod(0o660)
+    (check,) = _data(of_updates)
+    assert check.state == "failed"
+    assert [name in check.sentence for name in ("a.npz", "b.csv", "c.csv")] == [True, False, True]
+
+
 def test_a_folder_without_room_or_rights_is_a_failure(tmp_path):
     assert _disk([tmp_path / "ledger"], 1000).state == "ok"
     full = _disk([tmp_path / "ledger"], 10**15)
@@ -194,10 +327,10 @@ def test_json_has_the_same_checks_and_the_figures(run, node):
 def test_a_machine_that_cannot_be_made_leaves_the_connection_to_be_tried(node):
     with np.load(node.folder / "samples.npz") as file:
         features = file["features"]
-    np.savez(node.folder / "samples.npz", features=features, labels=np.full(len(features), 7))
+    np.savez(node.folder / "samples.npz", features=features)
     found, checks = node.checked(Given(f"127.0.0.1:{free_port()}", insecure=True))
     assert checks["configuration"].state == checks["connection"].state == "failed"
-    assert "integers from 0 to 1" in checks["configuration"].sentence
+    assert "the arrays features, labels" in checks["configuration"].sentence
     assert found.document(NOW)["left"] is None
 
 

@@ -24,9 +24,11 @@ from murmurfl.privacy import (
     row_key,
 )
 
+from tests.harness.schemas import write_samples
+
 ROOT = Path(__file__).resolve().parents[3]
 FEATURES = 5
-BASE = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": "samples.npz", "num-classes": 2}
+BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
 BASE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
 KINDS = [
     {},
@@ -42,9 +44,9 @@ KINDS = [
 def make_client(folder, **changes):
     folder.mkdir(exist_ok=True)
     generator = np.random.Generator(np.random.Philox(key=1))
-    np.savez(folder / "samples.npz", features=generator.random((20, FEATURES)), labels=generator.integers(2, size=20))
+    own = write_samples(folder, generator.random((20, FEATURES)), generator.integers(2, size=20))
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
-    (folder / "node.toml").write_text(toml_document({**BASE, **changes}))
+    (folder / "node.toml").write_text(toml_document({**BASE, **own, **changes}))
     return NodeConfig.read(folder / "node.toml").client()
 
 
@@ -161,7 +163,7 @@ NODE_MODULES = (
     "app/nodes/flower_supernode.py",
     "app/commands/node.py",
 )
-NODE_MODULES += ("clients/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
+NODE_MODULES += ("clients/*.py", "clients/records/*.py", "privacy/*.py", "privacy/mechanisms/*.py")
 SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Philox", "RandomState", "manual_seed"}
 # Where seeded keys are defined, exported, and handed out in simulation only; the public order of epochs is no noise.
 ALLOWED = {
@@ -170,7 +172,11 @@ ALLOWED = {
     "clients/foreign_machine.py": {"SimulatedKeys"},
     "privacy/shuffled.py": {"derived_seed", "Generator", "Philox"},
     "clients/model_checks.py": {"derived_seed", "Generator", "manual_seed"},  # of samples that are made up
+    "clients/torch_state.py": {"Generator", "RandomState", "random"},  # which it puts back, and draws nothing from
     "clients/torch_machine.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
+    "clients/gradients.py": {"Generator", "Philox"},  # of the point at which made-up records are tried
+    "clients/records/records.py": {"Generator", "Philox"},  # of a record that is made up
+    "clients/records/schema.py": {"Generator", "Philox"},  # of records that are made up
     "privacy/amplification.py": {"derived_seed", "Generator", "Philox"},  # of an estimate that sees no data and no key
 }
 

@@ -22,6 +22,7 @@ from murmurfl.privacy.permits import OwnerKey
 
 from tests.harness.grid import claim_identity
 from tests.harness.masked_releases import opener_of, round_of
+from tests.harness.schemas import write_samples
 
 OWNER, STRANGER = OwnerKey(bytes(range(32))), OwnerKey(bytes(range(1, 33)))
 BUNDLE = b"the bytes of a bundle"
@@ -223,7 +224,8 @@ clip-norm = 1.0
 batch-size = 2
 mu = 1.0
 samples = "samples.npz"
-num-classes = 2
+schema = "schema.toml"
+rows = 8
 max-participations = 2
 strategy = "noisy-sgd"
 """
@@ -301,7 +303,7 @@ def test_a_plain_supernode_refuses_the_file_as_not_configured(tmp_path, monkeypa
 @pytest.fixture
 def machine(tmp_path, quick_disk):
     generator = np.random.Generator(np.random.Philox(key=5))
-    np.savez(tmp_path / "samples.npz", features=generator.normal(size=(8, 3)), labels=np.arange(8) % 2)
+    write_samples(tmp_path, generator.normal(size=(8, 3)), np.arange(8) % 2)
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
     client = NodeConfig.read(write(tmp_path), runs_kept=True).client()
     return numpy_client_app(lambda context: client)

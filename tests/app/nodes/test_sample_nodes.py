@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
+from tests.harness.schemas import write_samples, write_schema
 from tests.harness.secure_aggregation import unmasked
 
 torch = pytest.importorskip("torch")
@@ -71,6 +72,25 @@ class Files(torch.utils.data.Dataset):
 
 
 files = private_client_app(make, samples=lambda context: Files(), mu=1e3, rounds=100, clip_norm=1e3)
+
+
+def weighted(output, target):
+    losses = torch.nn.functional.cross_entropy(output, target, reduction="none")
+    return (torch.softmax(output.sum(1), 0) * losses).sum()
+
+
+class Remembers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen = torch.nn.Linear(2, 2), 0.0
+
+    def forward(self, inputs):
+        self.seen = self.seen + inputs.mean()
+        return self.linear(inputs + self.seen)
+
+
+mixing = private_client_app(lambda: torch.nn.Linear(2, 2), weighted, load, mu=1e3, rounds=100)
+remembering = private_client_app(Remembers, samples=load, mu=1e3, rounds=100)
 """.replace("SECRET", SECRET)
 
 FILE = """
@@ -80,6 +100,8 @@ method = "full-batch"
 clip-norm = 0.5
 mu = 10.0
 max-participations = 3
+schema = "schema.toml"
+rows = 6
 app = "{app}"
 
 [run-config]
@@ -97,6 +119,7 @@ def folder(tmp_path, monkeypatch, hushed_noise):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("MURMURFL_NODE_CONFIG", raising=False)
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
+    write_schema(tmp_path / "schema.toml", (2,), bounds=(0, 10))
     return tmp_path, name
 
 
@@ -151,10 +174,10 @@ def test_clip_noise_and_cap_are_the_files_and_the_servers_settings_stay_outside(
 
 
 def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(folder, caplog):
-    answers, _ = own_client(read_node(write(folder)))
-    whole = asked(answers)
+    whole = asked(own_client(read_node(write(folder)))[0])
     (folder[0] / "broken").touch()
-    reply = asked(answers, session="s", ack=1)
+    SQLiteLedger.create(folder[0] / "other.sqlite", budget_mu=10.0, delta=1e-5)
+    reply = asked(own_client(read_node(write(folder, FILE.replace("ledger.sqlite", "other.sqlite"))))[0])
     assert sent(reply) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
     assert dict(reply.content["metrics"]).keys() == dict(whole.content["metrics"]).keys()
     assert reply.content["metrics"]["num-examples"] == 6
@@ -163,7 +186,7 @@ def test_a_sample_that_cannot_be_read_counts_as_zero_and_nothing_else_shows_it(f
 
 
 @pytest.mark.parametrize("first", ["unreadable", "of another shape"])
-def test_nothing_shows_of_the_first_sample_either_which_the_model_is_tried_on(folder, first, monkeypatch, caplog):
+def test_nothing_shows_of_the_first_sample_either(folder, first, monkeypatch, caplog):
     import importlib
 
     class First(importlib.import_module(folder[1]).Visits):
@@ -178,24 +201,26 @@ def test_nothing_shows_of_the_first_sample_either_which_the_model_is_tried_on(fo
     monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", First)
     answers, _ = own_client(read_node(write(folder)))
     assert sent(asked(answers)) == pytest.approx(clipped_sum(range(1, 6)), abs=0.05)
-    assert "this machine's first one" in caplog.text, "its operator is told"
+    assert "5 of 6 records fit the schema" in caplog.text, "its operator is told"
 
 
-def test_samples_that_are_others_every_time_are_said_in_the_nodes_own_log(folder, monkeypatch, caplog):
+def test_a_sample_is_read_once_however_often_it_is_used(folder, monkeypatch):
+    """So that one that is another at every read, as with random crops, is one sample."""
     import importlib
 
-    own_client(read_node(write(folder)))
-    assert "others whenever they are read" not in caplog.text
-    draws = iter(range(10**6))
+    draws = []
 
     class Augmented(importlib.import_module(folder[1]).Visits):
         def __getitem__(self, chosen):
+            draws.append(chosen)
             inputs, targets = super().__getitem__(chosen)
-            return inputs + next(draws), targets
+            return inputs + len(draws), targets
 
     monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", Augmented)
-    own_client(read_node(write(folder)))
-    assert "others whenever they are read" in caplog.text
+    answers, _ = own_client(read_node(write(folder)))
+    first, second = (sent(asked(answers, ack=ack)) for ack in (0, 1))
+    assert len(draws) == 6
+    assert first == pytest.approx(second, abs=0.05)
 
 
 def test_items_of_a_data_set_are_read_one_by_one(folder):
@@ -203,13 +228,52 @@ def test_items_of_a_data_set_are_read_one_by_one(folder):
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
 
 
+def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
+    features, labels = np.array([[i, 1.0] for i in range(6)]), np.arange(6) % 2
+    labels[4] = 7
+    write_samples(folder[0], features, labels, bounds=(0, 10))
+    answers, client = own_client(read_node(write(folder, FILE.replace("rows =", 'samples = "samples.npz"\nrows ='))))
+    assert client.machine.num_samples == 6
+    assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 2, 3, 5]), abs=0.05)
+    assert not (folder[0] / "seen.json").exists(), "the app's own were not asked for"
+
+
+@pytest.mark.parametrize(("rows", "counted"), [(4, range(4)), (6, range(6)), (9, range(6))])
+def test_the_operators_number_of_rows_stands_whatever_the_app_gives(folder, rows, counted):
+    answers, client = own_client(read_node(write(folder, FILE.replace("rows = 6", f"rows = {rows}"))))
+    assert client.machine.num_samples == rows
+    reply = asked(answers)
+    assert reply.content["metrics"]["num-examples"] == rows
+    assert sent(reply) == pytest.approx(clipped_sum(counted), abs=0.05)
+
+
+def test_check_says_how_many_records_fit_and_fails_if_none_does(folder):
+    path = write(folder)
+
+    def line():
+        said = CliRunner().invoke(cli, ["node", str(path), "--check"])
+        (found,) = [one for one in said.stdout.splitlines() if one.startswith("records")]
+        return said.exit_code, " ".join(found.split())
+
+    assert line() == (0, "records ok 6 of 6 records fit the schema.")
+    (folder[0] / "broken").touch()
+    code, found = line()
+    assert code == 0
+    assert found.startswith("records warning 5 of 6 records fit the schema; the others count as zero (1 with")
+    assert SECRET not in found
+    write_schema(folder[0] / "schema.toml", (2,), bounds=(0, 10), classes=("no", "yes"))
+    code, found = line()
+    assert code == 1
+    assert found.startswith("records failed 0 of 6 records fit")
+
+
 def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
     """The planted bug, for the test above: all samples at once, in one try."""
     from murmurfl.privacy.release import PrivateMachine
 
     monkeypatch.setattr(PrivateMachine, "simulated", property(lambda self: True))
-    answers, _ = own_client(read_node(write(folder)))
     (folder[0] / "broken").touch()
+    answers, _ = own_client(read_node(write(folder)))
     assert asked(answers).has_error()
 
 
@@ -231,6 +295,13 @@ def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):
     assert (metrics["mu-guaranteed"], metrics["delta"], metrics["client-level"]) == (10.0, 1e-5, 0)
 
 
+def test_fedavg_beside_an_evaluation_guarantees_what_both_come_to(folder):
+    text = FILE.replace("full-batch", "fedavg").replace("mu = 10.0", "mu = 10.0\nprivate-evaluation = 0.36")
+    answers, client = own_client(read_node(write(folder, text, app="updates")))
+    assert client.machine.plan.mu == pytest.approx(8.0), "of the updates alone"
+    assert asked(answers).content["metrics"]["mu-guaranteed"] == pytest.approx(10.0)
+
+
 def test_an_epsilon_is_kept_at_the_ledgers_delta(folder):
     node = read_node(write(folder, FILE.replace("mu = 10.0", "epsilon = 3.0")))
     assert own_client(node)[1].machine.policy.mu == gdp_mu(3.0, 1e-5)
@@ -244,6 +315,22 @@ def test_check_says_what_the_machine_guarantees(folder):
     stated = Guarantee(10.0, 1e-5, mechanism, unit="sample").sentence
     assert stated in " ".join(said.stdout.split())
     assert stated in machine_of(read_node(path))[1]
+
+
+@pytest.mark.parametrize(("app", "complaint"), [("mixing", "mixes samples"), ("remembering", "Expected a model")])
+def test_a_model_that_is_refused_by_its_trials_fails_the_check_whatever_the_samples_are(folder, app, complaint):
+    path = write(folder, app=app)
+    said = {}
+    for state in ("whole", "broken"):
+        result = CliRunner().invoke(cli, ["node", str(path), "--check"])
+        assert result.exit_code == 1
+        assert "configuration  failed" in result.stdout
+        assert complaint in result.stderr
+        said[state] = result.stderr
+        (folder[0] / "broken").touch()
+    assert said["whole"] == said["broken"]
+    with pytest.raises(ConfigurationError, match=complaint):
+        own_client(read_node(path))
 
 
 def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
@@ -275,6 +362,11 @@ def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
         (("mu = 10.0", 'mu = 10.0\nroster = "r"'), "roster"),
         (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table"),
         (("clip-norm", "clip-nrom"), "perhaps clip-nrom for clip-norm"),
+        (("rows = 6\n", ""), "Expected values for rows"),
+        (("rows = 6", "rows = 0"), "Expected rows to be"),
+        (("schema.toml", "none.toml"), "`murmurfl schema FILE` drafts one"),
+        (("rows = 6", "rows = 6\nsamples-per-owner = 2"), "with a schema that names an owner"),
+        (("rows = 6", 'rows = 6\nsamples = "none.csv"'), "Expected a schema of columns|Expected a CSV file"),
     ],
 )
 def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):
@@ -289,7 +381,7 @@ def test_another_client_app_is_not_taken_for_one_of_samples(folder):
 
 
 def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
-    path = write(folder, FILE.replace('method = "full-batch"\n', ""))
+    path = write(folder, FILE.replace('method = "full-batch"\n', "").replace('schema = "schema.toml"\nrows = 6\n', ""))
     node = read_node(path)
     assert isinstance(node, UpdateNode)
     with pytest.raises(ConfigurationError, match="Expected method = 'full-batch' in the file, got none"):

@@ -1,6 +1,7 @@
 """``murmurfl server`` around a SuperLink of the test's own: its rounds, its end, its figures."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -97,6 +98,52 @@ def test_an_address_that_is_none_is_refused_before_anything_starts(monkeypatch):
         run_server([], Addresses(health="nowhere"))
 
 
+def database_of(folder, mode=None):
+    """What a server says of a database with this mode, or of none, and the mode it has afterwards."""
+    database = folder / "superlink.db"
+    if mode is not None:
+        database.touch()
+        database.chmod(mode)
+    with pytest.raises(ServerError) as ended:
+        run_server(["--port", str(free_port()), "--database", str(database)], Addresses())
+    return str(ended.value), database.stat().st_mode & 0o777
+
+
+def test_a_new_database_is_its_owners_alone_whatever_the_umask(monkeypatch, tmp_path):
+    superlink(monkeypatch, "raise SystemExit(7)")
+    before = os.umask(0)
+    try:
+        said, mode = database_of(tmp_path)
+    finally:
+        os.umask(before)
+    assert "got exit code 7" in said
+    assert mode == 0o600
+
+
+def test_a_database_that_others_may_read_is_a_warning(monkeypatch, tmp_path, caplog):
+    superlink(monkeypatch, "raise SystemExit(7)")
+    assert "got exit code 7" in database_of(tmp_path, 0o600)[0]
+    assert caplog.messages == []
+    assert "got exit code 7" in database_of(tmp_path, 0o644)[0]
+    (said,) = caplog.messages
+    assert said == (
+        f"Expected a SuperLink's database that only its owner may read, got {tmp_path / 'superlink.db'} with mode 644: "
+        f"run `chmod 600 {tmp_path / 'superlink.db'}`. It holds what nodes send."
+    )
+
+
+def test_a_database_that_others_may_change_is_refused_and_nothing_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", None)
+    assert "chmod 600" in database_of(tmp_path, 0o620)[0]
+    log = tmp_path / "superlink.db-wal"
+    log.touch()
+    log.chmod(0o602)
+    assert f"got {log} with mode 602" in database_of(tmp_path, 0o600)[0]
+    log.unlink()
+    tmp_path.chmod(0o777)
+    assert f"chmod o-w {tmp_path}`" in database_of(tmp_path, 0o600)[0]
+
+
 ANSWERS_ONCE = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -133,7 +180,8 @@ def test_a_real_superlink_is_healthy_and_ends_with_its_server(tmp_path):
     command = [sys.executable, "-m", "murmurfl.app", "server", "--health-address", str(shown)]
     command += ["--metrics-address", str(shown), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*command, "--simulation"], stderr=log, stdout=log, cwd=tmp_path)
+        command += ["--simulation", "--database", "superlink.db"]
+        process = subprocess.Popen(command, stderr=log, stdout=log, cwd=tmp_path)
     try:
         statuses = set()
         for _ in range(300):
@@ -143,6 +191,9 @@ def test_a_real_superlink_is_healthy_and_ends_with_its_server(tmp_path):
                 break
             time.sleep(0.1)
         assert 200 in statuses, (tmp_path / "log").read_text()
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("superlink.db*")}
+        assert (tmp_path / "superlink.db").stat().st_size > 0
+        assert modes == dict.fromkeys(modes, 0o600), "those that SQLite makes beside it too"
         assert "murmurfl_superlink_running 1.0" in httpx.get(f"http://127.0.0.1:{shown}/metrics").text
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -138,3 +138,19 @@ def test_an_answer_of_the_superlink_before_does_not_count_for_the_next(clock):
 def test_a_superlinks_address_is_read_from_its_options(options, expected):
     read = SuperLinkOptions.read(options)
     assert (read.host, read.port, read.certificate) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "file"),
+    [
+        (["--database", "a/b.db"], "a/b.db"),
+        (["--database=sqlite:////srv/b.db?timeout=9"], "/srv/b.db"),
+        ([], None),
+        (["--database", ":flwr-in-memory:"], None),
+        (["--database", "sqlite:///:memory:"], None),
+        (["--database", "postgresql://there/b"], None),
+    ],
+)
+def test_a_superlinks_database_is_a_file_unless_it_is_in_memory_or_elsewhere(named, file):
+    read = SuperLinkOptions.read(named).database
+    assert (read and str(read)) == file

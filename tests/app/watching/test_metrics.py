@@ -14,6 +14,7 @@ from murmurfl.privacy import SQLiteLedger, gdp_epsilon, protocol
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
+from tests.harness.schemas import write_samples
 
 FEATURES, CLASSES = 3, 2
 
@@ -33,13 +34,12 @@ class Watched:
 
     def __init__(self, folder, values, slowness=0.0):
         folder.mkdir()
-        np.savez(folder / "own.npz", **values)
+        own = write_samples(folder, **values, classes=CLASSES)
         SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
         settings = {
             "machine": "clinic",
             "ledger": "ledger.sqlite",
-            "samples": "own.npz",
-            "num-classes": CLASSES,
+            **own,
             "clip-norm": 1.0,
             "batch-size": 2,
             "max-participations": 3,

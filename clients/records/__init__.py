@@ -1,0 +1,1 @@
+"""Records and how they are read: the schema, sources of items, and a machine's records."""

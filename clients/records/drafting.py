@@ -1,0 +1,342 @@
+"""A schema from data: a draft on an analyst's own computer, or what the records of a simulation seem to be.
+
+Both look at all records, so both show something of them. A draft is for a person to review; real nodes take no other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy import ConfigurationError
+from ...privacy.errors import MisfitError
+from .schema import OTHER, Column, Label, Part, Schema, is_missing, number_of, text_of
+from .sources import CsvLines, Items, NpzRows, ParquetRows, check_ending
+
+FEWEST_OF_A_CATEGORY = 20
+"""Records that a category must have to stand in a draft; rarer ones count as ``other``."""
+_EXTREME = 0.005
+"""Of the values of a column at each end, that bounds may cut off: they are moved to the bound."""
+_MOST_CATEGORIES = 50
+_MOST_CLASSES = 20
+_MOST_SAID = 12
+"""Columns that a message names."""
+_YES_NO = ({"yes", "no"}, {"true", "false"}, {"y", "n"}, {"t", "f"}, {"0", "1"})
+_SEPARATORS = ",;\t|"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft of a file's schema, and what did not get into it.
+
+    Parameters
+    ----------
+    schema : Schema
+    left_out : mapping of str to list of str
+        Columns that are not in it, by the reason.
+    """
+
+    schema: Schema
+    left_out: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
+    """A draft of a file's schema, for a person to review, with the columns that are left out of it.
+
+    Parameters
+    ----------
+    path : Path
+        ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``.
+    label : str
+        The column that is to be predicted; default the last one.
+    owner : str
+        The column that says whose a row is.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, or has not these columns.
+
+    Notes
+    -----
+    **Formal guarantees.** None: it looks at all records. Bounds are rounded outwards to a step of 1, 2 or 5 times a
+    power of ten, and categories of fewer than 20 records are left out: that hides single records as a rule, and is no
+    promise.
+    """
+    path = Path(path).expanduser()
+    check_ending(path)
+    if path.suffix == ".npz":
+        if label:
+            raise ConfigurationError("Expected a label of a table only, got one for an .npz: its array is `labels`.")
+        return Draft(_of_arrays(NpzRows(path, owners=bool(owner)), owner))
+    separator = "," if path.suffix in (".parquet", ".pq") else _separator(path)
+    rows = ParquetRows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
+    if not rows.columns:
+        raise ConfigurationError(f"Expected the names of columns in the first line of {path}, got none.")
+    label = label or rows.columns[-1]
+    for name in [label, *([owner] if owner else [])]:
+        _check_column(name, rows.columns, path)
+    cells: dict[str, list[Any]] = {name: [] for name in rows.columns}
+    for number in range(len(rows)):
+        try:
+            row = rows[number]
+        except MisfitError:
+            continue
+        for name, cell in row.items():
+            cells[name].append(cell)
+    columns = {
+        name: _column(found) if rows.columns.count(name) == 1 else "a name that stands twice"
+        for name, found in cells.items()
+        if name not in (label, owner)
+    }
+    kept = {name: column for name, column in columns.items() if isinstance(column, Column)}
+    if not kept:
+        raise ConfigurationError(f"Expected a column beside {label!r} in {path} with values to learn from, got none.")
+    left_out: dict[str, list[str]] = {}
+    for name, reason in columns.items():
+        if isinstance(reason, str):
+            left_out.setdefault(reason, []).append(name)
+    return Draft(Schema(columns=kept, label=_label(label, cells[label]), owner=owner, separator=separator), left_out)
+
+
+def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
+    """The schema of :func:`draft`.
+
+    Notes
+    -----
+    **Formal guarantees.** None: those of :func:`draft`.
+    """
+    return draft(path, label=label, owner=owner).schema
+
+
+def _check_column(name: str, columns: Sequence[str], path: Path) -> None:
+    found = columns.count(name)
+    if found == 1:
+        return
+    if found:
+        raise ConfigurationError(f"Expected a column {name!r} once in {path}, got it {found} times: rename the others.")
+    near = difflib.get_close_matches(name, columns, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    more = f" and {len(columns) - _MOST_SAID} more" if len(columns) > _MOST_SAID else ""
+    known = ", ".join(columns[:_MOST_SAID])
+    raise ConfigurationError(f"Expected a column {name!r} once in {path}, got none: {meant}It has {known}{more}.")
+
+
+def document(schema: Schema, heading: Sequence[str] = ()) -> str:
+    """A schema as a TOML file that a person can read and review, with a heading of comments."""
+    said = schema.model_dump(mode="json", exclude_defaults=True)
+    tables = {"label": said.pop("label"), **{f"columns.{_key(k)}": c for k, c in said.pop("columns", {}).items()}}
+    lines = [*(f"# {line}" for line in heading), f"reviewed = {_toml(schema.reviewed)}"]
+    lines += [f"{name} = {_toml(value)}" for name, value in said.items() if name not in ("reviewed", "inputs")]
+    named = [(f"[{name}]", table) for name, table in tables.items()]
+    for title, table in [*named, *(("[[inputs]]", part) for part in said.get("inputs", []))]:
+        lines += ["", title, *(f"{name} = {_toml(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML: a JSON text is one, but for DEL, which TOML wants escaped."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float) and value == math.floor(value) and abs(value) < 2.0**53:
+        return str(int(value))
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def inferred(items: Items) -> Schema:
+    """What the records of a simulation seem to be, by all of them.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no pairs of arrays or numbers.
+
+    Notes
+    -----
+    **Formal guarantees.** None: whether one record fits depends on all of them. For simulations.
+    """
+    read = []
+    for number in range(len(items)):
+        try:
+            read.append(_pair(items[number]))
+        except MisfitError:
+            continue
+    if not read:
+        raise ConfigurationError(
+            "Expected items that are pairs (input, target), or mappings with a label and inputs beside it, got others: "
+            'write [(row["img"], row["class"]) for row in data].'
+        )
+    first = read[0][0]
+    if isinstance(first, dict):
+        parts = [_part([one[0].get(name) for one in read], name if len(first) > 1 else "") for name in first]
+    elif isinstance(first, tuple):
+        parts = [_part([one[0][i] for one in read if len(one[0]) > i]) for i in range(len(first))]
+    else:
+        parts = [_part([one[0] for one in read])]
+    return Schema(inputs=tuple(parts), label=_label_of([one[1] for one in read]))
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if isinstance(item, dict):
+        label = next((name for name in ("label", "labels", "target", "targets") if name in item), None)
+        rest = {name: value for name, value in item.items() if name != label}
+        if label is None or not rest:
+            raise MisfitError("a record without a label")
+        return (rest if len(rest) > 1 else next(iter(rest.values()))), item[label]
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise MisfitError("a record that is no pair (inputs, label)")
+    inputs = item[0]
+    return (tuple(inputs) if isinstance(inputs, list) and _are_arrays(inputs) else inputs), item[1]
+
+
+def _are_arrays(inputs: list[Any]) -> bool:
+    return any(hasattr(one, "shape") and one.shape for one in inputs)
+
+
+def _array(value: Any) -> NDArray[Any] | None:
+    try:
+        value = value.detach().cpu() if hasattr(value, "detach") else value
+        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
+        found = np.asarray(value)
+    except Exception:
+        return None
+    return found if found.dtype.kind in "fiubUSO" else None
+
+
+def _part(values: Sequence[Any], name: str = "") -> Part:
+    arrays = [array for array in map(_array, values) if array is not None]
+    if not arrays or arrays[0].dtype.kind in "US":
+        raise ConfigurationError(
+            "Expected inputs that are numbers, arrays or tensors of them, got others: encode them by a table that does "
+            "not come from private data, or give a schema with columns."
+        )
+    shape = Counter(array.shape for array in arrays).most_common(1)[0][0]
+    kinds = {array.dtype.kind for array in arrays}
+    kind = "number" if kinds & set("fOUS") else "yes/no" if kinds == {"b"} else "integer"
+    if kind == "integer" and all(array.dtype == np.uint8 for array in arrays):
+        kind = "byte"
+    return Part(kind=kind, shape=shape, name=name)
+
+
+def _label_of(values: Sequence[Any]) -> Label:
+    arrays = [array for array in map(_array, values) if array is not None]
+    if not arrays:
+        raise ConfigurationError("Expected targets that are numbers, texts or arrays, got others: give a schema.")
+    shape = Counter(array.shape for array in arrays).most_common(1)[0][0]
+    arrays = [array for array in arrays if array.shape == shape]
+    if any(array.dtype.kind in "USO" for array in arrays):
+        names = sorted({text_of(cell) for array in arrays for cell in array.ravel().tolist() if not is_missing(cell)})
+        return Label(classes=tuple(names), shape=shape)
+    if any(array.dtype.kind == "f" for array in arrays):
+        return Label(kind="number", shape=shape)
+    low, high = min(int(array.min()) for array in arrays), max(int(array.max()) for array in arrays)
+    return Label(kind="integer", bounds=(float(low), float(max(high, low + 1))), shape=shape)
+
+
+def _of_arrays(rows: NpzRows, owner: str) -> Schema:
+    found = inferred(rows)
+    part, label = found.inputs[0], found.label
+    values = np.concatenate([np.ravel(rows[number][0]) for number in range(len(rows))]).astype(np.float64)
+    values = values[np.isfinite(values)]
+    if part.kind in ("number", "integer"):
+        part = Part(kind=part.kind, shape=part.shape, bounds=_bounds(values))
+    if label.kind == "integer" and label.bounds is not None and label.bounds[0] >= 0:
+        label = Label(classes=int(label.bounds[1]) + 1, shape=label.shape)
+    elif label.kind:
+        labels = np.array([float(np.ravel(rows[number][1])[0]) for number in range(len(rows))])
+        labels = labels[np.isfinite(labels)]
+        label = Label(bounds=_bounds(labels), shape=label.shape)
+    return Schema(inputs=(part,), label=label, owner=owner)
+
+
+def _column(cells: Sequence[Any]) -> Column | str:
+    """What a column seems to be, or why nothing can be learnt from it."""
+    present = [cell for cell in cells if not is_missing(cell)]
+    try:
+        counts = Counter(text_of(cell).lower() for cell in present)
+    except MisfitError:
+        return "free text"
+    some_missing = len(present) < len(cells)
+    if len(counts) < 2:
+        return "a single value" if counts else "no value"
+    if any(counts.keys() <= words for words in _YES_NO):
+        return Column(kind="yes/no", missing="no" if some_missing else None)
+    numbers = _numbers(present)
+    if numbers is not None:
+        whole = all(number == math.floor(number) for number in numbers)
+        low, high = _bounds(numbers)
+        middle = float(np.median(numbers))
+        missing = min(max(_nearest(middle), low), high) if some_missing else None
+        missing = None if missing is None else round(missing) if whole else missing
+        return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
+    named = Counter(text_of(cell) for cell in present)
+    frequent = [name for name, count in named.items() if count >= FEWEST_OF_A_CATEGORY and name != OTHER]
+    frequent = sorted(sorted(frequent, key=lambda name: -named[name])[:_MOST_CATEGORIES])
+    return Column(kind="category", values=tuple(frequent)) if frequent else "free text"
+
+
+def _numbers(cells: Sequence[Any]) -> list[float] | None:
+    """The cells that are numbers; None where more than one in twenty is none."""
+    found = []
+    for cell in cells:
+        try:
+            found.append(number_of(cell))
+        except MisfitError:
+            continue
+    return found if len(found) >= 0.95 * len(cells) else None
+
+
+def _label(name: str, cells: Sequence[Any]) -> Label:
+    present = [cell for cell in cells if not is_missing(cell)]
+    named = Counter(text_of(cell) for cell in present)
+    frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
+    numbers = _numbers(present)
+    if numbers is not None and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
+        return Label(column=name, bounds=_bounds(numbers))
+    if not 2 <= len(frequent) <= _MOST_CLASSES:
+        raise ConfigurationError(
+            f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got "
+            f"{len(frequent)}: name another column with --label."
+        )
+    order = sorted(frequent) if numbers is None else sorted(frequent, key=float)
+    return Label(column=name, classes=tuple(order))
+
+
+def _bounds(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+    """Bounds of all but the most extreme values, outwards to a step of 1, 2 or 5 times a power of ten."""
+    low, high = (float(one) for one in np.quantile(np.asarray(values, dtype=np.float64), [_EXTREME, 1.0 - _EXTREME]))
+    half = max((high - low) / 2.0, abs(high) * 1e-6, 1e-12)
+    power = 10.0 ** math.floor(math.log10(half))
+    step = next(one for one in (1.0, 2.0, 5.0, 10.0) if one * power >= half * (1.0 - 1e-9)) * power
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return _nearest(first * step, 12), _nearest(max(last, first + 1) * step, 12)
+
+
+def _nearest(value: float, digits: int = 2) -> float:
+    return 0.0 if value == 0 else round(value, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def _separator(path: Path) -> str:
+    """The separator that splits the header of a CSV file into most columns."""
+    return max(_SEPARATORS, key=lambda one: _columns_with(path, one))
+
+
+def _columns_with(path: Path, separator: str) -> int:
+    try:
+        return len(CsvLines(path, separator).columns)
+    except ConfigurationError:  # quotes that do not end where a wrong separator stands, or no such file, said later
+        return 0

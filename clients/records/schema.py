@@ -1,0 +1,765 @@
+"""What a record is, said in public before anybody has looked at one: the schema, and how one record is read by it.
+
+A guarantee is for a record of a *file*. It holds only if nothing that is made of one record depends on another: not its
+type, not its order, not its scale, and not whether it is refused. So types, categories, bounds and shapes come from a
+schema that machines have in common, and every record is converted by itself (:meth:`Schema.read`). A record that does
+not fit counts as zero, and nobody but the machine's operator can tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ...privacy import ConfigurationError
+from ...privacy.errors import MisfitError
+
+OTHER = "other"
+"""The category of every value that a column does not name."""
+_MISSING = frozenset({"", "na", "nan", "n/a", "null", "none", "<na>", "nat", "?"})
+_YES, _NO = frozenset({"yes", "y", "true", "t", "1", "on"}), frozenset({"no", "n", "false", "f", "0", "off"})
+_WHOLE = re.compile(r"([+-]?\d+)\.0*")
+_LONGEST_TEXT = 1 << 16
+_WRITTEN = (int, Decimal, date, time, UUID)
+"""What is a name as it is written; a date with a time of day is a date."""
+_FREE = 1e30
+"""What a made-up outlier is where a part has no bounds."""
+
+Bounds = tuple[float, float]
+
+
+class _Said(BaseModel):
+    """A part of a schema: what it does not know is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+def _checked_bounds(bounds: Bounds | None) -> None:
+    if bounds is not None and not (all(map(math.isfinite, bounds)) and bounds[0] < bounds[1]):
+        raise ValueError(f"Expected bounds [lowest, highest], two finite numbers, got {list(bounds)}.")
+
+
+class Column(_Said):
+    """One column of a table.
+
+    Parameters
+    ----------
+    kind : {"number", "integer", "category", "yes/no"}
+    bounds : (float, float), optional
+        Of numbers and integers, which need them. What lies outside is moved to the nearer bound.
+    values : tuple of str, optional
+        Of a category, which needs them. Any other value counts as ``other``.
+    missing : float or str, optional
+        What a cell without a value becomes. Without it, a record that misses the value does not fit.
+
+    Notes
+    -----
+    A number is scaled from its bounds to [-1, 1], yes and no are 1 and -1, and a category of v values is v + 1 numbers,
+    one of them 1 and the others 0: every column has norm at most 1.
+    """
+
+    kind: Literal["number", "integer", "category", "yes/no"]
+    bounds: Bounds | None = None
+    values: tuple[str, ...] = ()
+    missing: float | bool | str | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        _checked_bounds(self.bounds)
+        if (self.bounds is not None) != (self.kind in ("number", "integer")):
+            raise ValueError(f"Expected bounds of a number or an integer and of nothing else, got {self.bounds}.")
+        if bool(self.values) != (self.kind == "category"):
+            raise ValueError(f"Expected values of a category and of nothing else, got {list(self.values)}.")
+        if len(set(self.values)) != len(self.values) or OTHER in self.values:
+            raise ValueError(f"Expected values that are all different and none of them {OTHER!r}.")
+        if self.missing is not None:
+            try:
+                self.encode(self.missing)
+            except MisfitError as error:
+                raise ValueError(f"Expected missing to be a value of the column, got {self.missing!r}.") from error
+        return self
+
+    @property
+    def num_features(self) -> int:
+        """How many numbers it becomes."""
+        return len(self.values) + 1 if self.kind == "category" else 1
+
+    def encode(self, cell: Any) -> list[float]:
+        """The numbers that one cell becomes.
+
+        Raises
+        ------
+        MisfitError
+            If the cell does not fit.
+        """
+        if self.kind == "category":
+            if is_missing(cell) and text_of(cell) not in self.values:
+                cell = OTHER if self.missing is None else self.missing
+            value, made = text_of(cell), [0.0] * self.num_features
+            made[self.values.index(value) if value in self.values else -1] = 1.0
+            return made
+        if is_missing(cell):
+            if self.missing is None:
+                raise MisfitError("a missing value")
+            cell = self.missing
+        if self.kind == "yes/no":
+            return [1.0 if _is_yes(cell) else -1.0]
+        low, high = self.bounds or (0.0, 1.0)
+        number = number_of(cell, integer=self.kind == "integer")
+        return [2.0 * (min(max(number, low), high) - low) / (high - low) - 1.0]
+
+
+class Part(_Said):
+    """One array of a record's inputs.
+
+    Parameters
+    ----------
+    kind : {"number", "integer", "byte", "yes/no", "sequence"}
+        ``byte`` is an integer from 0 to 255, as pixels are; ``sequence`` a list of tokens, integers from 0.
+    shape : tuple of int
+        Of one record.
+    bounds : (float, float), optional
+        Of numbers and integers. What lies outside is moved to the nearer bound.
+    length, vocabulary, padding : int, optional
+        Of a sequence: how many tokens it has, how many there are, and the token that makes a shorter one as long.
+    name : str
+        Of one of several inputs, where the model takes them by name.
+    """
+
+    kind: Literal["number", "integer", "byte", "yes/no", "sequence"] = "number"
+    shape: tuple[int, ...] = ()
+    bounds: Bounds | None = None
+    length: int | None = None
+    vocabulary: int | None = None
+    padding: int | None = None
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        _checked_bounds(self.bounds)
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"Expected a shape of sizes >= 0, got {list(self.shape)}.")
+        sequence = self.kind == "sequence"
+        if sequence != (self.length is not None and self.vocabulary is not None) or (sequence and self.shape):
+            raise ValueError("Expected length and vocabulary of a sequence, without a shape, and of nothing else.")
+        if sequence and not (self.length or 0) > 0 < (self.vocabulary or 0):
+            raise ValueError(f"Expected length and vocabulary >= 1, got {self.length} and {self.vocabulary}.")
+        if self.padding is not None and not (sequence and 0 <= self.padding < (self.vocabulary or 0)):
+            raise ValueError(f"Expected padding to be a token of a sequence, got {self.padding}.")
+        if self.bounds is not None and self.kind not in ("number", "integer"):
+            raise ValueError(f"Expected bounds of numbers and integers only, got them for {self.kind!r}.")
+        return self
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of one record's array."""
+        return (int(self.length),) if self.length is not None else self.shape
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The type of its values."""
+        kinds: dict[str, type[np.generic]] = {"number": np.float32, "byte": np.uint8, "yes/no": np.bool_}
+        return kinds.get(self.kind, np.int64)
+
+    @property
+    def limits(self) -> Bounds | None:
+        """The lowest and highest value, where they are known."""
+        if self.kind == "sequence":
+            return 0.0, float((self.vocabulary or 1) - 1)
+        return {"byte": (0.0, 255.0), "yes/no": (0.0, 1.0)}.get(self.kind, self.bounds)
+
+    def encode(self, value: Any) -> NDArray[Any]:
+        """The array that one record's value becomes.
+
+        Raises
+        ------
+        MisfitError
+            If the value does not fit.
+        """
+        found = _array_of(value)
+        if self.kind == "sequence" and found.ndim == 1 and self.padding is not None and len(found) < self.dims[0]:
+            found = np.concatenate([found, np.full(self.dims[0] - len(found), self.padding, found.dtype)])
+        if found.shape != self.dims:
+            raise MisfitError("a value of another shape")
+        if self.kind == "yes/no":
+            return np.array([_is_yes(cell) for cell in found.ravel().tolist()], dtype=np.bool_).reshape(self.dims)
+        numbers = _numbers_of(found)
+        if self.kind == "number":
+            if self.bounds is not None:
+                numbers = np.clip(numbers, *self.bounds)
+            with np.errstate(all="ignore"):
+                numbers = numbers.astype(np.float32)
+            if not np.isfinite(numbers).all():
+                raise MisfitError("a number too large for the type")
+            return numbers
+        if (numbers != np.rint(numbers)).any():
+            raise MisfitError("a number where an integer should be")
+        low, high = self.limits or (-(2.0**53), 2.0**53)
+        if self.kind == "integer" and self.bounds is not None:
+            numbers = np.clip(numbers, low, high)
+        elif ((numbers < low) | (numbers > high)).any():
+            raise MisfitError("an integer out of range")
+        return numbers.astype(self.dtype)
+
+
+class Label(_Said):
+    """What is to be predicted of a record.
+
+    Parameters
+    ----------
+    classes : int or tuple, optional
+        The names of the classes, or how many there are if they are 0, 1, ...
+    bounds : (float, float), optional
+        Of a number that is to be predicted, in the place of classes.
+    shape : tuple of int
+        Of one record's labels, where there are several of them.
+    column : str
+        Its name in a table.
+    kind : {"number", "integer"}
+        Of a number: whether it is a whole one, which losses take as it is.
+    """
+
+    classes: int | tuple[bool | int | float | str, ...] | None = None
+    bounds: Bounds | None = None
+    shape: tuple[int, ...] = ()
+    column: str = ""
+    kind: Literal["", "number", "integer"] = ""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        _checked_bounds(self.bounds)
+        if (self.classes is None) == (self.bounds is None and not self.kind):
+            raise ValueError("Expected a label with classes or with bounds, one of them.")
+        if self.classes is not None and (len(self.names) < 2 or len(set(self.names)) != len(self.names)):
+            raise ValueError(f"Expected at least two classes, all different, got {self.classes!r}.")
+        return self
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The classes as texts, in the order of their numbers; empty for a number."""
+        if isinstance(self.classes, int):
+            return tuple(map(str, range(self.classes)))
+        return tuple(text_of(one) for one in self.classes or ())
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The type of its values: class numbers are int64."""
+        return np.int64 if self.classes is not None or self.kind == "integer" else np.float32
+
+    def encode(self, value: Any) -> NDArray[Any]:
+        """The class numbers, or the numbers, of one record.
+
+        Raises
+        ------
+        MisfitError
+            If the label is none of the classes, or not within the bounds.
+        """
+        found = _array_of(value)
+        if found.shape != self.shape:
+            raise MisfitError("a label of another shape")
+        cells = found.ravel().tolist()
+        if self.names:
+            numbers = [self._class(cell) for cell in cells]
+            return np.array(numbers, dtype=np.int64).reshape(self.shape)
+        if any(map(is_missing, cells)):
+            raise MisfitError("a missing label")
+        made = [number_of(cell, integer=self.kind == "integer") for cell in cells]
+        low, high = self.bounds or (-math.inf, math.inf)
+        if not all(low <= number <= high for number in made):
+            raise MisfitError("a label out of range")
+        with np.errstate(all="ignore"):
+            values = np.array(made, dtype=np.float64).astype(self.dtype).reshape(self.shape)
+        if not np.isfinite(values).all():
+            raise MisfitError("a label too large for the type")
+        return values
+
+    def _class(self, cell: Any) -> int:
+        number = self._numbers.get(text_of(cell))
+        if number is None:
+            raise MisfitError("a missing label" if is_missing(cell) else "a label that is none of the classes")
+        return number
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record as a model takes it.
+
+    Parameters
+    ----------
+    inputs : ndarray, or a tuple or mapping of them
+    label : ndarray
+    owner : str
+        Whose it is; empty where the schema names no owners.
+    """
+
+    inputs: Any
+    label: NDArray[Any]
+    owner: str = ""
+
+
+class Schema(_Said):
+    """What a record is, in public: of a table, or of arrays and sequences.
+
+    Parameters
+    ----------
+    label : Label
+    columns : mapping of str to Column
+        Of a table, by name and in the order in which a model takes them.
+    inputs : tuple of Part
+        Of other records: one array, or several.
+    owner : str
+        The column that says whose a record is; empty where every record stands for itself.
+    separator : str
+        Of cells in a CSV file.
+    reviewed : bool
+        Whether a person has read it and stands for it: that what it says is public. Real nodes take no other.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be.
+
+    Notes
+    -----
+    **Formal guarantees.** What :meth:`read` makes of a record depends on that record and the schema alone, and so does
+    whether it fits. A schema is public: a draft that was made from private data (``murmurfl schema``) shows what stands
+    in it, which is why a person has to review it.
+
+    Examples
+    --------
+    >>> schema = Schema(columns={"age": Column(kind="number", bounds=(0, 100))}, label=Label(column="ill", classes=2))
+    >>> record = schema.read({"age": " 75.0 ", "ill": "1"})
+    >>> record.inputs.tolist(), int(record.label)
+    ([0.5], 1)
+    """
+
+    label: Label
+    columns: Mapping[str, Column] = Field(default_factory=dict)
+    inputs: tuple[Part, ...] = ()
+    owner: str = ""
+    separator: str = ","
+    reviewed: bool = False
+
+    def __init__(self, **said: Any) -> None:
+        try:
+            super().__init__(**said)
+        except ValidationError as error:
+            raise ConfigurationError(_one_line(error)) from None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if bool(self.columns) == bool(self.inputs):
+            raise ValueError("Expected columns or inputs, one of them.")
+        named = [part.name for part in self.inputs]
+        if len(self.inputs) > 1 and len(set(named)) not in (1, len(named)):
+            raise ValueError(f"Expected all inputs to have names of their own, or none, got {named}.")
+        if self.columns and not self.label.column:
+            raise ValueError("Expected the name of the label's column beside columns, got none.")
+        if {self.label.column, self.owner} & set(self.columns):
+            raise ValueError("Expected label and owner to be no columns of the inputs.")
+        if len(self.separator) != 1 or self.separator in '"\r\n':
+            raise ValueError(f"Expected separator to be one character, got {self.separator!r}.")
+        return self
+
+    @classmethod
+    def read_file(cls, path: Path) -> Schema:
+        """A schema from its TOML file.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be read, or is none.
+        """
+        try:
+            return cls(**tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8")))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"Expected a schema in TOML at {path}, got: {error}. `murmurfl schema FILE` drafts one."
+            ) from error
+
+    @cached_property
+    def digest(self) -> str:
+        """What machines of one training compare: alike for schemas by which records are read alike."""
+        said = self.model_dump(mode="json", exclude={"reviewed", "separator"}, exclude_defaults=True)
+        said["columns"] = list(said.get("columns", {}).items())  # their order settles what a model is given
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+    def check_for_real_nodes(self) -> None:
+        """Refuse a schema that nobody has reviewed, or that leaves open what a record is.
+
+        Raises
+        ------
+        ConfigurationError
+        """
+        if not self.reviewed:
+            raise ConfigurationError(
+                "Expected a schema with reviewed = true, got one that no person has reviewed: read it, see that "
+                "nothing in it is private, and set reviewed = true."
+            )
+        unknown = self.label.classes is None and self.label.bounds is None
+        if unknown or any(part.limits is None for part in self.inputs):
+            raise ConfigurationError(
+                "Expected a schema that says classes or bounds of the label and bounds of every number, got one that "
+                "leaves some out: write them down from what is publicly known."
+            )
+
+    @property
+    def num_features(self) -> int:
+        """How many numbers the inputs of a record are."""
+        if self.columns:
+            return sum(column.num_features for column in self.columns.values())
+        return sum(math.prod(part.dims) for part in self.inputs)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are; 1 where a number is predicted."""
+        return len(self.label.names) or 1
+
+    @property
+    def norm_bound(self) -> float:
+        """No record's inputs are longer, in L2; infinite where bounds are not known."""
+        if self.columns:
+            return math.sqrt(len(self.columns))
+        squares = [
+            math.inf if part.limits is None else math.prod(part.dims) * max(map(abs, part.limits)) ** 2
+            for part in self.inputs
+        ]
+        return math.sqrt(sum(squares))
+
+    def read(self, item: Any) -> Record:
+        """One record, converted by itself.
+
+        Parameters
+        ----------
+        item : mapping, or pair (inputs, label)
+            Of a table a mapping from column to cell, or a pair whose first part has the cells in the columns' order.
+
+        Raises
+        ------
+        MisfitError
+            If it does not fit. The text names the column and the kind of mistake, and no value.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of the class.
+        """
+        if self.columns:
+            cells, label, owner = self._cells(item)
+            made: list[float] = []
+            for (name, column), cell in zip(self.columns.items(), cells, strict=True):
+                made += _within(name, column.encode, cell)
+            inputs: Any = np.array(made, dtype=np.float32)
+        else:
+            values, label, owner = self._parts(item)
+            arrays = [_within(p.name or "inputs", p.encode, v) for p, v in zip(self.inputs, values, strict=True)]
+            inputs = arrays[0] if len(arrays) == 1 else tuple(arrays)
+            if self.inputs[0].name and len(arrays) > 1:
+                inputs = {part.name: array for part, array in zip(self.inputs, arrays, strict=True)}
+        whose = "" if not self.owner else text_of(owner)
+        if self.owner and (is_missing(owner) or not whose):
+            raise MisfitError(f"{self.owner}: a missing owner")
+        return Record(inputs, _within(self.label.column or "label", self.label.encode, label), whose)
+
+    def owner_of(self, item: Any) -> str:
+        """Whose a record is, whether or not the rest of it fits; empty if it does not say."""
+        try:
+            owner = (self._cells if self.columns else self._parts)(item)[2]
+            return "" if is_missing(owner) else text_of(owner)
+        except MisfitError:
+            return ""
+
+    def _cells(self, item: Any) -> tuple[list[Any], Any, Any]:
+        if isinstance(item, Mapping):
+            if self.label.column not in item or not self.columns.keys() <= item.keys():
+                raise MisfitError("a record without some of the columns")
+            return [item[name] for name in self.columns], item[self.label.column], item.get(self.owner)
+        cells, label, owner = _as_pair(item)
+        found = _array_of(cells)
+        if found.shape != (len(self.columns),):
+            raise MisfitError("a record of another number of cells")
+        return found.tolist(), label, owner
+
+    def _parts(self, item: Any) -> tuple[list[Any], Any, Any]:
+        several = len(self.inputs) > 1
+        if isinstance(item, Mapping):
+            names = self.label.column, *_LABELS
+            label = next((name for name in names if name in item), None)
+            if label is None:
+                raise MisfitError("a record without a label")
+            rest = {name: value for name, value in item.items() if name not in (label, self.owner)}
+            inputs = rest if several else rest.get(self.inputs[0].name, next(iter(rest.values()), None))
+            found, owner = item[label], item.get(self.owner)
+        else:
+            inputs, found, owner = _as_pair(item)
+        if not several:
+            if isinstance(inputs, Mapping):
+                inputs = inputs.get(self.inputs[0].name)
+            return [inputs], found, owner
+        if isinstance(inputs, Mapping):
+            if not {part.name for part in self.inputs} <= inputs.keys():
+                raise MisfitError("a record without some of the inputs")
+            return [inputs[part.name] for part in self.inputs], found, owner
+        if not isinstance(inputs, tuple | list) or len(inputs) != len(self.inputs):
+            raise MisfitError("a record of another number of inputs")
+        return list(inputs), found, owner
+
+    def made_up(self, count: int, random: np.random.Generator) -> Iterator[Any]:
+        """Records that are nobody's, of every class, spread over the bounds: mappings for a table, else pairs."""
+        for number in range(count):
+            if self.columns:
+                cells = {name: _made_up_cell(column, random) for name, column in self.columns.items()}
+                owner = {self.owner: f"owner-{number}"} if self.owner else {}
+                yield {**owner, **cells, self.label.column: _cell(_made_up_label(self.label, number, random))}
+                continue
+            inputs = [_made_up_part(part, random) for part in self.inputs]
+            pair = (self._together(inputs), _made_up_label(self.label, number, random))
+            yield (*pair, f"owner-{number}") if self.owner else pair
+
+    def outliers(self) -> Iterator[Any]:
+        """Made-up records at the ends of what the schema allows: everything lowest, highest, in the middle, in turn."""
+        random = np.random.Generator(np.random.Philox(key=29))
+        for number, (even, odd) in enumerate([(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)]):
+            label = _made_up_label(self.label, number, random)
+            if self.columns:
+                cells = {
+                    name: _end_of_column(column, odd if place % 2 else even)
+                    for place, (name, column) in enumerate(self.columns.items())
+                }
+                owner = {self.owner: f"outlier-{number}"} if self.owner else {}
+                yield {**owner, **cells, self.label.column: _cell(label)}
+                continue
+            pair = (self._together([_end_of_part(part, even, odd) for part in self.inputs]), label)
+            yield (*pair, f"outlier-{number}") if self.owner else pair
+
+    def examples(self, ordinary: int = 6) -> list[tuple[Any, Any]]:
+        """Made-up records as batches of one: some ordinary ones, then :meth:`outliers`; what a model is tried on."""
+        random = np.random.Generator(np.random.Philox(key=2029))
+        read = [self.read(item) for item in [*self.made_up(ordinary, random), *self.outliers()]]
+        return [stacked([record.inputs], [record.label]) for record in read]
+
+    def _together(self, inputs: list[Any]) -> Any:
+        if len(inputs) == 1:
+            return inputs[0]
+        if self.inputs[0].name:
+            return {part.name: value for part, value in zip(self.inputs, inputs, strict=True)}
+        return tuple(inputs)
+
+
+_LABELS = ("label", "labels", "target", "targets")
+"""What the label of a record that is a mapping is called, where the schema does not say."""
+
+
+def stacked(inputs: Sequence[Any], labels: Sequence[NDArray[Any]]) -> tuple[Any, NDArray[Any]]:
+    """Records as a batch, with the records along the first axis."""
+    first = inputs[0]
+    if isinstance(first, Mapping):
+        made: Any = {name: np.stack([one[name] for one in inputs]) for name in first}
+    elif isinstance(first, tuple):
+        made = tuple(np.stack(parts) for parts in zip(*inputs, strict=True))
+    else:
+        made = np.stack(list(inputs))
+    return made, np.stack(list(labels))
+
+
+def is_missing(cell: Any) -> bool:
+    """Whether a cell has no value: None, NaN, an empty text, or a text such as ``NA``."""
+    if isinstance(cell, str):
+        return cell.strip().lower() in _MISSING
+    if cell is None:
+        return True
+    try:
+        return bool(cell != cell)  # NaN and NaT; pandas' NA refuses to say
+    except Exception:
+        return type(cell).__name__ in ("NAType", "NaTType")
+
+
+def text_of(cell: Any) -> str:
+    """A cell as the text that owners, categories and classes are compared by: 1, 1.0 and "1.0" are alike.
+
+    Raises
+    ------
+    MisfitError
+        If it is no text, number, date or boolean, or too long to be a name.
+    """
+    if getattr(cell, "shape", None) == () and hasattr(cell, "item"):  # of NumPy or PyTorch
+        cell = cell.item()
+    if isinstance(cell, bytes):
+        cell = cell.decode("utf-8", "replace")
+    if isinstance(cell, float):
+        cell = str(int(cell)) if math.isfinite(cell) and cell == int(cell) else repr(cell)
+    elif isinstance(cell, _WRITTEN):  # booleans are integers
+        try:
+            cell = str(cell)
+        except ValueError:  # of more digits than Python writes
+            raise MisfitError("a number too long to be a name") from None
+    if not isinstance(cell, str):
+        if is_missing(cell):
+            return ""
+        raise MisfitError("a value that is no name")
+    if len(cell) > _LONGEST_TEXT:
+        raise MisfitError("a text too long to be a name")
+    cell = cell.strip()
+    whole = _WHOLE.fullmatch(cell)
+    return whole.group(1) if whole else cell
+
+
+def number_of(cell: Any, *, integer: bool = False) -> float:
+    """A cell as a finite number.
+
+    Raises
+    ------
+    MisfitError
+        If it is none.
+    """
+    cell = cell.strip() if isinstance(cell, str) else cell
+    if isinstance(cell, str) and (len(cell) > 400 or "_" in cell):
+        raise MisfitError("a text where a number should be")
+    # One complex cell makes a column of them.
+    real: Any = cell.real if isinstance(cell, complex) and not cell.imag else cell
+    try:
+        number = float(real)
+    except (TypeError, ValueError, OverflowError):
+        raise MisfitError("a text where a number should be") from None
+    if not math.isfinite(number):
+        raise MisfitError("a number that is not finite")
+    if integer and number != math.floor(number):
+        raise MisfitError("a number where an integer should be")
+    return number
+
+
+def _is_yes(cell: Any) -> bool:
+    word = text_of(cell).lower()
+    if word not in _YES | _NO:
+        raise MisfitError("neither yes nor no")
+    return word in _YES
+
+
+def _array_of(value: Any) -> NDArray[Any]:
+    """Anything as an array; a tensor without its history."""
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        found = np.asarray(value)
+    except MisfitError:
+        raise
+    except Exception:
+        raise MisfitError("a value that is no array") from None
+    if found.dtype.kind == "c" and not np.imag(found).any():
+        found = np.real(found)  # one record with a complex number makes an array of them of all
+    if found.dtype.kind not in "fiubUSO":
+        raise MisfitError("a value that is no number")
+    return found
+
+
+def _numbers_of(found: NDArray[Any]) -> NDArray[np.float64]:
+    if found.dtype.kind in "fiub":
+        numbers = found.astype(np.float64)
+        if not np.isfinite(numbers).all():
+            raise MisfitError("a number that is not finite")
+        return numbers
+    cells = [number_of(cell) for cell in found.ravel().tolist()]
+    return np.array(cells, dtype=np.float64).reshape(found.shape)
+
+
+def _as_pair(item: Any) -> tuple[Any, Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+        raise MisfitError("a record that is no pair (inputs, label)")
+    return item[0], item[1], item[2] if len(item) == 3 else None
+
+
+def _within(name: str, encode: Callable[[Any], Any], cell: Any) -> Any:
+    try:
+        return encode(cell)
+    except MisfitError as error:
+        raise MisfitError(f"{name}: {error}") from None
+
+
+def _cell(value: Any) -> Any:
+    return value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+
+
+def _made_up_cell(column: Column, random: np.random.Generator) -> Any:
+    if column.kind == "category":
+        return str(random.choice([*column.values, OTHER]))
+    if column.kind == "yes/no":
+        return "yes" if random.random() < 0.5 else "no"
+    low, high = column.bounds or (0.0, 1.0)
+    if column.kind == "integer":
+        return int(random.integers(math.ceil(low), math.floor(high), endpoint=True))
+    return float(round(random.uniform(low, high), 6))
+
+
+def _end_of_column(column: Column, where: float) -> Any:
+    if column.kind == "category":
+        return [*column.values, OTHER][round(where * len(column.values))]
+    if column.kind == "yes/no":
+        return "yes" if where > 0.5 else "no"
+    low, high = column.bounds or (0.0, 1.0)
+    at = low + where * (high - low)
+    return int(min(max(round(at), math.ceil(low)), math.floor(high))) if column.kind == "integer" else at
+
+
+def _made_up_part(part: Part, random: np.random.Generator) -> NDArray[Any]:
+    if part.kind == "number":
+        if part.bounds is None:
+            return random.normal(size=part.dims).astype(np.float32)
+        return random.uniform(*part.bounds, size=part.dims).astype(np.float32)
+    low, high = part.limits or (0.0, 1.0)
+    made = random.integers(math.ceil(low), math.floor(high), endpoint=True, size=part.dims)
+    if part.limits is None or part.kind == "yes/no":
+        made.reshape(-1)[:1] = 1  # so that no mask hides all of a record
+    return made.astype(part.dtype)
+
+
+def _end_of_part(part: Part, even: float, odd: float) -> NDArray[Any]:
+    low, high = part.limits or ((-_FREE, _FREE) if part.kind == "number" else (0.0, 1.0))
+    places = np.arange(math.prod(part.dims)).reshape(part.dims) % 2
+    at = low + np.where(places, odd, even) * (high - low)
+    return np.clip(at if part.kind == "number" else np.rint(at), low, high).astype(part.dtype)
+
+
+def _made_up_label(label: Label, number: int, random: np.random.Generator) -> Any:
+    if label.names:
+        chosen = np.full(label.shape, number % len(label.names))
+        names = label.classes if isinstance(label.classes, tuple) else tuple(range(len(label.names)))
+        return np.array([names[i] for i in chosen.ravel()], dtype=object).reshape(label.shape)
+    if label.kind == "integer":
+        low, high = label.bounds or (0.0, 1.0)
+        return np.full(label.shape, math.ceil(low) + number % (math.floor(high) - math.ceil(low) + 1), dtype=np.int64)
+    return random.uniform(*(label.bounds or (0.0, 1.0)), size=label.shape)
+
+
+def _one_line(error: ValidationError) -> str:
+    """What pydantic found first, as messages are here."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    said = first["msg"].removeprefix("Value error, ")
+    if said.startswith("Expected"):
+        return f"{place}: {said}" if place else said
+    if first["type"] == "extra_forbidden":
+        return f"Expected no key {place!r} in a schema, got one: look for a typo."
+    if first["type"] == "missing":
+        return f"Expected {place} in a schema, got none."
+    return f"Expected another value of {place} in a schema ({said.lower()}), got {first['input']!r}."

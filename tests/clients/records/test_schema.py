@@ -1,0 +1,322 @@
+"""A schema says in public what a record is, and reads one record without any other."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from murmurfl.clients import Column, Label, Part, Schema
+from murmurfl.clients.records.drafting import document, drafted, inferred
+from murmurfl.clients.records.schema import is_missing, text_of
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.errors import MisfitError
+
+TABLE = Schema(
+    columns={
+        "age": Column(kind="integer", bounds=(0, 100), missing=50),
+        "dose": Column(kind="number", bounds=(-1, 1)),
+        "ward": Column(kind="category", values=("a", "1")),
+        "smoker": Column(kind="yes/no", missing="no"),
+    },
+    label=Label(column="ill", classes=("no", "yes")),
+    owner="who",
+)
+ROW = {"age": "75", "dose": "0.5", "ward": "a", "smoker": "yes", "ill": "yes", "who": "p1"}
+IMAGES = Schema(inputs=(Part(kind="byte", shape=(2, 2)),), label=Label(classes=3))
+
+
+def read(**changes):
+    return TABLE.read({**ROW, **changes})
+
+
+def test_a_row_becomes_numbers_of_known_size_and_a_class():
+    record = read()
+    assert record.inputs.tolist() == [0.5, 0.5, 1.0, 0.0, 0.0, 1.0]
+    assert (int(record.label), record.owner) == (1, "p1")
+    assert (TABLE.num_features, TABLE.num_classes, TABLE.norm_bound) == (6, 2, 2.0)
+    assert np.linalg.norm(record.inputs) <= TABLE.norm_bound
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"age": ""}, [0.0, 0.5, 1, 0, 0, 1]),
+        ({"age": float("nan")}, [0.0, 0.5, 1, 0, 0, 1]),
+        ({"age": 1e308}, [1.0, 0.5, 1, 0, 0, 1]),
+        ({"age": np.int64(75)}, [0.5, 0.5, 1, 0, 0, 1]),
+        ({"age": 75.0}, [0.5, 0.5, 1, 0, 0, 1]),
+        ({"dose": "-1e300"}, [0.5, -1.0, 1, 0, 0, 1]),
+        ({"dose": "5e-324"}, [0.5, 0.0, 1, 0, 0, 1]),
+        ({"ward": 1}, [0.5, 0.5, 0, 1, 0, 1]),
+        ({"ward": 1.0}, [0.5, 0.5, 0, 1, 0, 1]),
+        ({"ward": " 1.00 "}, [0.5, 0.5, 0, 1, 0, 1]),
+        ({"ward": "never seen"}, [0.5, 0.5, 0, 0, 1, 1]),
+        ({"ward": None}, [0.5, 0.5, 0, 0, 1, 1]),
+        ({"smoker": "NA"}, [0.5, 0.5, 1, 0, 0, -1]),
+        ({"smoker": True}, [0.5, 0.5, 1, 0, 0, 1]),
+        ({"smoker": 0.0}, [0.5, 0.5, 1, 0, 0, -1]),
+        ({"extra": "cell"}, [0.5, 0.5, 1, 0, 0, 1]),
+    ],
+)
+def test_what_is_strange_and_fits_is_moved_into_the_bounds(changes, expected):
+    assert read(**changes).inputs.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"age": "75.5"}, "age: a number where an integer should be"),
+        ({"age": "inf"}, "age: a number that is not finite"),
+        ({"age": "old"}, "age: a text where a number should be"),
+        ({"age": "7_5"}, "age: a text"),
+        ({"age": [75]}, "age: a text where"),
+        ({"dose": ""}, "dose: a missing value"),
+        ({"dose": None}, "dose: a missing value"),
+        ({"smoker": "maybe"}, "smoker: neither yes nor no"),
+        ({"ward": "x" * 10**6}, "ward: a text too long"),
+        ({"ill": ""}, "ill: a missing label"),
+        ({"ill": "perhaps"}, "ill: a label that is none of the classes"),
+        ({"who": ""}, "who: a missing owner"),
+        ({"who": None}, "who: a missing owner"),
+    ],
+)
+def test_what_does_not_fit_is_said_without_its_value(changes, reason):
+    with pytest.raises(MisfitError, match=reason) as caught:
+        read(**changes)
+    value = str(next(iter(changes.values())))
+    assert len(value) < 3 or value not in str(caught.value).partition(":")[2]
+
+
+def test_a_row_without_a_column_does_not_fit():
+    with pytest.raises(MisfitError):
+        TABLE.read({name: cell for name, cell in ROW.items() if name != "dose"})
+    with pytest.raises(MisfitError):
+        TABLE.read("age,dose")
+
+
+def test_cells_may_come_in_the_order_of_the_columns():
+    pair = ([75, 0.5, "a", "yes"], "yes", "p1")
+    assert TABLE.read(pair).inputs.tolist() == read().inputs.tolist()
+    with pytest.raises(MisfitError):
+        TABLE.read(([75, 0.5, "a"], "yes", "p1"))
+
+
+@pytest.mark.parametrize(
+    ("pair", "fits"),
+    [
+        ((np.zeros((2, 2), np.uint8), 1), True),
+        (([[0, 255.0], [1, "7"]], 1.0), True),
+        ((np.zeros((2, 2), object), "2"), True),
+        ((np.zeros((2, 3)), 1), False),
+        (([[0, 1], [2]], 1), False),
+        (([[0, 1], [2, None]], 1), False),
+        (([[0, 1], [2, 0.5]], 1), False),
+        (([[0, 1], [2, 256]], 1), False),
+        (([[0, 1], [2, math.nan]], 1), False),
+        ((np.zeros((2, 2)), 3), False),
+        ((np.zeros((2, 2)), -1), False),
+        ((np.zeros((2, 2)), 0.5), False),
+        ((np.zeros((2, 2)), None), False),
+        ((np.zeros((2, 2)),), False),
+        (None, False),
+        ((object(), 1), False),
+    ],
+)
+def test_an_array_fits_by_itself_or_not(pair, fits):
+    if fits:
+        record = IMAGES.read(pair)
+        assert (record.inputs.dtype, record.inputs.shape, record.label.dtype) == (np.uint8, (2, 2), np.int64)
+    else:
+        with pytest.raises(MisfitError):
+            IMAGES.read(pair)
+
+
+def test_several_inputs_and_sequences_keep_their_names_and_kinds():
+    schema = Schema(
+        inputs=(
+            Part(name="ids", kind="sequence", length=4, vocabulary=9, padding=0),
+            Part(name="mask", kind="yes/no", shape=(4,)),
+        ),
+        label=Label(bounds=(0, 10)),
+    )
+    record = schema.read({"ids": [8, 1], "mask": [1, 1, 0, 0], "label": 2})
+    assert record.inputs["ids"].tolist() == [8, 1, 0, 0]
+    assert record.inputs["mask"].tolist() == [True, True, False, False]
+    assert (float(record.label), record.label.dtype) == (2.0, np.float32)
+    for wrong in ({"ids": [9]}, {"ids": [1] * 5}, {"ids": [0.5]}, {"mask": [1]}, {"label": 11}, {"label": "x"}):
+        with pytest.raises(MisfitError):
+            schema.read({"ids": [1], "mask": [1, 1, 0, 0], "label": 2, **wrong})
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.binary(max_size=9)))
+def test_any_cell_anywhere_fits_or_does_not_and_nothing_else_happens(cell):
+    for name in ROW:
+        try:
+            inputs = read(**{name: cell}).inputs
+        except MisfitError:
+            continue
+        assert np.isfinite(inputs).all()
+        assert np.linalg.norm(inputs) <= TABLE.norm_bound * (1 + 1e-6)
+    for pair in ((cell, 1), (np.zeros((2, 2)), cell), ([[cell, 1], [2, 3]], 1), cell):
+        try:
+            IMAGES.read(pair)
+        except MisfitError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"columns": {"a": {"kind": "number"}}}, "Expected bounds of a number"),
+        ({"columns": {"a": {"kind": "number", "bounds": [1, 0]}}}, r"Expected bounds \[lowest, highest\]"),
+        ({"columns": {"a": {"kind": "category"}}}, "Expected values of a category"),
+        ({"columns": {"a": {"kind": "category", "values": ["other"]}}}, "none of them 'other'"),
+        ({"columns": {"a": {"kind": "number", "bounds": [0, 1], "missing": "x"}}}, "Expected missing to be a value"),
+        ({"columns": {"a": {"kind": "numbre", "bounds": [0, 1]}}}, "kind"),
+        ({"colums": {"a": {}}}, "Expected no key 'colums' in a schema"),
+        ({}, "Expected columns or inputs"),
+        ({"inputs": [{"kind": "sequence", "length": 3}]}, "Expected length and vocabulary"),
+        ({"inputs": [{"shape": [-1]}]}, "sizes >= 0"),
+        ({"inputs": [{}], "label": {}}, "Expected a label with classes or with bounds"),
+        ({"inputs": [{}], "label": {"classes": ["1", 1]}}, "at least two classes, all different"),
+        ({"columns": {"y": {"kind": "yes/no"}}}, "label and owner to be no columns"),
+        ({"columns": {"a": {"kind": "yes/no"}}, "label": {"classes": 2}}, "the name of the label's column"),
+    ],
+)
+def test_a_schema_that_cannot_be_is_refused_in_one_line(said, complaint):
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        Schema(**{"label": {"column": "y", "classes": 2}, **said})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_digest_is_of_what_a_record_is_and_of_nothing_else():
+    changed = [
+        TABLE.model_copy(update={"owner": ""}),
+        TABLE.model_copy(update={"label": Label(column="ill", classes=("yes", "no"))}),
+        TABLE.model_copy(update={"columns": dict(reversed(TABLE.columns.items()))}),
+    ]
+    assert len({TABLE.digest, *(Schema(**one.model_dump()).digest for one in changed)}) == 4
+    assert Schema(**{**TABLE.model_dump(), "reviewed": True, "separator": ";"}).digest == TABLE.digest
+
+
+@pytest.mark.parametrize("schema", [TABLE, IMAGES])
+def test_a_schema_is_what_its_file_says(schema, tmp_path):
+    (tmp_path / "schema.toml").write_text(document(schema, ["A draft."]))
+    again = Schema.read_file(tmp_path / "schema.toml")
+    assert again == schema
+    assert again.digest == schema.digest
+
+
+def test_a_file_that_is_no_schema_says_what_drafts_one(tmp_path):
+    (tmp_path / "schema.toml").write_text("a = [")
+    for path in (tmp_path / "schema.toml", tmp_path / "none.toml"):
+        with pytest.raises(ConfigurationError, match="murmurfl schema"):
+            Schema.read_file(path)
+
+
+def test_real_nodes_take_what_a_person_has_reviewed_and_what_is_said_in_full():
+    with pytest.raises(ConfigurationError, match="reviewed = true"):
+        TABLE.check_for_real_nodes()
+    Schema(**{**TABLE.model_dump(), "reviewed": True}).check_for_real_nodes()
+    open_ended = Schema(inputs=(Part(shape=(2,)),), label=Label(classes=2), reviewed=True)
+    with pytest.raises(ConfigurationError, match="bounds of every number"):
+        open_ended.check_for_real_nodes()
+
+
+@pytest.mark.parametrize("schema", [TABLE, IMAGES])
+def test_made_up_records_fit_and_reach_every_class_and_every_bound(schema):
+    random = np.random.Generator(np.random.Philox(key=3))
+    read = [schema.read(item) for item in [*schema.made_up(12, random), *schema.outliers()]]
+    assert {int(record.label) for record in read} == set(range(schema.num_classes))
+    values = np.stack([record.inputs.astype(float) for record in read])
+    low, high = (-1, 1) if schema is TABLE else (0, 255)
+    assert (values.min(), values.max()) == (low, high)
+    assert all(len(inputs) == len(label) == 1 for inputs, label in schema.examples())
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (1, "1"),
+        (1.0, "1"),
+        ("1.0", "1"),
+        ("001", "001"),
+        (12345678901234567, "12345678901234567"),
+        ("12345678901234567", "12345678901234567"),
+        (True, "True"),
+        (b"a", "a"),
+        (0.5, "0.5"),
+        (None, ""),
+        (float("nan"), "nan"),
+    ],
+)
+def test_names_are_texts_and_one_is_one(cell, text):
+    assert text_of(cell) == text
+
+
+def test_what_is_missing():
+    import pandas
+
+    assert all(map(is_missing, (None, math.nan, np.float32("nan"), "", " NA ", "?", pandas.NA, pandas.NaT)))
+    assert not any(map(is_missing, (0, "0", False, math.inf, "none of them", np.zeros(2))))
+
+
+def write(path: Path, rows, names=("age", "sex", "note", "rare", "score", "ill")):
+    path.write_text("\n".join([",".join(names), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def people(count=200):
+    for i in range(count):
+        sex = "" if i == 3 else "mf"[i % 2]
+        rare = "seldom" if i < 5 else ("often", "mostly")[i % 2]
+        yield ("" if i == 7 else 20 + i % 63, sex, f"text {i}", rare, i / 100, ("no", "yes")[i % 3 == 0])
+
+
+def test_a_draft_has_rounded_bounds_and_no_rare_categories_and_is_not_reviewed(tmp_path):
+    schema = drafted(write(tmp_path / "people.csv", people()))
+    assert not schema.reviewed
+    assert list(schema.columns) == ["age", "sex", "rare", "score"], "a free text teaches nothing"
+    assert schema.columns["age"] == Column(kind="integer", bounds=(0, 100), missing=49)
+    assert schema.columns["sex"].values == ("f", "m")
+    assert schema.columns["rare"].values == ("mostly", "often"), "five records are too few to be named"
+    assert schema.columns["score"].bounds == (0, 2)
+    assert schema.label == Label(column="ill", classes=("no", "yes"))
+    assert "text 1" not in document(schema)
+    with pytest.raises(ConfigurationError, match=r"Expected a column 'il' once.*age, sex"):
+        drafted(tmp_path / "people.csv", label="il")
+
+
+def test_a_draft_of_another_separator_owner_and_a_number_to_predict(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("who;x;y\n" + "".join(f"p{i % 9};{i};{i * 0.37}\n" for i in range(100)))
+    schema = drafted(path, owner="who")
+    assert (schema.separator, schema.owner, list(schema.columns)) == (";", "who", ["x"])
+    assert schema.label == Label(column="y", bounds=(0, 40))
+
+
+def test_arrays_are_drafted_by_their_kind(tmp_path):
+    np.savez(tmp_path / "a.npz", features=np.arange(80).reshape(20, 2, 2) / 10, labels=np.arange(20) % 4)
+    schema = drafted(tmp_path / "a.npz")
+    assert (schema.inputs, schema.label) == ((Part(shape=(2, 2), bounds=(0, 10)),), Label(classes=4))
+
+
+@pytest.mark.parametrize(
+    ("items", "part", "label"),
+    [
+        ([(np.zeros(3), 1), (np.ones(3), 0)], Part(shape=(3,)), Label(kind="integer", bounds=(0, 1))),
+        ([([1, 2], 0.5)], Part(kind="integer", shape=(2,)), Label(kind="number")),
+        (
+            [{"img": np.zeros((2, 2), np.uint8), "label": "b"}, {"img": 0, "label": "a"}],
+            None,
+            Label(classes=("a", "b")),
+        ),
+        ([(np.zeros(3), [0.0, 1.0])], Part(shape=(3,)), Label(kind="number", shape=(2,))),
+    ],
+)
+def test_a_simulation_infers_what_its_records_seem_to_be(items, part, label):
+    schema = inferred(items)
+    assert schema.label == label
+    assert part is None or schema.inputs == (part,)
