@@ -120,6 +120,9 @@ def cluster(nothing_left, monkeypatch):
     for name, value in ray_pool._QUIET.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # Where Ray notes which cluster was the last: it makes no such folder for a node with one of its own.
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    (Path(folder) / "ray").mkdir()
     made = Cluster()
     try:
         for port in (free_port(), None):
