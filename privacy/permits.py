@@ -5,6 +5,9 @@ permit and cannot make one: it can use it again within its sessions and its time
 
 A permit is one line of text, ``murmurfl-permit-1.PAYLOAD.SIGNATURE``: a JSON object and an Ed25519 signature of exactly
 these bytes after a label, both in base64url.
+
+With the same key an owner logs in to a server (`murmurfl owner login`): ``murmurfl-login-1.PAYLOAD.SIGNATURE`` names
+the server and an end. It lets whoever has it command that server until then; no machine takes it for a permit.
 """
 
 from __future__ import annotations
@@ -32,8 +35,15 @@ LONGEST_PERMIT = 4096
 
 MOST_SESSIONS = 8
 
+LONGEST_LOGIN_S = 31 * 24 * 3600
+"""A login lasts no longer, whoever signed it."""
+
 _NAME = "murmurfl-permit-1"
 _LABEL = b"murmurfl permit 1\x00"
+_LOGIN_NAME = "murmurfl-login-1"
+_LOGIN_LABEL = b"murmurfl login 1\x00"
+_LOGIN_KEYS = {"owner", "server", "until"}
+_CLOCKS_DIFFER_S = 300
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LATEST = 2**40
 _KEYS = {"owner", "sessions", "bundle", "not-before", "until"}
@@ -134,7 +144,7 @@ class Permit:
 
 @dataclass(frozen=True)
 class OwnerKey:
-    """An owner's private key, which signs permits; it is never on the server.
+    """An owner's private key, which signs permits and logins; it is never on the server.
 
     Parameters
     ----------
@@ -143,7 +153,8 @@ class OwnerKey:
 
     Notes
     -----
-    **Formal guarantees.** None for a release. Which runs a machine takes rests on this key staying its owner's alone.
+    **Formal guarantees.** None for a release. Which runs a machine takes, and whose commands a server, rests on this
+    key staying its owner's alone.
     """
 
     secret: bytes = field(repr=False)
@@ -183,6 +194,75 @@ class OwnerKey:
         """
         payload = Permit(self.public, tuple(sessions), bundle, not_before, until).payload
         return ".".join((_NAME, _encoded(payload), _encoded(self._private.sign(_LABEL + payload))))
+
+    def login(self, server: str, *, until: int) -> str:
+        """A signed login to one server, one line of text.
+
+        Parameters
+        ----------
+        server : str
+            What the server is known by: SHA-256 of its certificate's public key, 64 hexadecimal digits; empty for one
+            without TLS on this computer.
+        until : int
+            When it ends, in seconds since 1970.
+
+        Notes
+        -----
+        **Formal guarantees.** None for a release. Whoever has the text may command this one server until then.
+        """
+        document = {"owner": self.public.hex(), "server": server, "until": until}
+        payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+        return ".".join((_LOGIN_NAME, _encoded(payload), _encoded(self._private.sign(_LOGIN_LABEL + payload))))
+
+
+def verified_login(text: Any, owners: Collection[bytes], server: str, now: float) -> bytes:
+    """The public key of the owner who signed a login, if it is one for this server and for now.
+
+    Parameters
+    ----------
+    text : Any
+        As it came, from anybody.
+    owners : collection of bytes
+        Public keys, from the server operator's own file.
+    server : str
+        As for :meth:`OwnerKey.login`.
+    now : float
+        In seconds since 1970.
+
+    Raises
+    ------
+    PermitError
+        If it is no login, nobody of the owners signed it, it is another server's, it has ended, or it would last
+        longer than :data:`LONGEST_LOGIN_S`.
+
+    Notes
+    -----
+    **Formal guarantees.** None for a release. Every byte was signed, as a login and as nothing else, with the private
+    key of the owner that is returned, as far as Ed25519 goes.
+    """
+    payload, signature = _parts(text, _LOGIN_NAME)
+    for owner in owners:
+        if not is_signed(owner, signature, _LOGIN_LABEL + payload):
+            continue
+        named, where, until = _login(payload)
+        if named != owner.hex():
+            break
+        if where != server:
+            raise PermitError("Expected a login to this server, got one to another: log in again.")
+        if until <= now or until > now + LONGEST_LOGIN_S + _CLOCKS_DIFFER_S:
+            raise PermitError("Expected a login that has not ended, got another: log in again.")
+        return owner
+    raise PermitError("Expected a login that a listed owner signed, got another.")
+
+
+def _login(payload: bytes) -> tuple[str, str, int]:
+    try:
+        document: Any = json.loads(payload)
+        if not isinstance(document, dict) or set(document) != _LOGIN_KEYS or type(document["until"]) is not int:
+            raise ValueError
+        return str(document["owner"]), str(document["server"]), document["until"]
+    except (TypeError, ValueError, RecursionError):
+        raise PermitError("Expected the payload of a login, got something else.") from None
 
 
 def read_permit(text: Any) -> Permit:
@@ -284,18 +364,19 @@ def shown_time(seconds: int) -> str:
         return f"{seconds} s after 1970"
 
 
-def _parts(text: Any) -> tuple[bytes, bytes]:
+def _parts(text: Any, name: str = _NAME) -> tuple[bytes, bytes]:
     """Payload and signature."""
     parts = text.split(".") if isinstance(text, str) and len(text) <= LONGEST_PERMIT else []
-    if len(parts) != 3 or parts[0] != _NAME:
+    kind = "permit" if name == _NAME else "login"
+    if len(parts) != 3 or parts[0] != name:
         raise PermitError(
-            "Expected a permit, one line that begins with murmurfl-permit-1, as `murmurfl owner permit` makes it; got "
-            "something else."
+            f"Expected a {kind}, one line that begins with {name}, as `murmurfl owner {kind}` makes it; got something "
+            "else."
         )
     try:
         return _decoded(parts[1]), _decoded(parts[2])
     except (ValueError, binascii.Error):
-        raise PermitError("Expected a whole permit, got one whose text was changed or cut.") from None
+        raise PermitError(f"Expected a whole {kind}, got one whose text was changed or cut.") from None
 
 
 def _encoded(content: bytes) -> str:

@@ -180,7 +180,7 @@ class FigureFile:
     def _write(self, figures: ServerFigures) -> None:
         temporary = self._folder / f"{_FILE}.{os.getpid()}"
         try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640), "w") as file:
                 json.dump(asdict(figures), file)
             temporary.replace(self._folder / _FILE)  # a reader sees all of the old one or all of the new one
         finally:

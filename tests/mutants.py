@@ -33,6 +33,7 @@ OWNED = "tests/clients/test_owners.py"
 OWNER_PLACES = "tests/proofs/test_owner_places.py"
 PERSONS = "tests/proofs/test_owners.py"
 OWNER_RUNS = "tests/app/test_owners.py"
+GATE = "tests/app/servers/test_gate.py"
 PERMITS = "tests/privacy/test_permits.py"
 TAKEN_RUNS = "tests/app/nodes/test_runs.py"
 CENTRING = "tests/privacy/test_centring.py"
@@ -307,6 +308,41 @@ MUTANTS = (
         "return self.not_before <= now < self.until",
         "return self.not_before <= now",
         (PERMITS, TAKEN_RUNS),
+    ),
+    Mutant(
+        "a server believes any login, whoever signed it",
+        "privacy/permits.py",
+        "if not is_signed(owner, signature, _LOGIN_LABEL + payload):",
+        "if False:",
+        (PERMITS,),
+    ),
+    Mutant(
+        "a login to one server is one to every server",
+        "privacy/permits.py",
+        "if where != server:",
+        "if False:",
+        (PERMITS, GATE),
+    ),
+    Mutant(
+        "a login lasts for ever",
+        "privacy/permits.py",
+        "if until <= now or until > now + LONGEST_LOGIN_S + _CLOCKS_DIFFER_S:",
+        "if False:",
+        (PERMITS, GATE),
+    ),
+    Mutant(
+        "a signature of a permit makes a login",
+        "privacy/permits.py",
+        '_LOGIN_LABEL = b"murmurfl login 1\\x00"',
+        "_LOGIN_LABEL = _LABEL",
+        (PERMITS,),
+    ),
+    Mutant(
+        "the gate is open",
+        "app/servers/gate.py",
+        "if path != HEALTH and not path.startswith(OPEN_PATHS):",
+        "if False:",
+        (GATE,),
     ),
     Mutant(
         "a request's permit is part of the request, so that a renewed one makes a round a new round",

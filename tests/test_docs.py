@@ -110,6 +110,7 @@ def parse_click(command, name, words):
 def check_command(words):
     while "=" in words[0] and not words[0].startswith((".", "/")):
         words = words[1:]  # VARIABLE=value command
+    words = words[: words.index(">")] if ">" in words else words
     program, arguments = Path(words[0]).name, words[1:]
     if program in ELSEWHERE:
         return

@@ -1,4 +1,4 @@
-"""``murmurfl owner``: keys and permits of those whose runs machines take, made away from the server."""
+"""``murmurfl owner``: keys, permits and logins of those whose runs machines take, made away from the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .failing import failing_clearly
 from .settings import AsJson
 from .terminal import say
 
-owner_cli = CommandLine(help="Say which runs machines take: an owner's key, and permits signed away from the server.")
+owner_cli = CommandLine(help="Say which runs machines take: an owner's key, permits signed with it, and logins.")
 
 _DAY_S = 24 * 3600
 _CLOCKS_DIFFER_S = 300
@@ -39,7 +39,38 @@ def key(path: KeyPath) -> None:
         write_owner_key(path, made)
     say(f"key       {path}: private, of mode 600; keep it away from the server")
     say(f"public    {made.public.hex()}")
-    say("Operators put the public half into their own files: owners, in the table [runs].")
+    say("Operators list the public half: of nodes in their own files (owners, in [runs]), of the server in --owners.")
+
+
+@owner_cli.command()
+def public(path: KeyPath) -> None:
+    """Say the public half of a key and the file's name, as a line of the list for `murmurfl server --owners`."""
+    from ..nodes.owner_key import read_owner_key
+
+    with failing_clearly():
+        typer.echo(f"{read_owner_key(path).public.hex()} {path.stem}")
+
+
+@owner_cli.command()
+def login(
+    path: KeyPath,
+    connection: Annotated[
+        str,
+        typer.Argument(metavar="CONNECTION", help="Of Flower's config.toml, as for `flwr run`; default its default."),
+    ] = "",
+    hours: Annotated[float, typer.Option(help="How long it lasts, at most 744.")] = 12.0,
+) -> None:
+    """Log in to a server that takes commands of owners alone; `flwr` sends the login from then on."""
+    from ...privacy.permits import shown_time
+    from ..nodes.owner_key import read_owner_key
+
+    with failing_clearly():
+        owner = read_owner_key(path)
+        from ..servers.login import log_in
+
+        address, until = log_in(owner, connection or None, hours)
+    say(f"server    {address}: takes this owner's commands, from `flwr` on this account")
+    say(f"until     {shown_time(until)}")
 
 
 @owner_cli.command()

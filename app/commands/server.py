@@ -1,4 +1,4 @@
-"""``murmurfl server``: Flower's SuperLink with health, figures and a line for each round."""
+"""``murmurfl server``: Flower's SuperLink behind a gate, with health, figures and a line for each round."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from .settings import Verbose
 Figures = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Keeps the counts of rounds when this ends; default: none does.")
 ]
+Owners = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Who may submit runs and register nodes (docs/deployment.md); default nobody."),
+]
 
 
 def server(
     context: typer.Context,
+    owners: Owners = None,
     health_address: HealthAddress = "",
     metrics_address: MetricsAddress = "",
     figures: Figures = None,
@@ -32,4 +37,5 @@ def server(
         from ..servers.server import run_server
         from ..watching.addresses import Addresses
 
-        run_server(context.args, Addresses(health_address, metrics_address), figures, serving.journal())
+        addresses = Addresses(health_address, metrics_address)
+        run_server(context.args, addresses, figures, serving.journal(), owners)

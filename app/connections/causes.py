@@ -57,12 +57,15 @@ class Diagnosis:
         say what time it is.
     certificate_ends : float, optional
         When the server's certificate ends, in seconds since 1970.
+    takes_commands : bool
+        Whether the server did what owners alone may have it do, for somebody without a login.
     """
 
     cause: str
     sentence: str
     ahead_s: float | None = None
     certificate_ends: float | None = None
+    takes_commands: bool = False
 
     def __post_init__(self) -> None:
         if self.cause not in CAUSES:

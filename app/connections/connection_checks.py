@@ -1,4 +1,4 @@
-"""What of a connection can be checked before a node starts: the way, the certificate, the clocks and the key."""
+"""What of a connection can be checked before a node starts: the way, certificate, clocks, key, and who commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .connection import Connection
 from .diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from .presented import authority_ends, utc
 
-NAMES = ("connection", "certificate", "clock", "key")
+NAMES = ("connection", "certificate", "clock", "key", "commands")
 """The checks, in the order in which a SuperLink makes them."""
 
 _DAY_S = 86400.0
@@ -59,7 +59,8 @@ def connection_checks(
         found.cause == "key-unusable" and connection.private_key is not None
     ):  # that much a node finds out by itself; the rest can be tried without
         rest = connection_checks(replace(connection, private_key=None), trying=trying, clock=clock)
-        return [*rest[:-1], Check("key", "failed", found.sentence)]
+        at = NAMES.index("key")
+        return [*rest[:at], Check("key", "failed", found.sentence), *rest[at + 1 :]]
     failed = _failed_check(found.cause)
     reached = NAMES.index(failed) if failed else len(NAMES)
     passed = [
@@ -67,6 +68,7 @@ def connection_checks(
         _certificate(connection, found, clock()),
         _clock(found),
         _key(connection),
+        _commands(connection, found),
     ][:reached]
     if failed is None:
         return passed
@@ -116,3 +118,14 @@ def _key(connection: Connection) -> Check:
     if os.name == "posix" and Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return Check("key", "warning", f"It is registered, but others may read it: run `chmod 600 {path}`.")
     return Check("key", "ok", f"The SuperLink knows the key at {path}.")
+
+
+def _commands(connection: Connection, found: Diagnosis) -> Check:
+    if not found.takes_commands:
+        return Check("commands", "ok", "The SuperLink takes none from a machine without a login.")
+    return Check(
+        "commands",
+        "warning",
+        f"Whoever reaches {connection.superlink} may submit runs there and run code as the server: ask its operator "
+        "for `murmurfl server --owners`.",
+    )

@@ -50,8 +50,8 @@ def diagnose(
     Notes
     -----
     **Formal guarantees.** Releases nothing, and reads neither data nor ledger: what it sends depends on the connection,
-    the time and the node's key alone, and is what a SuperNode sends when it signs in. No session of a node is begun or
-    ended.
+    the time and the node's key alone, and is what a SuperNode sends when it signs in, and one question that a server
+    answers its owners alone. No session of a node is begun or ended.
     """
     attempt = _Attempt(connection, timeout_s, clock)
     found: list[Diagnosis] = []
@@ -83,7 +83,8 @@ class _Attempt:
             context = False if self._connection.insecure else tls_context(self._connection.root_certificates)
             self._client = httpx.Client(verify=context, timeout=self._timeout_s)
             superlink = FleetApi(self._client, self.target.url, key or passing_key())
-            return self._asked(superlink, registers=key is not None)
+            found = self._asked(superlink, registers=key is not None)
+            return replace(found, takes_commands=found.cause == "reached" and superlink.takes_commands())
         except _KeyError as error:
             return Diagnosis("key-unusable", str(error))
         except ConfigurationError as error:

@@ -89,7 +89,7 @@ def without_proxy(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def executable(name: str) -> str:
-    """The path of one of Flower's commands, beside this interpreter.
+    """The path of one of Flower's commands, or of murmurfl's, beside this interpreter.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def executable(name: str) -> str:
     folder = Path(sys.executable).parent
     found = shutil.which(name, path=str(folder))
     if found is None:
-        raise LaunchError(f"Expected {name} in {folder}, beside this interpreter: install flwr[simulation] there.")
+        raise LaunchError(f"Expected {name} in {folder}, beside this interpreter: install murmurfl there.")
     return found
 
 

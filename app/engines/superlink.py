@@ -6,7 +6,8 @@ may edit the app's pyproject.toml. Here every run gets its own SuperLink, on a f
 process is stopped, the port closed and the scratch home removed before the call returns.
 
 The SuperLink is started here and not by ``flwr run``. So it is our child, its start may take as long as a busy computer
-needs (``flwr run`` gives it 15 s), and its own log can explain a refusal.
+needs (``flwr run`` gives it 15 s), and its own log can explain a refusal. It stands behind the gate of `murmurfl
+server`, and takes the commands of a key that goes with it: nobody else on this computer can have it run something.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+
+from ...privacy.files import write_private
+from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
+from ..servers.gate import server_name
+from ..servers.login import keep_login
 from .loopback import (
     MARKER,
     LaunchError,
@@ -42,6 +49,7 @@ from .processes import Processes
 CONNECTION_NAME = "murmurfl-launch"
 """The SuperLink's name in the scratch home's ``config.toml``."""
 
+_OWNERS = "owners"
 _START_TIMEOUT_S = 90.0
 _STATUS_TIMEOUT_S = 60.0
 _PORT_ATTEMPTS = 3
@@ -97,17 +105,20 @@ class Launch:
 
     def start_superlink(self) -> None:
         """Start a SuperLink and wait until it answers."""
-        home = self.scratch()
+        home, key = self.scratch(), OwnerKey.generate()
+        write_private(home / _OWNERS, f"{key.public.hex()} {CONNECTION_NAME}\n")
         for _ in range(_PORT_ATTEMPTS):
             self.port = port = free_port()
             log = home / "superlink.log"
             with log.open("wb") as output:
                 self.superlink = process = self.start_process(
                     [
-                        executable("flower-superlink"),
+                        executable("murmurfl"),
+                        "server",
+                        "--verbose",
+                        "--owners",
+                        str(home / _OWNERS),
                         *self.superlink_options(),
-                        "--isolation",
-                        "subprocess",
                         "--host",
                         "127.0.0.1",
                         "--port",
@@ -127,6 +138,8 @@ class Launch:
                     f'[superlink.{CONNECTION_NAME}]\naddress = "127.0.0.1:{port}"\n{self.connection()}\n',
                     encoding="utf-8",
                 )
+                login = key.login(server_name(self.certificate()), until=int(time.time()) + LONGEST_LOGIN_S)
+                keep_login(FileCredentialStore(home / "credentials.yaml"), f"127.0.0.1:{port}", login)
                 return
             if "address already in use" not in self._superlink_log().lower():
                 break
@@ -139,6 +152,10 @@ class Launch:
     def connection(self) -> str:
         """The SuperLink's security in Flower's ``config.toml``."""
         return "insecure = true"
+
+    def certificate(self) -> Path | None:
+        """The SuperLink's certificate; None for plain HTTP."""
+        return None
 
     def tls(self) -> ssl.SSLContext | None:
         """What the SuperLink's certificate is checked against; None for plain HTTP."""

@@ -100,6 +100,9 @@ class Deployment(Launch):
     def connection(self) -> str:
         return f"root-certificates = {json.dumps(str(self.certificates.authority))}"
 
+    def certificate(self) -> Path | None:
+        return self.certificates.certificate
+
     def tls(self) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=str(self.certificates.authority))
 

@@ -1,6 +1,7 @@
-"""Flower's own ``flower-superlink`` as a child process that ends with its parent.
+"""Flower's own ``flower-superlink`` behind the gate, as a child process that ends with its parent.
 
-``python -m murmurfl.app.servers.flower_superlink PARENT_PID [options of flower-superlink]``.
+``python -m murmurfl.app.servers.flower_superlink PARENT_PID OWNERS [options of flower-superlink]``; without a list of
+owners ``-``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 _LOOK_EVERY_S = 0.2
 _GRACE_S = 10.0
@@ -17,12 +20,29 @@ _GRACE_S = 10.0
 
 def main() -> None:
     """Run ``flower-superlink`` with the remaining arguments."""
-    parent = int(sys.argv.pop(1))
+    parent, owners = int(sys.argv.pop(1)), sys.argv.pop(1)
     sys.argv[0] = "flower-superlink"  # which its messages name
     threading.Thread(target=_end_with, args=(parent,), daemon=True, name="murmurfl-parent").start()
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    _close(None if owners == "-" else Path(owners))
     flower_superlink()
+
+
+def _close(owners: Path | None) -> None:
+    """Put the gate before whatever is served: Flower has no place for it. :mod:`.server` looks whether it is there."""
+    import uvicorn
+
+    from .gate import Gate, server_name
+    from .server_health import SuperLinkOptions
+
+    certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
+    name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
+
+    def closed(app: Any, **options: Any) -> None:
+        serve(Gate(app, owners, name), **options)
+
+    uvicorn.run = closed
 
 
 def _end_with(parent: int) -> None:

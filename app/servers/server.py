@@ -1,7 +1,8 @@
-"""``murmurfl server``: Flower's SuperLink, started again when it ends, with its health and its figures at addresses.
+"""``murmurfl server``: Flower's SuperLink behind a gate, started again when it ends, with its health and its figures.
 
-The SuperLink is Flower's own and gets its options as they are. Around it stands what an operator needs at night: one
-line for each round, figures that outlive a run, and an end that leaves no process behind.
+The SuperLink is Flower's own and gets its options as they are. It takes commands of owners alone (:mod:`.gate`), and
+what it runs for them is started beside it, by Flower's own ``flower-superexec`` with a secret. Around it stands what an
+operator needs at night: one line for each round, figures that outlive a run, and an end that leaves no process behind.
 """
 
 from __future__ import annotations
@@ -9,25 +10,29 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...privacy import ConfigurationError, MurmurflError
 from ...privacy.files import create_private, exposure
 from ...strategies.figures import FIGURES_VARIABLE, ServerFigures, read_figures
 from ..connections.expiry import first_expiry
-from ..engines.loopback import without_proxy
+from ..engines.loopback import executable, without_proxy
 from ..engines.processes import interrupts_as_keyboard_interrupt
 from ..nodes.child_process import follow_lines
 from ..watching.addresses import Addresses, shown
 from ..watching.health import health_answer
 from ..watching.journal import Journal
 from ..watching.log import flower_line
+from .gate import COMMANDED, read_owners, server_name
 from .server_health import ServerHealth, SuperLinkOptions
 
 logger = logging.getLogger(__name__)
@@ -38,6 +43,7 @@ _SETTLED_S = 60.0
 _GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
 _DATABASE = "a SuperLink's database"
+_READS = re.compile(r": (list|get|show|stream|pull)-[^:]*$")
 _WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
 
 
@@ -46,7 +52,11 @@ class ServerError(MurmurflError, RuntimeError):
 
 
 def run_server(
-    options: Sequence[str], addresses: Addresses, figures: Path | None = None, journal: Journal | None = None
+    options: Sequence[str],
+    addresses: Addresses,
+    figures: Path | None = None,
+    journal: Journal | None = None,
+    owners: Path | None = None,
 ) -> None:
     """Run Flower's SuperLink until interrupted (SIGINT, SIGTERM or SIGHUP).
 
@@ -63,25 +73,37 @@ def run_server(
         A folder that keeps the counts when this process ends; default one that goes with it.
     journal : Journal, optional
         Is told of everything that happens; default one that nobody reads.
+    owners : Path, optional
+        Who may submit, stop, list and read runs and register nodes, as :func:`~.gate.read_owners` reads them; default
+        nobody.
 
     Raises
     ------
     ServerError
-        If the SuperLink ends before it has ever answered; or others may change its database, and nothing was started.
+        If the SuperLink ends before it has ever answered, or takes a command without a login; or others may change its
+        database, and nothing was started.
     ConfigurationError
-        If an address or the folder is impossible; nothing was started.
+        If an address, the folder or the list of owners is impossible, or the options would let others than owners
+        command; nothing was started.
 
     Notes
     -----
     **Formal guarantees.** What is shown are counts of machines, answers and refusals, and times: nothing that a machine
     released, and no name. What runs write into the folder is read as :func:`~murmurfl.strategies.figures.read_figures`
-    says. A database with what nodes send is made with mode 600; of one that others may read the log says so.
+    says. Commands need an owner's login (:class:`~.gate.Gate`); that they are refused without one is tried at each
+    start. What owners submit runs as this user, who reads the TLS key and the database, unless another user starts it
+    (``--isolation process``). A database with what nodes send is made with mode 600; of one that others may read the
+    log says so.
     """
     at = SuperLinkOptions.read(options)
+    at.check()
+    server_name(Path(at.certificate) if at.certificate else None)
+    if owners is None or not read_owners(owners):
+        logger.warning("Nobody may submit, stop or read runs or register nodes: name owners with --owners FILE.")
     health = ServerHealth(at.answers)
     journal = journal or Journal()
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(figures))
+        folder = stack.enter_context(_folder(figures, writing=at.processes == "subprocess"))
         if at.database is not None:
             _keep_private(at.database)
         if addresses:
@@ -96,7 +118,52 @@ def run_server(
         health.ask_forever()
         stack.enter_context(interrupts_as_keyboard_interrupt())
         journal.note("started", kind="server", name=f"{at.host}:{at.port}")
-        _serve_forever(options, folder, health, journal)
+        server = _Server(options, at, folder, owners)
+        if server.starts_processes:
+            logger.warning(
+                "What owners submit runs as this user and may read the TLS key and the database: docs/deployment.md "
+                "has another user start it, with --isolation process."
+            )
+            server.secret = stack.enter_context(_secret())
+        _serve_forever(server, folder, health, journal)
+
+
+@dataclass
+class _Server:
+    """What is started, and started again."""
+
+    options: Sequence[str]
+    at: SuperLinkOptions
+    folder: Path
+    owners: Path | None
+    secret: Path | None = None
+
+    @property
+    def starts_processes(self) -> bool:
+        """Whether runs' processes are started here, and not by another user."""
+        return self.at.processes != "process"
+
+    def commands(self) -> list[list[str]]:
+        """The SuperLink, and what starts the runs' processes."""
+        owners = "-" if self.owners is None else str(self.owners.expanduser().absolute())
+        module = f"{__package__}.flower_superlink"
+        superlink = [sys.executable, "-m", module, str(os.getpid()), owners, *self.options]
+        if self.secret is None:
+            return [superlink]
+        told = ["--superexec-auth-secret-file", str(self.secret)]
+        tls = ["--root-certificates", self.at.authority] if self.at.certificate else ["--insecure"]
+        starter = [executable("flower-superexec"), "--runtime-api-address", self.at.nearby, *tls, *told]
+        # The last option counts.
+        return [[*superlink, "--isolation", "process", *told], [*starter, "--parent-pid", str(os.getpid())]]
+
+
+@contextmanager
+def _secret() -> Iterator[Path]:
+    """A secret of this start, that a run's process shows before it gets a task."""
+    with tempfile.TemporaryDirectory(prefix="murmurfl-secret-") as made:
+        path = Path(made) / "secret"
+        create_private(path, "a secret", secrets.token_bytes(32), error=ServerError)
+        yield path
 
 
 def _keep_private(database: Path) -> None:
@@ -111,13 +178,13 @@ def _keep_private(database: Path) -> None:
             logger.warning("%s It holds what nodes send.", sentence)
 
 
-def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth, journal: Journal) -> None:
+def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal) -> None:
     said = _Rounds(folder, journal)
     pause = _FIRST_PAUSE_S
     try:
         while True:
             started = time.monotonic()
-            code = _serve(options, folder, health, said)
+            code = _serve(server, folder, health, said)
             if not health.answered and not health.restarts:
                 raise ServerError(
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
@@ -131,9 +198,38 @@ def _serve_forever(options: Sequence[str], folder: Path, health: ServerHealth, j
         journal.note("stopped")
 
 
-def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Rounds) -> int:
+def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -> int:
     """Run one SuperLink to its end; its exit code."""
-    command = [sys.executable, "-m", f"{__package__}.flower_superlink", str(os.getpid()), *options]
+    processes = []
+    health.started()
+    answered = False
+    try:
+        told = (_superlink_line, flower_line)
+        processes = [_started(command, folder, line) for command, line in zip(server.commands(), told, strict=False)]
+        superlink, _ = processes[0]
+        while all(process.poll() is None for process, _ in processes):
+            with suppress(subprocess.TimeoutExpired):
+                superlink.wait(_LOOK_EVERY_S)
+            if health.answered and not answered:
+                answered = True
+                if not server.at.refuses():
+                    raise ServerError(
+                        "Expected Flower's SuperLink to refuse a command without a login, got another answer: it was "
+                        "stopped; this version of Flower is none that murmurfl closes."
+                    )
+                logger.info("The SuperLink answers.")
+            said.look()
+    finally:
+        health.ended()
+        for process, reading in reversed(processes):
+            _end(process, reading)
+    return next((process.returncode for process, _ in processes if process.returncode), 0)
+
+
+def _started(
+    command: list[str], folder: Path, line: Callable[[int, str], None]
+) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
+    """A process whose lines are in the log."""
     # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
     process = subprocess.Popen(
         command,
@@ -143,32 +239,25 @@ def _serve(options: Sequence[str], folder: Path, health: ServerHealth, said: _Ro
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    health.started()
-    reading = follow_lines(process.stdout, _superlink_line) if process.stdout else None
-    answered = False
+    return process, follow_lines(process.stdout, line) if process.stdout else None
+
+
+def _end(process: subprocess.Popen[bytes], reading: threading.Thread | None) -> None:
+    process.terminate()
     try:
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK_EVERY_S)
-            if health.answered and not answered:
-                answered = True
-                logger.info("The SuperLink answers.")
-            said.look()
-    finally:
-        health.ended()
-        process.terminate()
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if reading is not None:
-            reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
-    return process.returncode
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if reading is not None:
+        reading.join(_LOOK_EVERY_S)  # a run's own processes may hold the other end for longer
 
 
 def _superlink_line(level: int, text: str) -> None:
     """Log a line of the SuperLink's; those of its web server say their time and level themselves."""
+    if text.startswith(COMMANDED):
+        logger.log(logging.DEBUG if _READS.search(text) else logging.INFO, "%s", text)
+        return
     found = _WEB_SERVER.match(text)
     flower_line(logging.getLevelNamesMapping()[found[1]] if found else level, found[2] if found else text)
 
@@ -182,11 +271,13 @@ def _environment(folder: Path) -> dict[str, str]:
     }
     path = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     own = {FIGURES_VARIABLE: str(folder), "PATH": path, "PYTHONUNBUFFERED": "1"}
-    return {**defaults, **os.environ, **without_proxy(os.environ), **own}
+    environment = {**defaults, **os.environ, **without_proxy(os.environ), **own}
+    environment.pop("FLWR_INTERNAL_GRPC_CONTROL_API", None)  # a second way to command, which no gate is before
+    return environment
 
 
 @contextmanager
-def _folder(named: Path | None) -> Iterator[Path]:
+def _folder(named: Path | None, *, writing: bool) -> Iterator[Path]:
     if named is None:
         with tempfile.TemporaryDirectory(prefix="murmurfl-server-") as made:
             yield Path(made)
@@ -196,8 +287,10 @@ def _folder(named: Path | None) -> Iterator[Path]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"Expected a folder at {folder} for figures, got: {error.strerror}.") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"Expected a folder at {folder} that can be written to, got one that cannot.")
+    if not os.access(folder, (os.W_OK if writing else os.R_OK) | os.X_OK):
+        raise ConfigurationError(
+            f"Expected a folder at {folder} that can be {'written to' if writing else 'read'}, got one that cannot."
+        )
     yield folder
 
 

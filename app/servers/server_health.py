@@ -1,8 +1,9 @@
-"""Whether Flower's SuperLink runs and answers, as whoever started it sees it."""
+"""Whether Flower's SuperLink runs and answers, and refuses commands, as whoever started it sees it."""
 
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import ssl
 import threading
 import time
@@ -11,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...privacy import ConfigurationError
 from ..watching.health import NOT_LISTENING, NOT_RUNNING, STARTING
 
 ASK_EVERY_S = 5.0
@@ -23,7 +25,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 @dataclass(frozen=True)
 class SuperLinkOptions:
-    """What the options of ``flower-superlink`` say of its address and its database.
+    """What the options of ``flower-superlink`` say of its address, its files and its runs' processes.
 
     Parameters
     ----------
@@ -32,12 +34,21 @@ class SuperLinkOptions:
         Its certificate's file; empty without TLS.
     database : Path, optional
         The file that it keeps nodes, runs and messages in; None where that is memory.
+    authority : str
+        The file of what its certificate is checked against.
+    processes : {"subprocess", "process"}
+        Whether runs' processes are started with it, or by somebody who knows the secret.
+    secret : str
+        The file of that secret.
     """
 
     host: str
     port: int
     certificate: str
     database: Path | None = None
+    authority: str = ""
+    processes: str = "subprocess"
+    secret: str = ""
 
     @classmethod
     def read(cls, options: Sequence[str]) -> SuperLinkOptions:
@@ -57,16 +68,54 @@ class SuperLinkOptions:
         parser.add_argument("--ssl-certfile", default="")
         parser.add_argument("--database", default="")
         parser.add_argument("--insecure", action="store_true")
+        parser.add_argument("--ssl-ca-certfile", default="")
+        parser.add_argument("--isolation", default="subprocess")
+        parser.add_argument("--superexec-auth-secret-file", default="")
         try:
             read, _ = parser.parse_known_args(list(options))
         except argparse.ArgumentError:  # Flower says what is wrong
             read = parser.parse_args([])
         port = int(read.port) if read.port.isdigit() else SUPERLINK_UVICORN_DEFAULT_PORT
         certificate = "" if read.insecure else read.ssl_certfile
-        return cls(read.host, port, certificate, _database_file(read.database.strip()))
+        database = _database_file(read.database.strip())
+        secret = read.superexec_auth_secret_file
+        return cls(read.host, port, certificate, database, read.ssl_ca_certfile, read.isolation, secret)
+
+    def check(self) -> None:
+        """Refuse what would let others than owners command the server.
+
+        Raises
+        ------
+        ConfigurationError
+            If logins would travel in clear over a network, or anybody could take a run's task.
+        """
+        if not self.certificate and not _is_loopback(self.host):
+            raise ConfigurationError(
+                f"Expected --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile, or --host 127.0.0.1, got {self.host} "
+                "without TLS: whoever listens on the way could command the server."
+            )
+        if self.processes == "process" and not self.secret:
+            raise ConfigurationError(
+                "Expected --superexec-auth-secret-file with --isolation process, got none: anybody could take the "
+                "place of a run's process."
+            )
+
+    @property
+    def nearby(self) -> str:
+        """Host and port, as this computer's own processes call it."""
+        host = _EVERYWHERE.get(self.host, self.host)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def answers(self) -> bool:
         """Whether a SuperLink answers there, asked from this computer."""
+        return self._ask("GET", "/health") == http.HTTPStatus.OK
+
+    def refuses(self) -> bool:
+        """Whether it refuses a command that comes without a login."""
+        return self._ask("POST", "/v1/control/") == http.HTTPStatus.FORBIDDEN
+
+    def _ask(self, method: str, path: str) -> int | None:
+        """The status of an answer; None without one."""
         host = _EVERYWHERE.get(self.host, self.host)
         connection: http.client.HTTPConnection
         if self.certificate:
@@ -78,12 +127,19 @@ class SuperLinkOptions:
         else:
             connection = http.client.HTTPConnection(host, self.port, timeout=_ANSWER_WITHIN_S)
         try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.HTTPStatus.OK
+            connection.request(method, path)
+            return connection.getresponse().status
         except (OSError, http.client.HTTPException):
-            return False
+            return None
         finally:
             connection.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _database_file(named: str) -> Path | None:

@@ -14,12 +14,12 @@ import time
 import urllib.request
 from contextlib import suppress
 
-import numpy as np
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import is_listening
 from murmurfl.privacy import read_ledger
 
-from tests.deployment.test_walkthrough import AGREED, ROOT, Machines, blocks, samples_of, start_server
+from tests.deployment.test_walkthrough import AGREED, ROOT, Machines, blocks, log_in, samples_of, start_server
+from tests.harness.schemas import write_table
 
 PAGE = "operations.md"
 NOT_TYPED = ("python3 -m venv", "/opt/murmurfl/bin/")
@@ -57,6 +57,7 @@ class Fleet(Machines):
     def begin(self):
         start_server(self)
         self.wait_for_the_server()
+        log_in(self)
 
     def wait_for_the_server(self):
         wait(lambda: is_listening(self.port), "the SuperLink did not start")
@@ -114,8 +115,7 @@ class Fleet(Machines):
         path = operator / "etc" / "node.toml"
         path.write_text(re.sub(r"^ {3}", "", self.text(written, operator.name, number), flags=re.MULTILINE))
         path.chmod(0o600)
-        features, labels = samples_of(number)
-        np.savez(operator / "lib" / "murmurfl" / "samples.npz", features=features, labels=labels)
+        write_table(operator / "lib" / "murmurfl", *samples_of(number))
 
     def follow(self, section, number):
         """Type the commands of a section on behalf of one node; what they said, a text each."""

@@ -57,11 +57,8 @@ def healthy(port, within_s=120.0, *, wanted=200):
 def test_a_fleet_shows_how_it_is_during_a_run_after_it_and_without_its_server(tmp_path, monkeypatch):
     server, nodes = free_port(), {f"node-{i}": free_port() for i in range(2)}
     both = f"--health-address {server} --metrics-address {server}"
-    line = f'server {both} --figures "{tmp_path / "figures"}" "$@"'
-    program = script(tmp_path / "flower-superlink", line)
-    monkeypatch.setattr(
-        superlink, "executable", lambda name: program if name == "flower-superlink" else executable(name)
-    )
+    program = script(tmp_path / "murmurfl", f'"$@" {both} --figures "{tmp_path / "figures"}"')
+    monkeypatch.setattr(superlink, "executable", lambda name: program if name == "murmurfl" else executable(name))
     with deployment(tmp_path / "run", timeout_s=400, environment={"OMP_NUM_THREADS": "1"}) as running:
         assert healthy(server) == {"status": "ok", "kind": "server"}
         assert shown(server)["murmurfl_rounds_total"] == 0

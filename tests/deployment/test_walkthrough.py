@@ -4,6 +4,7 @@ Four operators do what the page says, each in folders that stand for ``/etc`` an
 is ``localhost`` and its port a free one. What systemd would do is left out.
 """
 
+import functools
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from murmurfl.app.engines.processes import Processes
 from murmurfl.app.experiment import prepare
 from murmurfl.clients.roster_files import read_roster
 from murmurfl.privacy import MemoryLedger, SQLiteOpeningRecord, read_ledger
+
+from tests.harness.schemas import write_table
 
 pytestmark = pytest.mark.docs
 
@@ -60,6 +63,7 @@ class Machines:
             "fl.example.org:8000": f"localhost:{self.port}",
             "fl.example.org": "localhost",
             "clinic-0": f"clinic-{number}",
+            "rows = 5410": f"rows = {len(samples_of(number)[0])}",
         }.items():
             text = text.replace(there, here)
         return text
@@ -112,13 +116,26 @@ def machines(tmp_path_factory):
 
 
 def start_server(machines):
-    certificate, superlink, *_ = blocks("deployment.md", "sh")
+    certificate, key, superlink, *_ = blocks("deployment.md", "sh")
     connection, *_ = blocks("deployment.md", "toml")
     server = machines.join("server")
-    machines.run(machines.text(certificate, "server"), server)
+    for command in (certificate, key):
+        machines.run(machines.text(command, "server"), server)
     machines.start(machines.text(superlink, "server"), server)
     (machines.folder / "home" / "config.toml").write_text(machines.text(connection, "server"))
     return server
+
+
+def log_in(machines):
+    """What the page has an owner do before the first command: the rest of its block is about one node."""
+    line, _ = blocks("deployment.md", "sh")[3].strip().splitlines()
+    machines.run(machines.text(line, "server"), machines.folder / "server")
+
+
+def register(machines, name):
+    """The other line of that block."""
+    _, line = blocks("deployment.md", "sh")[3].strip().splitlines()
+    return machines.run(machines.text(line, "server").replace("clinic-0", name), machines.folder / "server")
 
 
 def make_operator(machines, server, number, samples, lines):
@@ -129,12 +146,13 @@ def make_operator(machines, server, number, samples, lines):
         machines.text(blocks("deployment.md", "toml")[1], operator.name, number)
     )
     (operator / "etc" / "node.toml").chmod(0o600)
-    np.savez(operator / "lib" / "murmurfl" / "samples.npz", features=samples[0], labels=samples[1])
+    write_table(operator / "lib" / "murmurfl", *samples)
     said = [machines.run(machines.text(line, operator.name, number), operator) for line in lines]
     (server / f"clinic-{number}.pub").write_bytes((operator / "etc" / f"clinic-{number}.pub").read_bytes())
     return operator, said
 
 
+@functools.cache
 def samples_of(number):
     """More than the page's run needs: for those of the other pages."""
     experiment = prepare(RunConfig(num_clients=NODES, clients_per_round=NODES, batch_size=32))
@@ -143,7 +161,7 @@ def samples_of(number):
 
 
 def test_the_page_followed_by_a_server_and_four_nodes(machines):
-    _, _, register, submit, keygen, create, node, *_ = blocks("deployment.md", "sh")
+    _, _, _, _, submit, keygen, create, node, *_ = blocks("deployment.md", "sh")
     server = start_server(machines)
     operators = []
     for i in range(NODES):
@@ -151,8 +169,9 @@ def test_the_page_followed_by_a_server_and_four_nodes(machines):
         operators.append(operator)
         assert "epsilon" in said[1]
     wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")
+    log_in(machines)
     for i, operator in enumerate(operators):
-        machines.run(machines.text(register, "server", i), server)
+        register(machines, f"clinic-{i}")
         machines.start(machines.text(node, operator.name, i), operator)
 
     project = (ROOT / "pyproject.toml").read_bytes()
@@ -211,7 +230,7 @@ def test_the_part_on_secure_aggregation_followed_by_four_operators_and_two_helpe
 
 
 def follow_secure_aggregation(machines):
-    _, _, register, _, keygen, _, node, _, *sums = blocks("deployment.md", "sh")
+    _, _, _, _, _, keygen, _, node, _, *sums = blocks("deployment.md", "sh")
     key, helper_key, make, create, check, check_helper, helper_keygen, start_helper, submit, *_ = sums
     _, _, _, more, helper_file, *_ = blocks("deployment.md", "toml")
     server = start_server(machines)
@@ -249,11 +268,12 @@ def follow_secure_aggregation(machines):
         (folder / "etc" / "helper.toml").chmod(0o600)
         assert "are in order" in machines.run(of_helper(machines, check_helper, helper), folder)
     wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")
+    log_in(machines)
     for helper in HELPERS:
-        machines.run(machines.text(register, "server").replace("clinic-0", helper), server)
+        register(machines, helper)
         machines.start(of_helper(machines, start_helper, helper), machines.folder / helper)
     for i, operator in enumerate(operators):
-        machines.run(machines.text(register, "server", i), server)
+        register(machines, f"clinic-{i}")
         machines.start(machines.text(node, operator.name, i), operator)
     machines.run(machines.text(submit, "server"), ROOT)
     result = json.loads((server / "lib" / "murmurfl" / "sums" / "result.json").read_text())

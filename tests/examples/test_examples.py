@@ -89,6 +89,8 @@ def operators(tmp_path, project, monkeypatch):
     for words in readme_commands("secure-aggregation"):
         if words[:3] == ["python", "-m", "secure_aggregation.hospitals"] and words[3] == "files":
             hospitals.make_files(Path("operators"), read_roster(Path("operators/roster.json"), None).digest)
+        elif words[:2] in (["murmurfl", "owner"], ["murmurfl", "server"]):
+            continue  # around the run: the test of the page of deployment types them
         elif words[0] == "murmurfl" and "--superlink" not in words:
             found = [str(path) for word in words[1:] for path in (sorted(Path().glob(word)) if "*" in word else [word])]
             if found[:2] == ["ledger", "show"]:

@@ -17,6 +17,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.config import RunConfig
 from murmurfl.app.connections.connection import Connection
 from murmurfl.app.nodes.config import NodeConfig
+from murmurfl.app.servers.server_health import SuperLinkOptions
 
 from tests.harness import units
 
@@ -27,13 +28,18 @@ OURS = [name for name, text in UNITS.items() if "/opt/murmurfl" in text]
 README = (FLEET / "README.md").read_text()
 CONTAINERFILE = (FLEET / "Containerfile").read_text()
 VOLUME = "/var/lib/murmurfl"
-SYSTEM = {"useradd", "install", "cp", "systemctl"}
+APPS = "murmurfl-apps.service"
+SYSTEM = {"useradd", "install", "cp", "systemctl", "openssl"}
 PROGRAMS = {"murmurfl": cli, "flwr": flwr}
 
 
 def check_command(words):
     """Fail unless a program of ours or of Flower's would take these words; its parameters, of the last subcommand."""
     name = Path(words[0]).name
+    if name == "flower-superexec":
+        told = importlib.import_module("flwr.supercore.cli.flower_superexec")._parse_args().parse_args(words[1:])
+        assert told.superexec_auth_secret_file
+        return vars(told)
     command = typer.main.get_command(PROGRAMS[name])
     context = command.make_context(name, words[1:])
     while hasattr(context.command, "commands"):
@@ -43,6 +49,8 @@ def check_command(words):
         module = importlib.import_module("flwr.superlink.cli.flower_superlink")
         assert context.args
         module._parse_args_run_superlink().parse_args(context.args)
+        assert context.params["owners"]
+        SuperLinkOptions.read(context.args).check()
     return context.params
 
 
@@ -73,9 +81,11 @@ def check_unit(name, text):
         return
     assert words[0].startswith("/opt/murmurfl/bin/")
     check_command(words)
-    assert unit.one("Service", "User") == "murmurfl"
-    assert unit.one("Service", "ReadWritePaths") == VOLUME
-    wanted = {"ProtectSystem": "strict", "NoNewPrivileges": "true", "CapabilityBoundingSet": "", "UMask": "0077"}
+    user = Path(name).stem if name == APPS else "murmurfl"
+    assert unit.one("Service", "User") == user
+    assert unit.one("Service", "ReadWritePaths") == f"/var/lib/{user}"
+    wanted = {"ProtectSystem": "strict", "NoNewPrivileges": "true", "CapabilityBoundingSet": ""}
+    wanted["UMask"] = "0027" if name == APPS else "0077"  # the server reads the figures
     assert {key: unit.one("Service", key) for key in wanted} == wanted
     if unit.all("Service", "Type") != ["oneshot"]:
         assert unit.one("Service", "Restart") == "always"
@@ -96,6 +106,11 @@ def test_a_unit_starts_what_exists_with_no_more_rights_than_it_needs(name):
         ("murmurfl-node.service", f"ReadWritePaths={VOLUME}", f"ReadWritePaths={VOLUME} /etc"),
         ("murmurfl-helper.service", "Restart=always", "Restart=no"),
         ("murmurfl-server.service", "--host 0.0.0.0", "--hosts 0.0.0.0"),
+        ("murmurfl-server.service", "--owners /etc/murmurfl/owners ", ""),
+        ("murmurfl-server.service", "--superexec-auth-secret-file /etc/murmurfl/apps.secret", ""),
+        ("murmurfl-server.service", "--ssl-certfile /etc/murmurfl/server.pem", "--insecure"),
+        (APPS, "User=murmurfl-apps", "User=murmurfl"),
+        (APPS, "--superexec-auth-secret-file", "--secret-file"),
         ("murmurfl-node.timer", "Unit=murmurfl-node.service", "Unit=murmurfl.service"),
         ("murmurfl-run.service", "--stream", "--steam"),
         ("murmurfl-run.service", "[Service]", "[Service"),
@@ -250,7 +265,12 @@ def test_the_commands_of_the_page_are_ones():
 def check_container(words):
     """A container without privileges, whose command is one of murmurfl."""
     assert {"--read-only", "--tmpfs", "--cap-drop", "no-new-privileges"} <= set(words)
-    command = words[words.index("murmurfl") + 1 :] or json.loads(re.search(r"^CMD (.*)$", CONTAINERFILE, re.M)[1])
+    rest = words[words.index("murmurfl") + 1 :]
+    if "--entrypoint" in words:
+        assert words[words.index("--user") + 1] not in ("0:0", "10001:10001")
+        check_command([words[words.index("--entrypoint") + 1], *rest])
+        return
+    command = rest or json.loads(re.search(r"^CMD (.*)$", CONTAINERFILE, re.M)[1])
     check_command(["murmurfl", *command])
 
 

@@ -1,7 +1,7 @@
 """An operator's samples in a file, with the reviewed schema that a real node reads them by."""
 
 import numpy as np
-from murmurfl.clients import Label, Part, Schema
+from murmurfl.clients import Column, Label, Part, Schema
 from murmurfl.clients.records.drafting import document
 
 
@@ -23,3 +23,19 @@ def write_samples(folder, features, labels, *, samples="samples.npz", **said):
     np.savez(folder / samples, features=features, labels=labels)
     write_schema(folder / "schema.toml", np.shape(features)[1:], **said)
     return {"samples": str(folder / samples), "schema": str(folder / "schema.toml"), "rows": len(features)}
+
+
+def write_table(folder, features, labels):
+    """``patients.csv`` and its reviewed ``schema.toml`` in a folder, by which its numbers stay as they are."""
+    names = [f"x{i}" for i in range(features.shape[1])]
+    table = np.column_stack([features, labels])
+    header = ",".join([*names, "label"])
+    np.savetxt(folder / "patients.csv", table, delimiter=",", header=header, comments="", fmt="%.17g")
+    schema = Schema(
+        columns={name: Column(kind="number", bounds=(-1, 1)) for name in names},
+        label=Label(column="label", classes=tuple(str(label) for label in range(int(labels.max()) + 1))),
+        reviewed=True,
+    )
+    (folder / "schema.toml").write_text(document(schema))
+    for name in ("patients.csv", "schema.toml"):
+        (folder / name).chmod(0o600)

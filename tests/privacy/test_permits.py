@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from murmurfl.privacy import ConfigurationError, MachineKey, permits
 from murmurfl.privacy.permits import (
+    LONGEST_LOGIN_S,
     LONGEST_PERMIT,
     MOST_SESSIONS,
     OwnerKey,
@@ -14,6 +15,7 @@ from murmurfl.privacy.permits import (
     PermitError,
     public_owner_key,
     read_permit,
+    verified_login,
     verified_permit,
 )
 
@@ -157,3 +159,46 @@ def test_a_check_that_is_taken_away_is_noticed(monkeypatch, planted):
     else:
         monkeypatch.setattr(permits, "is_signed", lambda owner, *_: owner == STRANGER.public)
         assert not is_believed(PERMIT, [OWNER.public, STRANGER.public])
+
+
+SERVER, NOW = "cd" * 32, 1_000_000.0
+LOGIN = OWNER.login(SERVER, until=int(NOW) + 60)
+
+
+def logs_in(text, owners=(OWNER.public,), server=SERVER, now=NOW):
+    try:
+        return verified_login(text, owners, server, now)
+    except PermitError:
+        return None
+
+
+def test_a_login_is_its_owners_for_one_server_until_it_ends():
+    assert logs_in(LOGIN, (STRANGER.public, OWNER.public)) == OWNER.public
+    assert logs_in(OWNER.login("", until=int(NOW) + 60), server="") == OWNER.public
+    assert [logs_in(LOGIN, now=NOW + s) is not None for s in (59.9, 60.0)] == [True, False]
+    for server in ("", "cd" * 31 + "ce"):
+        assert logs_in(LOGIN, server=server) is None
+        assert logs_in(OWNER.login(server, until=int(NOW) + 60)) is None
+    assert logs_in(LOGIN, ()) is logs_in(LOGIN, (STRANGER.public,)) is None
+
+
+def test_a_login_of_years_is_none():
+    lasting = [LONGEST_LOGIN_S, 2 * LONGEST_LOGIN_S, 2**62]
+    assert [logs_in(OWNER.login(SERVER, until=int(NOW) + s)) is not None for s in lasting] == [True, False, False]
+
+
+def test_no_other_text_logs_in_and_no_login_is_a_permit():
+    payload, signature = parts(LOGIN)
+    sign = Ed25519PrivateKey.from_private_bytes(OWNER.secret).sign
+    label = b"murmurfl login 1\x00"
+    assert logs_in(assembled(payload, sign(label + payload), "murmurfl-login-1")) == OWNER.public
+    others = json.loads(payload) | {"owner": STRANGER.public.hex()}, [1], {**json.loads(payload), "until": 1e9}
+    made = [json.dumps(other).encode() for other in others]
+    wrong = [assembled(one, sign(label + one), "murmurfl-login-1") for one in [*made, b"", b"[" * 3000]]
+    wrong += [assembled(payload, sign(payload), "murmurfl-login-1"), assembled(payload, signature), PERMIT, "", None]
+    wrong += [assembled(payload, sign(b"murmurfl permit 1\x00" + payload), "murmurfl-login-1"), LOGIN + " "]
+    for place in range(len(LOGIN)):
+        wrong.append(LOGIN[:place] + ("A" if LOGIN[place] != "A" else "B") + LOGIN[place + 1 :])
+    assert [text for text in wrong if logs_in(text) is not None] == []
+    assert not is_believed(LOGIN)
+    assert not is_believed(assembled(payload, sign(label + payload)))

@@ -105,6 +105,7 @@ def key(ours):
 def test_a_registered_key_reaches_its_superlink_and_learns_certificate_and_clock(ours, key):
     found = diagnose(ours.connection(key))
     assert found.cause == "reached"
+    assert found.takes_commands  # a plain flower-superlink, of anybody
     assert abs(found.ahead_s) < 5
     assert 0 < found.certificate_ends - time.time() <= 86400
 

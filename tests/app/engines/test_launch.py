@@ -263,7 +263,7 @@ def stand_ins(tmp_path, monkeypatch):
     """Runs an app with stand-ins; returns the outcome, the log's lines and the scratch home."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, source in (("flower-superlink", SUPERLINK), ("flwr", FLWR)):
+    for name, source in (("murmurfl", SUPERLINK), ("flwr", FLWR)):
         (folder / name).write_text(f"#!{sys.executable}\n{source}")
         (folder / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(folder / "python"))

@@ -75,7 +75,7 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
     assert found.description.startswith("Machine clinic: up to 6 releases")
     states = {name: check.state for name, check in checks.items()}
     tried = dict.fromkeys(["configuration", "records", "budget", "disk", "data"], "ok")
-    assert states == tried | dict.fromkeys(["connection", "certificate", "clock", "key"], "not tried")
+    assert states == tried | dict.fromkeys(NAMES, "not tried")
     assert "No SuperLink is named" in checks["connection"].sentence
     node.release("first")
     assert node.bytes() != before, "a release would have been seen"
@@ -148,13 +148,18 @@ def test_a_certificate_that_ends_soon_a_clock_that_drifts_and_an_open_key_are_wa
     connection = Connection("127.0.0.1:1", tmp_path / "samples.npz", tmp_path / "key")
     seen = Diagnosis("reached", "There.", ahead_s=4.6, certificate_ends=NOW + 29.5 * DAY_S)
     found = connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)
-    assert [check.state for check in found] == ["ok", "warning", "warning", "warning"]
+    assert [check.state for check in found] == ["ok", "warning", "warning", "warning", "ok"]
     assert "for 29 more days: ask the server's operator" in found[1].sentence
     assert "5 s ahead of" in found[2].sentence
     assert "chmod 600" in found[3].sentence
     (tmp_path / "key").chmod(0o600)
     seen = Diagnosis("reached", "There.", ahead_s=-0.5, certificate_ends=NOW + 31 * DAY_S)
-    assert [c.state for c in connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)] == ["ok"] * 4
+    assert [c.state for c in connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)] == ["ok"] * 5
+    seen = replace(seen, takes_commands=True)
+    (*others, commands) = connection_checks(connection, trying=lambda c: seen, clock=lambda: NOW)
+    assert [check.state for check in others] == ["ok"] * 4
+    assert (commands.name, commands.state) == ("commands", "warning")
+    assert "`murmurfl server --owners`" in commands.sentence
 
 
 @pytest.mark.parametrize(

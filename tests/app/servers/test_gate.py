@@ -1,0 +1,174 @@
+"""The gate before a SuperLink: what reaches the other side, and who is named in the log."""
+
+import asyncio
+import json
+
+import pytest
+from cryptography import x509
+from murmurfl.app.nodes.certificates import make_server_certificates
+from murmurfl.app.servers import gate
+from murmurfl.app.servers.gate import COMMANDED, CONTROL, Gate, name_of, read_owners, server_name
+from murmurfl.app.servers.server_health import SuperLinkOptions
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.permits import OwnerKey
+
+ANA, EVE = OwnerKey(bytes(range(32))), OwnerKey(bytes(range(1, 33)))
+SERVER, NOW = "ab" * 32, 1000.0
+LOGIN = ANA.login(SERVER, until=2000)
+RUNS = f"{CONTROL}list-runs"
+
+
+@pytest.fixture
+def owners(tmp_path):
+    file = tmp_path / "owners"
+    file.write_text(f"# who\n{ANA.public.hex()} Ana of the  clinic  # since May\n\n{EVE.public.hex().upper()}\n")
+    file.chmod(0o600)
+    file.write_text(file.read_text().replace(EVE.public.hex().upper(), ""))
+    return file
+
+
+def asked(owners, path, *headers, kind="http", server=SERVER):
+    """The status of an answer, 0 from the other side; and its body."""
+    sent = []
+
+    async def behind(scope, receive, send):
+        await send({"type": "http.response.start", "status": 0})
+
+    async def receive():
+        raise AssertionError("a body was read")
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "headers": list(headers), "client": ("10.0.0.9", 1)}
+    asyncio.run(Gate(behind, owners, server, lambda: NOW)(scope, receive, send))
+    return sent[0].get("status", sent[0]["type"]), sent[-1].get("body", b"")
+
+
+def bearer(text):
+    return b"authorization", f"Bearer {text}".encode()
+
+
+def test_commands_are_for_owners_with_a_login_and_the_rest_is_flowers(owners):
+    assert asked(owners, RUNS, bearer(LOGIN))[0] == 0
+    for path in ("/health", "/v1/fleet/pull-messages", "/v1/runtime/acquire-task"):
+        assert asked(owners, path)[0] == 0
+    for path in (RUNS, f"{RUNS}/", CONTROL, "/v1/control", "/V1/CONTROL/list-runs", "//v1/control/list-runs", "/"):
+        assert asked(owners, path)[0] == 403
+    for path in ("/docs", "/openapi.json", "/health/", "/healthy", "/v1/fleet", "/v1/fleetx/", "/anything", ""):
+        assert asked(owners, path)[0] == 403
+    assert asked(owners, "", kind="lifespan")[0] == 0
+    assert asked(owners, RUNS, bearer(LOGIN), kind="websocket")[0] == "websocket.close"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [bearer("")],
+        [bearer(LOGIN[:-1])],
+        [bearer(EVE.login(SERVER, until=2000))],
+        [bearer(ANA.login("cd" * 32, until=2000))],
+        [bearer(ANA.login("", until=2000))],
+        [bearer(ANA.login(SERVER, until=1000))],
+        [bearer(ANA.permit(["night1"], not_before=0, until=2000))],
+        [bearer(LOGIN), bearer(LOGIN)],
+        [(b"authorization", b"Basic " + LOGIN.encode())],
+        [(b"authorization", LOGIN.encode())],
+        [(b"authorization", b"\xff\xfe Bearer")],
+        [(b"x-authorization", b"Bearer " + LOGIN.encode())],
+    ],
+)
+def test_no_other_credential_commands(owners, headers):
+    status, body = asked(owners, RUNS, *headers)
+    assert status == 403
+    assert "`murmurfl owner login KEY CONNECTION`" in json.loads(body)["detail"]
+
+
+def test_who_is_taken_out_of_the_list_is_out_and_without_a_list_nobody_is_in(owners, caplog):
+    kept = owners.read_text()
+    owners.write_text("")
+    assert asked(owners, RUNS, bearer(LOGIN))[0] == 403
+    owners.write_text(kept)
+    assert asked(owners, RUNS, bearer(LOGIN))[0] == 0
+    owners.chmod(0o666)
+    assert asked(owners, RUNS, bearer(LOGIN))[0] == 403
+    owners.chmod(0o600)
+    owners.write_text(kept + "nonsense\n")
+    assert asked(owners, RUNS, bearer(LOGIN))[0] == 403
+    owners.unlink()
+    assert asked(owners, RUNS, bearer(LOGIN))[0] == 403
+    assert asked(None, RUNS, bearer(LOGIN))[0] == 403
+    assert len([message for message in caplog.messages if message.startswith("Nobody may command")]) == 3
+
+
+def test_the_log_names_the_owner_and_is_not_filled_by_others(owners, caplog):
+    caplog.set_level("INFO", "flwr")
+    asked(owners, f"{CONTROL}stop-run", bearer(LOGIN))
+    assert caplog.messages == [f"{COMMANDED}Ana of the  clinic: stop-run"]
+    caplog.clear()
+    closed = Gate(None, owners, SERVER, lambda: NOW)
+
+    async def nothing(message=None):
+        return message
+
+    for path in (CONTROL, RUNS + "\x1b[2J\nCommand of Ana", RUNS):
+        asyncio.run(closed({"type": "http", "path": path, "headers": [], "client": None}, nothing, nothing))
+    assert caplog.messages == ["Refused /v1/control/list-runs Command of Ana from ?: no login of an owner."]
+
+
+def test_a_list_of_owners_is_read_with_its_mistakes_named(owners):
+    assert read_owners(owners) == {ANA.public: "Ana of the  clinic"}
+    owners.write_text(f"{EVE.public.hex()}\n")
+    assert read_owners(owners) == {EVE.public: EVE.public.hex()[:8]}
+    for text, place in ((f"\n{'0' * 64} nobody\n", "line 2"), ("Ana\n", "line 1")):
+        owners.write_text(text)
+        with pytest.raises(ConfigurationError, match=f"{place} of "):
+            read_owners(owners)
+    owners.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="got no text"):
+        read_owners(owners)
+    owners.chmod(0o602)
+    with pytest.raises(ConfigurationError, match="mode 602"):
+        read_owners(owners)
+    with pytest.raises(ConfigurationError, match="No such file"):
+        read_owners(owners.with_name("none"))
+
+
+def test_a_server_is_known_by_its_own_certificate(tmp_path):
+    made = make_server_certificates(tmp_path)
+    assert server_name(None) == ""
+    assert len(server_name(made.certificate)) == 64
+    assert server_name(made.certificate) != server_name(made.authority)
+    (shown,) = x509.load_pem_x509_certificates(made.certificate.read_bytes())
+    assert name_of(shown) == server_name(made.certificate)
+    with pytest.raises(ConfigurationError, match="certificate"):
+        server_name(made.key)
+    with pytest.raises(ConfigurationError, match="certificate"):
+        server_name(tmp_path / "none")
+
+
+def test_options_that_would_let_others_command_are_refused():
+    tls = ["--ssl-certfile", "server.pem", "--host", "0.0.0.0"]
+    for options in (["--insecure"], ["--insecure", "--host", "localhost"], ["--insecure", "--host", "::1"], tls):
+        SuperLinkOptions.read([*options] if "--host" in options else [*options, "--host", "127.0.0.1"]).check()
+    for options in (["--insecure", "--host", "0.0.0.0"], [*tls, "--insecure"], ["--host", "fl.example.org"]):
+        with pytest.raises(ConfigurationError, match="without TLS"):
+            SuperLinkOptions.read(options).check()
+    with pytest.raises(ConfigurationError, match="superexec-auth-secret-file"):
+        SuperLinkOptions.read([*tls, "--isolation", "process"]).check()
+    SuperLinkOptions.read([*tls, "--isolation", "process", "--superexec-auth-secret-file", "s"]).check()
+    assert SuperLinkOptions.read(tls).nearby.startswith("127.0.0.1:")
+    assert SuperLinkOptions.read([*tls, "--host", "::", "--port", "9"]).nearby == "[::1]:9"
+
+
+@pytest.mark.parametrize("planted", ["prefix", "list", "server"])
+def test_a_check_that_is_taken_away_is_noticed(owners, monkeypatch, planted):
+    if planted == "prefix":
+        monkeypatch.setattr(gate, "OPEN_PATHS", ("/v1/",))
+        assert asked(owners, RUNS)[0] == 0
+    elif planted == "list":
+        monkeypatch.setattr(gate, "read_owners", lambda path: {EVE.public: "Eve"})
+        assert asked(owners, RUNS, bearer(EVE.login(SERVER, until=2000)))[0] == 0
+    else:
+        assert asked(owners, RUNS, bearer(ANA.login("cd" * 32, until=2000)), server="cd" * 32)[0] == 0
