@@ -116,7 +116,7 @@ AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "ledger rotate-key", "helper", "server")
 ABOUT_KEYS = (  # who takes part, who may ask, and what a record is: no figure follows from it
     *("roster key", "roster make", "roster show", "roster check"),
-    *("owner key", "owner permit", "owner show", "owner bundle"),
+    *("owner key", "owner permit", "owner public", "owner login", "owner show", "owner bundle"),
     "schema",
 )
 NAMING = ("keys", "names")  # what there is, before there is any figure

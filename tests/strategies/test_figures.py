@@ -39,7 +39,7 @@ def test_every_round_of_a_training_is_noted_as_its_report_has_it(tmp_path, monke
         assert getattr(noted, name) == sum(getattr(report, name) for report in reports)
     assert noted.lost > 0
     assert noted.seconds > 0
-    assert (tmp_path / "figures.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "figures.json").stat().st_mode & 0o137 == 0
 
 
 def test_figures_outlive_a_run_and_go_on_with_the_next(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ OWNER = OwnerKey(bytes(range(32)))
 NOW = int(time.time())
 
 
-def permit(*sessions, begins=-60, ends=600):
+def permit(*sessions, begins=-60, ends=6 * 3600):
     return OWNER.permit(sessions or ["s"], not_before=NOW + begins, until=NOW + ends)
 
 
@@ -132,7 +132,7 @@ class Dying(Watching, NodesGrid):
 
 @pytest.mark.parametrize("first", [None, permit("s")])
 def test_a_training_goes_on_with_a_renewed_permit_and_with_one_that_it_began_without(tmp_path, first):
-    made, checkpoint, renewed = machines(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=900)
+    made, checkpoint, renewed = machines(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=7 * 3600)
     grid = Dying(made.app, 6)
     own = {"run_dry": True, "session": None}  # without a permit its session has a name that nobody chose
 
@@ -146,7 +146,7 @@ def test_a_training_goes_on_with_a_renewed_permit_and_with_one_that_it_began_wit
     grid.dies_in = 0
     with pytest.raises(ConfigurationError, match=f"Expected a permit for session '{session}', got one for other.*sign"):
         trained(strategy(permit=permit("other")), grid)
-    resumed = trained(strategy(permit=permit(session, ends=900) if first is None else renewed), grid)
+    resumed = trained(strategy(permit=permit(session, ends=7 * 3600) if first is None else renewed), grid)
     assert (resumed.session, len(resumed.history)) == (session, 6)
     assert {entries[protocol.SESSION] for kind, entries in grid.sent if kind == "train"} == {session}
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_is_of_its_settings_still(tmp_path):
     grid, checkpoint = NodesGrid(machines(masked=False).app, 6), tmp_path / "checkpoint.npz"
     trained(build(checkpoint=checkpoint, run_dry=True, permit=permit()), grid, rounds=1)
     with pytest.raises(CheckpointError, match="learning_rate"):
-        trained(build(checkpoint=checkpoint, run_dry=True, permit=permit(ends=900), learning_rate=0.5), grid)
+        trained(build(checkpoint=checkpoint, run_dry=True, permit=permit(ends=7 * 3600), learning_rate=0.5), grid)
 
 
 def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
@@ -171,7 +171,7 @@ def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
         trained(build(secure={}, checkpoint=checkpoint, permit=permit()), grid, rounds=4)
     grid.seen = lambda kind, helper, message: message
     grid.sent = []
-    renewed = permit(ends=900)
+    renewed = permit(ends=7 * 3600)
     resumed = trained(build(secure={}, checkpoint=checkpoint, permit=renewed), grid, rounds=4)
     assert {text for _, text in grid.carried()} == {renewed}
     assert same(resumed, trained(build(secure={}), SecureGrid(machines()), rounds=4))
