@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..clients import Centring
 from ..privacy import CENTRING_SHARE, PrivacyPolicy, centring_policy, divided_mu
 from .keys import refusal
 from .registry import registry
-
-if TYPE_CHECKING:
-    from .config import RunConfig
-
-PRIVATE = "private"
-NONE = "none"
-CENTRINGS = ("", NONE, PRIVATE)
+from .run_keys import CENTRINGS as CENTRINGS
+from .run_keys import NONE as NONE
+from .run_keys import PRIVATE as PRIVATE
+from .run_keys import RunKeys
 
 KEPT = ("delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu")
 """What the mean's release has in common with everything else on a machine."""
 
 
-def is_centred(config: RunConfig) -> bool:
+def is_centred(config: RunKeys) -> bool:
     """Whether machines release the mean of their features first: as set, or as the features have it by themselves."""
     if config.centring:
         return config.centring == PRIVATE
@@ -40,7 +37,7 @@ def without_being_asked(strategy: str, features: str, *, secret_order: bool) -> 
     return wanted and registry("strategy")[strategy].centres and not secret_order
 
 
-def check_centring(config: RunConfig) -> None:
+def check_centring(config: RunKeys) -> None:
     """Refuse centring where a method cannot have it, and its share where there is none.
 
     Raises

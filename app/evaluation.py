@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +18,18 @@ from ..clients.evaluation import held_out_samples
 from ..privacy import ConfigurationError, Measured, PrivacyPolicy, evaluation_policy
 from .centring import KEPT, is_centred
 from .keys import refusal
+from .models.base import Model
 from .registry import registry
-
-if TYPE_CHECKING:
-    from .config import RunConfig
-    from .models.base import Model
-
-HELD_OUT = 0.1
-"""The share of a machine's samples that are set aside by default, where a run is evaluated privately."""
+from .run_keys import HELD_OUT as HELD_OUT
+from .run_keys import RunKeys
 
 
-def is_evaluated(config: RunConfig) -> bool:
+def is_evaluated(config: RunKeys) -> bool:
     """Whether machines say privately, after the training, how good the model is."""
     return config.private_evaluation > 0
 
 
-def check_evaluation(config: RunConfig) -> None:
+def check_evaluation(config: RunKeys) -> None:
     """Refuse an evaluation where a method cannot have it, and keys of it where there is none.
 
     Raises
@@ -71,7 +67,7 @@ def check_evaluation(config: RunConfig) -> None:
         )
 
 
-def check_classes(config: RunConfig, num_classes: int) -> None:
+def check_classes(config: RunKeys, num_classes: int) -> None:
     """Refuse an evaluation of data without classes, and scores of more than two.
 
     Raises

@@ -25,11 +25,13 @@ from ..privacy.quantile import QUANTILE_SHARE
 from ..privacy.roster import MOST_HELPERS
 from ..privacy.row_bound import CLIPPINGS
 from ..strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
-from .centring import CENTRINGS
-from .evaluation import HELD_OUT
 from .keys import key
 
 PRESETS = ("practical", "paper")
+PRIVATE, NONE = "private", "none"
+CENTRINGS = ("", NONE, PRIVATE)
+HELD_OUT = 0.1
+"""The share of a machine's samples that are set aside by default, where a run is evaluated privately."""
 
 _PRESETS = "the preset's"
 

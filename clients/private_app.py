@@ -12,13 +12,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ..privacy import ConfigurationError, PrivacyPolicy, Trust, protocol
+from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Trust, protocol
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
@@ -34,7 +35,7 @@ from .private_model import MachineModel
 from .records.drafting import inferred
 from .records.records import Records
 from .records.schema import Schema
-from .records.sources import Items, items_of
+from .records.sources import Items, file_items, items_of
 from .sample_methods import SampleMethod, sample_method
 from .sample_node import SampleNode
 from .sample_requests import read_request
@@ -205,8 +206,59 @@ class PrivateClientApp(ClientApp):
                 f"the file with the environment variable {NODE_CONFIG_VARIABLE} or --node-config "
                 f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only."
             )
-        self.answer_as(SampleNode.read(path).client(self, context.node_config))
+        self.answer_as(self.real_machine(SampleNode.read(path), context.node_config))
         return self._client(context)
+
+    def real_machine(
+        self,
+        node: SampleNode,
+        node_config: Mapping[str, Any] | None = None,
+        *,
+        ledger: SQLiteLedger | None = None,
+        items: Items | None = None,
+    ) -> PrivateClient:
+        """A real machine: this app's model and samples; the policy, ledger and key of an operator's file.
+
+        Parameters
+        ----------
+        node : SampleNode
+            The file.
+        node_config : mapping, optional
+            The SuperNode's own, from the operator's command line.
+        ledger : SQLiteLedger, optional
+            What records and has the key; default the file's own. An audit brings one that is nobody's.
+        items : Items, optional
+            Records in the place of the app's own samples; an audit's are made up.
+
+        Raises
+        ------
+        ConfigurationError, LedgerError
+            If it cannot be made; nothing was released.
+
+        Notes
+        -----
+        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`.SampleNode.policy`, with
+        a ledger that outlives the process and a key and nonces from the operating system. Nothing of the app's own
+        policy and nothing of a run configuration is looked at.
+        """
+        if self.method is not sample_method(node.method):
+            raise ConfigurationError(
+                f"Expected method = {self.method.name!r}, which the app is made for, got {node.method!r}."
+            )
+        seen = {**(node_config or {}), **node.node_config}
+        context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(node.run_config))
+        schema = Schema.read_file(Path(node.schema))
+        schema.check_for_real_nodes()
+        items = file_items(Path(node.samples), schema) if node.samples else items
+        records = self.records(context, schema, items, count=node.rows, evaluated=node.evaluation is not None)
+        # Never made here: a fresh one would have forgotten what was spent.
+        ledger = SQLiteLedger(node.ledger) if ledger is None else ledger
+        policy = node.policy(ledger)
+        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": node.machine}
+        own["places"] = node.rows if node.samples_per_owner else None
+        client = self.machine(records, policy, masking=node.masking(), evaluation=node.evaluation, **own)
+        client.machine.check_data()  # before the node says that it is ready
+        return client
 
     def machine(
         self,

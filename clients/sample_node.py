@@ -8,23 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from flwr.app import Context, RecordDict
+from typing import Any
 
 from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
 from ..privacy.asked import asked_mu, check_count
 from ..privacy.masking import Masking
 from .app_node import AppNode
-from .base import PrivateClient
 from .evaluation_share import EvaluationShare
 from .operators_file import covering_budget, read_operators_file, values_by_field
-from .records.schema import Schema
-from .records.sources import Items, file_items
 from .sample_methods import SampleMethod, sample_method
-
-if TYPE_CHECKING:
-    from .private_app import PrivateClientApp
 
 
 @dataclass(frozen=True)
@@ -169,56 +161,6 @@ class SampleNode(AppNode):
             budget_local_mu=local,
             noise_quality="exact",
         )
-
-    def client(
-        self,
-        app: PrivateClientApp,
-        node_config: Mapping[str, Any] | None = None,
-        *,
-        ledger: SQLiteLedger | None = None,
-        items: Items | None = None,
-    ) -> PrivateClient:
-        """The machine: the app's model and samples; this file's policy, ledger and key.
-
-        Parameters
-        ----------
-        app : PrivateClientApp
-        node_config : mapping, optional
-            The SuperNode's own, from the operator's command line.
-        ledger : SQLiteLedger, optional
-            What records and has the key; default the file's own. An audit brings one that is nobody's.
-        items : Items, optional
-            Records in the place of the app's own samples; an audit's are made up.
-
-        Raises
-        ------
-        ConfigurationError, LedgerError
-            If it cannot be made; nothing was released.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`policy`, with a ledger
-        that outlives the process and a key and nonces from the operating system. Nothing of the app's own policy and
-        nothing of a run configuration is looked at.
-        """
-        if app.method is not self._method:
-            raise ConfigurationError(
-                f"Expected method = {app.method.name!r}, which the app is made for, got {self.method!r}."
-            )
-        seen = {**(node_config or {}), **self.node_config}
-        context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(self.run_config))
-        schema = Schema.read_file(Path(self.schema))
-        schema.check_for_real_nodes()
-        items = file_items(Path(self.samples), schema) if self.samples else items
-        records = app.records(context, schema, items, count=self.rows, evaluated=self.evaluation is not None)
-        # Never made here: a fresh one would have forgotten what was spent.
-        ledger = SQLiteLedger(self.ledger) if ledger is None else ledger
-        policy = self.policy(ledger)
-        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": self.machine}
-        own["places"] = self.rows if self.samples_per_owner else None
-        client = app.machine(records, policy, masking=self.masking(), evaluation=self.evaluation, **own)
-        client.machine.check_data()  # before the node says that it is ready
-        return client
 
     def masking(self) -> Masking | None:
         """What hides this machine's releases; None but under secure aggregation.

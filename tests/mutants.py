@@ -353,9 +353,9 @@ MUTANTS = (
     ),
     Mutant(
         "a real node of a private_client_app takes its policy from the code",
-        "clients/sample_node.py",
-        "policy = self.policy(ledger)",
-        "policy = app.policy",
+        "clients/private_app.py",
+        "policy = node.policy(ledger)",
+        "policy = self.policy",
         (SAMPLE_NODES,),
     ),
     Mutant(

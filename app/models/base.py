@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ...clients.gradient_memory import GRADIENT_MEMORY_MIB
 from ...privacy import ConfigurationError, derived_seed
-from ..config import RunConfig
 from ..registry import registry
+from ..run_keys import RunKeys
 
 Parameters = Sequence[NDArray[Any]]
 Batch = tuple[NDArray[Any], NDArray[Any]]
@@ -168,7 +168,7 @@ class ModelKind(ABC):
     scores: bool = False
     online: OnlineConstants = OnlineConstants()
 
-    def check(self, config: RunConfig) -> None:
+    def check(self, config: RunKeys) -> None:
         """Refuse a run configuration that this model cannot serve.
 
         Raises
@@ -182,7 +182,7 @@ class ModelKind(ABC):
                 f"it, got {config.preset!r}."
             )
 
-    def sweeps(self, config: RunConfig) -> bool:
+    def sweeps(self, config: RunKeys) -> bool:
         """Whether epochs of many runs with this model can be computed together (:mod:`murmurfl.app.papers.sweep`)."""
         return False
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
 from ...privacy.clipping import clip_per_sample
-from ..config import RunConfig
+from ..run_keys import RunKeys
 from .base import Batch, Model, ModelKind, OnlineConstants, Parameters
 
 _LARGEST_RATE_TOGETHER = 0.5
@@ -254,7 +254,7 @@ class Logistic(ModelKind):
         self.online = online
         self._model = model
 
-    def sweeps(self, config: RunConfig) -> bool:
+    def sweeps(self, config: RunKeys) -> bool:
         return self.convex
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
@@ -274,7 +274,7 @@ class Ridge(ModelKind):
     convex = True
     keys = frozenset({"feature-bound"})
 
-    def sweeps(self, config: RunConfig) -> bool:
+    def sweeps(self, config: RunKeys) -> bool:
         return True
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
@@ -291,7 +291,7 @@ class Mean(ModelKind):
     sentence = "the mean of the samples, half the squared distance to each"
     convex = True
 
-    def sweeps(self, config: RunConfig) -> bool:
+    def sweeps(self, config: RunKeys) -> bool:
         return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divided by
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:

@@ -129,7 +129,7 @@ def own_client(
     node : SampleNode
         With ``app``.
     ledger, items : optional
-        An audit's (:meth:`~murmurfl.clients.sample_node.SampleNode.client`).
+        An audit's (:meth:`.PrivateClientApp.real_machine`).
 
     Raises
     ------
@@ -147,7 +147,7 @@ def own_client(
             f"Expected a private_client_app at {node.app} for method = {node.method!r}, got another ClientApp: leave "
             "method out, and its updates are released behind the noise mod."
         )
-    client = node.client(app, ledger=ledger, items=items)
+    client = app.real_machine(node, ledger=ledger, items=items)
     app.answer_as(client)
     return app, client
 
