@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Run-config overrides and options of `murmurfl run`, such as ARGS="--set mu=2 --set num-clients=20".
 ARGS ?=
+SINCE ?= main
 
-.PHONY: help install run test test-long test-base mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench wheels clean
+.PHONY: help install run test test-changed test-long test-base mutants test-deployment test-docs test-examples test-flower deploy-demo docs lint format types bench wheels clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
 	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
+	@echo "make test-changed  the tests that reach what differs from main (SINCE=COMMIT)"
 	@echo "make mutants  small bugs put into privacy/ one by one, each of which a test must notice"
 	@echo "make test-long  what is slow and rarely wrong: audits of every strategy, whole reproductions in small"
 	@echo "make test-base  what runs without the extras, in a clean environment of its own that goes with it"
@@ -41,6 +43,10 @@ deploy-demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Those that a change can reach, by imports and names: SINCE is the commit it is compared with.
+test-changed: $(STAMP)
+	SINCE=$(SINCE) $(BIN)/python tests/changed.py $(ARGS)
 
 # Some minutes on two cores; ARGS="budget" tries those with the word in their names.
 mutants: $(STAMP)
