@@ -124,7 +124,7 @@ def test_every_example_is_a_project_of_its_own(folder):
     assert project["project"]["name"] == folder
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [r for r in project["project"]["dependencies"] if r.startswith("murmurfl")]
-    assert requirements == [f"murmurfl>={ours['version'].rpartition('.')[0]},<0.2"]
+    assert requirements == [f"murmurfl>={ours['version'].rpartition('.')[0]},<0.3"]
     flower = [r for r in project["project"]["dependencies"] if r.startswith("flwr")]
     assert set(flower) <= set(ours["dependencies"])
     readme = (EXAMPLES / folder / "README.md").read_text()
