@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -26,7 +25,8 @@ from ..clients.simulation import in_simulation, kept_by_node, state_travels
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
 from .config import RunConfig
 from .experiment import prepare
-from .installed import answered_as_installed, has_real_machines
+from .installed import IN_BUNDLE, answered_as_installed
+from .nodes.config import configured_client, operators_file
 from .participants import participant_names
 
 _ROWS_BYTES = 256 << 20
@@ -48,16 +48,14 @@ def client_fn(context: Context) -> PrivateClient:
         On a real node without its operator's file, or if that describes no machine.
     """
     if not in_simulation():
-        # By name, because a bundle has no such room: its code is the server's (:mod:`.installed`).
-        nodes = import_module(f"{__package__}.nodes.config") if has_real_machines() else None
-        path = None if nodes is None else nodes.operators_file(context.node_config)
-        if nodes is None or path is None:
+        path = None if IN_BUNDLE else operators_file(context.node_config)
+        if path is None:
             raise ConfigurationError(
                 "Expected an operator's configuration (ledger, key, policy) on a real node, and murmurfl installed on "
                 "it: start it with `murmurfl node CONFIG`. This app builds machines from the run configuration in "
                 "simulation only."
             )
-        return nodes.configured_client(path)
+        return configured_client(path)
     return _simulated_client(context, int(context.node_config["partition-id"]))
 
 

@@ -1,8 +1,8 @@
 """A real machine answers with the murmurfl that its operator installed, and never with a bundle's.
 
-Flower's plain ``flower-supernode`` runs the ClientApp of the bundle that the server sent. What that bundle needs to
-make a real machine of an operator's file it does not hold: it hands the message to the murmurfl that is installed on
-the machine, which had to be there to make the machine's ledger. (``murmurfl node`` does not even run the bundle.)
+Flower's plain ``flower-supernode`` runs the ClientApp of the bundle that the server sent. On a real machine that app
+hands the message to the murmurfl that is installed there, which had to be there to make the machine's ledger.
+(``murmurfl node`` does not even run the bundle.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import importlib
 import logging
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -22,15 +21,10 @@ from ..clients.simulation import in_simulation
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGE = __name__.partition(".")[0]
+IN_BUNDLE = not Path(__file__).with_name("py.typed").is_file()
+"""Whether this copy of murmurfl is a bundle's: Flower takes no such file into one, and every installation has it."""
 
 logger = logging.getLogger(__name__)
-
-
-def has_real_machines() -> bool:
-    """Whether this copy of murmurfl can make a real machine of an operator's file: a bundle's cannot."""
-    found = find_spec(f"{__package__}.nodes")
-    # Beside a bundle an editable installation may offer a room of its own: code of two versions must not mix.
-    return found is not None and found.origin is not None and Path(found.origin).resolve().is_relative_to(_ROOT)
 
 
 def answered_as_installed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -41,7 +35,7 @@ def answered_as_installed(message: Message, context: Context, call_next: ClientA
     **Formal guarantees.** None of its own: whoever lets a server's bundle run trusts the server. The answer is that of
     the installed client app, with the operator's file and ledger. Without one the bundle refuses.
     """
-    if in_simulation() or has_real_machines():
+    if in_simulation() or not IN_BUNDLE:
         return call_next(message, context)
     installed = _installed_app()
     # Without one the bundle's own answer is a refusal, with a fixed text.
@@ -56,7 +50,6 @@ def _installed_app() -> ClientAppCallable | None:
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(f"{_PACKAGE}.app.client_app")
-        importlib.import_module(f"{_PACKAGE}.app.nodes.config")
     except Exception:  # whatever is wrong with it: its text must not leave the machine
         logger.exception("Expected murmurfl to be installed on this machine; the server's bundle alone refuses.")
         _take_out()  # code of two versions must not mix

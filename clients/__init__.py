@@ -1,67 +1,36 @@
 """What a machine does: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
-from typing import TYPE_CHECKING
-
 from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
-from ..privacy.late import late_names
 from .base import PrivateClient
 from .centring import Centring
+from .cohort import Cohort
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
 from .evaluation import Evaluation
+from .evaluation_share import EvaluationShare
+from .foreign_machine import simulated_machine
 from .full_batch import CountedGradients, FullBatchClient
 from .gradients import PerSampleGradients, Samples
+from .helper import ContextOpeningRecord, answer_helper, helper_app
 from .isrl_dp import IsrlDpClient
 from .mu2 import Mu2Client
+from .noise_mod import CorrelatedNoiseMod
 from .noisy_sgd import NoisySGDClient
 from .numpy_app import numpy_client_app
 from .one_shot import LabelledFeatures, OneShotClient
 from .online import OnlineClient, local_updates
 from .owners import OwnedSamples, OwnerGradients
+from .private_app import private_client_app
+from .records.records import file_records
+from .records.schema import Column, Label, Part, Schema
 from .requests import Request
 from .shuffled import ShuffledClient
-
-if TYPE_CHECKING:
-    from .cohort import Cohort
-    from .evaluation_share import EvaluationShare
-    from .foreign_machine import simulated_machine
-    from .helper import ContextOpeningRecord, answer_helper, helper_app
-    from .noise_mod import CorrelatedNoiseMod
-    from .private_app import private_client_app
-    from .records.records import file_records
-    from .records.schema import Column, Label, Part, Schema
-    from .sklearn_model import LinearEstimator, fitted
-    from .torch_gradients import TorchGradients
-    from .torch_model import load_trainable, trainable_arrays
-    from .update_node import UpdateNode
-    from .update_policy import UpdatePolicy
-
-# For other people's projects and for many machines at a time: murmurfl's own app uses none of them on a machine.
-_LATE = {
-    "Cohort": "cohort",
-    "Column": "records.schema",
-    "ContextOpeningRecord": "helper",
-    "CorrelatedNoiseMod": "noise_mod",
-    "EvaluationShare": "evaluation_share",
-    "Label": "records.schema",
-    "LinearEstimator": "sklearn_model",
-    "Part": "records.schema",
-    "Schema": "records.schema",
-    "TorchGradients": "torch_gradients",
-    "UpdateNode": "update_node",
-    "UpdatePolicy": "update_policy",
-    "answer_helper": "helper",
-    "file_records": "records.records",
-    "fitted": "sklearn_model",
-    "helper_app": "helper",
-    "load_trainable": "torch_model",
-    "private_client_app": "private_app",
-    "simulated_machine": "foreign_machine",
-    "trainable_arrays": "torch_model",
-}
-if not TYPE_CHECKING:  # else the type checker would believe in any name
-    __getattr__, __dir__ = late_names(__name__, _LATE)
+from .sklearn_model import LinearEstimator, fitted
+from .torch_gradients import TorchGradients
+from .torch_model import load_trainable, trainable_arrays
+from .update_node import UpdateNode
+from .update_policy import UpdatePolicy
 
 __all__ = [
     "Centring",

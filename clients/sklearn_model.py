@@ -18,9 +18,8 @@ from ..privacy.contributions import DenseContributions, StackedContributions
 from .estimator_checks import closed_form
 from .evaluation import Measure
 from .gradients import combined_gradients
-from .outer_products import OuterProducts
+from .outer_products import OuterProducts, PulledOuterProducts
 from .private_model import MachineModel
-from .pulled_outer_products import PulledOuterProducts
 from .records.schema import Label, Part, Schema
 
 _NAMES = "coef_", "intercept_"

@@ -1,9 +1,8 @@
 """Mechanisms, accounting, clipping, keyed noise, the ledger and the release rule; knows nothing of Flower or torch."""
 
-from typing import TYPE_CHECKING
-
 from .allocation import allocation_delta, allocation_epsilon
 from .amplification import Amplification, amplification_of
+from .captions import caption, mechanism_words
 from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
@@ -31,8 +30,22 @@ from .guarantee import (
     server_guarantee,
 )
 from .keys import NoiseKeys, SimulatedKeys, SystemKeys, derived_seed
-from .late import late_names
-from .ledger import Account, Ledger, LedgerPage, StreamRecord
+from .ledger import (
+    Account,
+    Ledger,
+    LedgerPage,
+    LedgerSummary,
+    MemoryLedger,
+    SessionSummary,
+    SQLiteLedger,
+    StreamRecord,
+    accept_rollback,
+    needs_upgrade,
+    new_mark,
+    read_ledger,
+    rotate_key,
+    upgrade_ledger,
+)
 from .machine import LedgeredMachine
 from .masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
 from .mechanisms import (
@@ -48,46 +61,17 @@ from .noise import NOISE_QUALITIES, row_key, standard_normals
 from .noise_plan import NoisePlan
 from .noise_stream import RowCache
 from .opening import Opener, Opening, OpeningRefusedError, is_opening, set_digest
+from .opening_file import SQLiteOpeningRecord
 from .opening_record import MemoryOpeningRecord, OpeningPage, OpeningRecord, OpeningRecordError
 from .outgoing import PrivacyStatement, Release
 from .owners import Owners, person_mu
 from .policy import CLIP_UNITS, NO_NOISE, RELEASE_RULES, TRUST_MODELS, ClipUnit, PrivacyPolicy, Trust
+from .rdp import rdp_epsilon, rdp_mu
 from .release import PrivateMachine
 from .roster import HelperEntry, HelperKey, MachineKey, Roster
 from .shuffled import ACCOUNTINGS, ORDERS, ShuffledMachine, ShuffledPolicy, epoch_mu
 from .stated_noise import StatedNoise, stated_noise
 from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words, stated_words
-
-if TYPE_CHECKING:
-    from .captions import caption, mechanism_words
-    from .ledger.memory import MemoryLedger
-    from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
-    from .ledger.rotation import rotate_key
-    from .ledger.sqlite import SQLiteLedger
-    from .ledger.summary import LedgerSummary, SessionSummary, read_ledger
-    from .opening_file import SQLiteOpeningRecord
-    from .rdp import rdp_epsilon, rdp_mu
-
-# For real machines and their operators, or for tables: no run of the app needs them.
-_LATE = {
-    "LedgerSummary": "ledger.summary",
-    "MemoryLedger": "ledger.memory",
-    "SQLiteLedger": "ledger.sqlite",
-    "SQLiteOpeningRecord": "opening_file",
-    "SessionSummary": "ledger.summary",
-    "accept_rollback": "ledger.repair",
-    "caption": "captions",
-    "mechanism_words": "captions",
-    "needs_upgrade": "ledger.repair",
-    "new_mark": "ledger.repair",
-    "rdp_epsilon": "rdp",
-    "rdp_mu": "rdp",
-    "read_ledger": "ledger.summary",
-    "rotate_key": "ledger.rotation",
-    "upgrade_ledger": "ledger.repair",
-}
-if not TYPE_CHECKING:  # else the type checker would believe in any name
-    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "ACCOUNTINGS",

@@ -1,11 +1,9 @@
 """What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
-from typing import TYPE_CHECKING
-
 from ..privacy import flower  # noqa: F401 - checks the installed version before Flower is imported
-from ..privacy.late import late_names
 from .base import ReleaseStrategy
 from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
 from .correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum, CorrelatedMomentumState
 from .delayed_momentum import DelayedMomentum, DelayedMomentumState, delayed_momentum_step
 from .evaluation_figures import EvaluationResult
@@ -24,6 +22,16 @@ from .mu2 import Mu2, Mu2State, mu2_start, mu2_step
 from .noisy_sgd import NoisySGD, NoisySGDState, noisy_sgd_step
 from .one_shot import OneShot, OneShotState, ridge_scores
 from .online import OnlineFedSGD, OnlineState, online_step
+from .optimizers import (
+    OPTIMIZERS,
+    ServerAdam,
+    ServerMomentum,
+    ServerOptimizer,
+    ServerYogi,
+    adam_step,
+    momentum_step,
+    yogi_step,
+)
 from .private_evaluation import EvaluationState, NotEvaluatedError, PrivateEvaluation
 from .reduced_tree_momentum import (
     IncompleteRoundError,
@@ -55,37 +63,6 @@ from .trusted_full_batch import TrustedFullBatch
 from .trusted_mean_of_features import TrustedMeanOfFeatures
 from .trusted_mu2 import TrustedMu2
 from .trusted_private_evaluation import TrustedPrivateEvaluation
-
-if TYPE_CHECKING:
-    from .correlated_fedavg import AverageState, CorrelatedFedAvg, average_step, optimizer_step
-    from .optimizers import (
-        OPTIMIZERS,
-        ServerAdam,
-        ServerMomentum,
-        ServerOptimizer,
-        ServerYogi,
-        adam_step,
-        momentum_step,
-        yogi_step,
-    )
-
-# For other people's projects, whose clients stay as they are: no method of murmurfl's own app uses it.
-_LATE = {
-    "AverageState": "correlated_fedavg",
-    "CorrelatedFedAvg": "correlated_fedavg",
-    "OPTIMIZERS": "optimizers",
-    "ServerAdam": "optimizers",
-    "ServerMomentum": "optimizers",
-    "ServerOptimizer": "optimizers",
-    "ServerYogi": "optimizers",
-    "adam_step": "optimizers",
-    "average_step": "correlated_fedavg",
-    "momentum_step": "optimizers",
-    "optimizer_step": "correlated_fedavg",
-    "yogi_step": "optimizers",
-}
-if not TYPE_CHECKING:  # else the type checker would believe in any name
-    __getattr__, __dir__ = late_names(__name__, _LATE)
 
 __all__ = [
     "AVERAGES",

@@ -381,14 +381,14 @@ MUTANTS = (
     ),
     Mutant(
         "a penalty's pull is left out of the length by which a sample's gradient is clipped",
-        "clients/pulled_outer_products.py",
+        "clients/outer_products.py",
         "squares = own * own + 2.0 * crossed + of_pull * of_pull",
         "squares = own * own",
         (OUTER_PRODUCTS, "tests/clients/test_private_estimator.py"),
     ),
     Mutant(
         "gradients that a server's pull cancels are measured by what rounding leaves",
-        "clients/pulled_outer_products.py",
+        "clients/outer_products.py",
         "_CANCELLING = 4.0",
         "_CANCELLING = 4e30",
         (OUTER_PRODUCTS,),

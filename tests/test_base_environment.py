@@ -86,7 +86,7 @@ def test_it_is_small_and_has_no_torch(base, capsys):
 
 
 def test_the_bundle_alone_in_an_empty_folder_runs_on_ray(base, tmp_path):
-    """Flower puts it before the installed murmurfl; app/wheel and the commands are not in it."""
+    """Flower puts it before the installed murmurfl."""
     alone = packages.unpacked(packages.bundle(tmp_path, base.folder / "bin" / "flwr"), tmp_path / "alone")
     base("python", "-c", ALONE, alone, tmp_path / "runs", cwd=tmp_path)
     result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())

@@ -1,4 +1,4 @@
-"""The bundle that Flower sends to whoever takes part in a run: what the two apps import, all of it and nothing else."""
+"""The bundle that Flower sends to whoever takes part in a run: the four packages, which run alone."""
 
 import os
 import subprocess
@@ -8,20 +8,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from murmurfl.app import registry
+from flwr.common.constant import FAB_MAX_SIZE
 from murmurfl.privacy import SQLiteLedger, protocol
 
 from tests.harness import packages
-from tests.harness.imports import Imports
+from tests.harness.imports import FOLDERS
 
-APPS = ("app/server_app.py", "app/client_app.py")
-MOST_BYTES = 10 << 20
-"""Of its modules: what Flower takes."""
-
-
-@pytest.fixture(scope="module")
-def imports():
-    return Imports(packages.ROOT)
+BESIDE = {"LICENSE", "README.md", "murmurfl.py", "pyproject.toml", ".info/CONTENT"}
+"""What of the bundle is no module of the four packages."""
 
 
 @pytest.fixture(scope="module")
@@ -29,42 +23,25 @@ def built(tmp_path_factory):
     return packages.bundle(tmp_path_factory.mktemp("bundle"))
 
 
-def found_late(imports) -> list[str]:
-    """What the apps import by a name: the registries of what a run configuration names."""
-    rooms = [("app", *room.split(".")) for room, _ in registry._REGISTRIES.values()]
-    return [imports.file_of(room) for room in rooms]
+def test_the_bundle_is_the_four_packages_and_flower_takes_it(built):
+    files = (path for folder in FOLDERS for path in (packages.ROOT / folder).rglob("*.py"))
+    modules = {path.relative_to(packages.ROOT).as_posix() for path in files}
+    assert set(zipfile.ZipFile(built).namelist()) == modules | BESIDE
+    assert built.stat().st_size <= FAB_MAX_SIZE
 
 
-def test_the_bundle_is_the_import_closure_of_the_two_apps(imports, built):
-    names = set(zipfile.ZipFile(built).namelist())
-    modules = {name for name in names if name.endswith(".py")} - packages.BESIDE
-    assert names - modules == packages.BESIDE
-    needed = imports.closure([*APPS, *found_late(imports)])
-    assert needed - modules == set(), "the apps import this: add it to fab-include in pyproject.toml"
-    assert modules - needed == set(), "neither app imports this: take it out of fab-include in pyproject.toml"
-
-
-def test_the_bundle_is_small(built):
-    sizes = {entry.filename: entry.file_size for entry in zipfile.ZipFile(built).infolist()}
-    modules = sum(size for name, size in sizes.items() if name not in packages.BESIDE)
-    assert modules <= MOST_BYTES
-
-
-def test_every_module_of_the_bundle_imports_in_an_empty_folder(built, tmp_path):
-    """Beside the dependencies, with no checkout of this environment: nothing of what stayed at home is missed."""
+def test_the_bundle_alone_imports_every_module_and_runs_the_default_run(built, tmp_path):
+    """In an empty folder, beside the dependencies and no installation."""
     packages.unpacked(built, tmp_path)
     code = """
-import importlib, json, sys
+import importlib
 from pathlib import Path
 import murmurfl
-for path in sorted(Path.cwd().rglob("*.py")):
-    parts = path.relative_to(Path.cwd()).with_suffix("").parts
-    if parts != ("murmurfl",):
-        importlib.import_module(".".join(("murmurfl", *(part for part in parts if part != "__init__"))))
-from murmurfl.app import registry
-for key in registry._REGISTRIES:
-    assert len(registry.registry(key)) > 1
-print(*murmurfl.__path__)
+for path in Path.cwd().glob("*/**/[!_]*.py"):
+    importlib.import_module(".".join(("murmurfl", *path.relative_to(Path.cwd()).with_suffix("").parts)))
+from murmurfl.app.default_run import started_with
+result = murmurfl.app.simulate(started_with({"num-rounds": 2}), engine="inprocess")
+print(*murmurfl.__path__, len(result.progress))
 """
     # -S: an editable installation of the checkout would stand in for whatever is missing.
     path = os.pathsep.join([str(tmp_path), sysconfig.get_path("purelib")])
@@ -72,7 +49,7 @@ print(*murmurfl.__path__)
         [sys.executable, "-S", "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True
     )
     assert ran.returncode == 0, ran.stderr.decode()
-    assert ran.stdout.decode().split() == [str(tmp_path)]
+    assert ran.stdout.decode().split() == [str(tmp_path), "2"]
 
 
 ASK = """
@@ -113,7 +90,7 @@ def ask_real_machine(bundle, tmp_path, *options, also=None):
 
 
 def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(built, tmp_path):
-    """And where none is installed it refuses: the bundle has no code for a ledger or an operator's file."""
+    """And where none is installed it refuses."""
     bundle = packages.unpacked(built, tmp_path / "bundle")
     began, ended, machine = ask_real_machine(bundle, tmp_path)
     assert Path(began).is_relative_to(bundle)
@@ -139,24 +116,3 @@ def test_a_broken_installation_says_nothing_to_the_server_and_mixes_with_nothing
     began, ended, code = ask_real_machine(bundle, tmp_path, "-S", also=broken.parent)
     assert began == ended
     assert int(code) == protocol.NOT_CONFIGURED
-
-
-CHECKED = {
-    "app/__init__.py": "",
-    "app/server_app.py": "from .registry import registry\n",
-    "app/client_app.py": "def late():\n    from ..clients import Late, Soon\n",
-    "app/registry.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .at_home import Thing\n",
-    "app/at_home.py": "from .server_app import app\n",
-    "clients/__init__.py": "from .soon import Soon\n_LATE = {'Late': 'late', 'AtHome': 'at_home'}\n",
-    "clients/soon.py": "import numpy\n",
-    "clients/late.py": "from . import soon\n",
-    "clients/at_home.py": "",
-}
-
-
-def test_the_closure_has_what_is_imported_late_or_in_a_function_and_not_what_only_a_type_checker_reads(tmp_path):
-    for name, text in CHECKED.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    closure = Imports(tmp_path).closure(APPS)
-    assert closure == CHECKED.keys() - {"app/at_home.py", "clients/at_home.py"}

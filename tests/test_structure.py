@@ -3,7 +3,6 @@ merge markers.
 """
 
 import ast
-import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -125,17 +124,6 @@ def test_a_circle_is_seen(late, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert Imports(tmp_path).circles() == [["app/first.py", "privacy/__init__.py", "privacy/second.py"]]
-
-
-@pytest.mark.parametrize("package", ["clients", "strategies", "privacy", "privacy.ledger"])
-def test_names_that_come_late_come_and_are_public(package):
-    module = importlib.import_module(f"murmurfl.{package}")
-    for name, where in module._LATE.items():
-        assert name in module.__all__
-        assert name in dir(module)
-        assert getattr(module, name) is getattr(importlib.import_module(f"murmurfl.{package}.{where}"), name)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        module.nothing  # noqa: B018
 
 
 MARKERS = {"<" * 7 + " HEAD": 1, ">" * 7 + " acc": 1, "|" * 7 + " 83b9f1c": 1, "<" * 7: 1}

@@ -9,33 +9,12 @@ high-water :mod:`.mark` beside it; :mod:`.repair`, :mod:`.rotation` and :mod:`.s
 ``murmurfl.clients`` adds the ledger on Flower's ``context.state``.
 """
 
-from typing import TYPE_CHECKING
-
-from ..late import late_names
+from .memory import MemoryLedger
 from .records import Account, Ledger, LedgerPage, StreamRecord
-
-if TYPE_CHECKING:
-    from .memory import MemoryLedger
-    from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
-    from .rotation import rotate_key
-    from .sqlite import SQLiteLedger
-    from .summary import LedgerSummary, SessionSummary, read_ledger
-
-# For real machines and their operators: no simulation needs them.
-_LATE = {
-    "LedgerSummary": "summary",
-    "MemoryLedger": "memory",
-    "SQLiteLedger": "sqlite",
-    "SessionSummary": "summary",
-    "accept_rollback": "repair",
-    "needs_upgrade": "repair",
-    "new_mark": "repair",
-    "read_ledger": "summary",
-    "rotate_key": "rotation",
-    "upgrade_ledger": "repair",
-}
-if not TYPE_CHECKING:  # else the type checker would believe in any name
-    __getattr__, __dir__ = late_names(__name__, _LATE)
+from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+from .rotation import rotate_key
+from .sqlite import SQLiteLedger
+from .summary import LedgerSummary, SessionSummary, read_ledger
 
 __all__ = [
     "Account",

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.clients.outer_products import OuterProducts
-from murmurfl.clients.pulled_outer_products import PulledOuterProducts
+from murmurfl.clients.outer_products import OuterProducts, PulledOuterProducts
 from murmurfl.privacy.contributions import DenseContributions
 from murmurfl.privacy.row_bound import SUMMING_ERROR, RowBound
 

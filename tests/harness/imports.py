@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("app", "clients", "privacy", "strategies")
@@ -26,7 +26,6 @@ class Imports:
             path.relative_to(root).as_posix() for folder in FOLDERS for path in (root / folder).rglob("*.py")
         )
         self._known = set(self.files)
-        self._late = {name: _late_names(root / name) for name in self.files if name.endswith("/__init__.py")}
         self.ours: dict[str, set[str]] = {}
         """The files each one names."""
         self.outside: dict[str, set[str]] = {}
@@ -34,24 +33,10 @@ class Imports:
         for name in self.files:
             self.ours[name], self.outside[name] = self._of(name)
 
-    def file_of(self, module: tuple[str, ...]) -> str | None:
+    def _file_of(self, module: tuple[str, ...]) -> str | None:
         """Where a module of ours stands, given the parts of its name."""
         path = "/".join(module)
         return next((name for name in (f"{path}.py", f"{path}/__init__.py") if name in self._known), None)
-
-    def closure(self, apps: Iterable[str]) -> set[str]:
-        """All files that are imported, or may be, once these are: with the packages around each, which run first."""
-        found: set[str] = set()
-        waiting = list(apps)
-        while waiting:
-            name = waiting.pop()
-            if name in found:
-                continue
-            found.add(name)
-            parents = name.split("/")[:-1]
-            inits = [self.file_of(tuple(parents[:end])) for end in range(1, len(parents) + 1)]
-            waiting += [*self.ours[name], *(init for init in inits if init is not None)]
-        return found
 
     def circles(self) -> list[list[str]]:
         """Sets of files that import one another, directly or through others.
@@ -81,12 +66,8 @@ class Imports:
         return outside
 
     def _holding(self, package: tuple[str, ...], name: str) -> str | None:
-        """Where ``from package import name`` finds the name: a module, a late name's, or the package itself."""
-        own = self.file_of(package)
-        late = self._late.get(own or "", {})
-        if name in late:
-            return self.file_of((*package, *late[name].split(".")))
-        return self.file_of((*package, name)) or own
+        """Where ``from package import name`` finds the name: a module, or the package itself."""
+        return self._file_of((*package, name)) or self._file_of(package)
 
     def _of(self, name: str) -> tuple[set[str], set[str]]:
         ours: set[str] = set()
@@ -111,14 +92,6 @@ def _outside(node: ast.Import | ast.ImportFrom) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name.split(".")[0] for alias in node.names}
     return set() if node.level else {(node.module or "").split(".")[0]}
-
-
-def _late_names(package: Path) -> dict[str, str]:
-    """The table of a package's names that are imported when they are first asked for."""
-    for node in ast.parse(package.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LATE":
-            return ast.literal_eval(node.value)
-    return {}
 
 
 def _statements(tree: ast.AST, *, functions: bool = True) -> Iterator[ast.Import | ast.ImportFrom]:

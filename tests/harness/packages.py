@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.harness.imports import FOLDERS
 
 ROOT = Path(__file__).parent.parent.parent
-BESIDE = {"LICENSE", "README.md", "murmurfl.py", "pyproject.toml", ".info/CONTENT"}
-"""What of the bundle is no module of the four packages."""
 
 
 def bundle(folder: Path, flwr: Path | None = None) -> Path:

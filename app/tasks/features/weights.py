@@ -1,9 +1,8 @@
 """The weights that learnt features rest on: small files beside this one, and nobody's data in them.
 
 They were made from random characters by ``python -m murmurfl.app.strokes`` and are read only with the checksum below.
-The bundle that Flower sends leaves them at home, for they would be most of it, and every node would get them in every
-run. Whoever runs a bundle has an installed murmurfl with the same files: there they are looked for, and the checksum
-says that they are the same.
+Flower takes no such files into a bundle. Whoever runs one has an installed murmurfl with the same files: there they are
+looked for, and the checksum says that they are the same.
 """
 
 from __future__ import annotations
