@@ -85,10 +85,11 @@ class SampleNode(AppNode):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy` for :meth:`policy`, always with ``exact``
-    noise and for replacement of one record (of all records of an owner), as long as the node runs client code its
-    operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the
-    run.
+    **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget, always with
+    ``exact`` noise and for replacement of one record (of all records of an owner), as long as the node runs client code
+    its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits
+    the run.
+    Proof: docs/proofs/release-rule.md.
     """
 
     machine: str
@@ -155,10 +156,6 @@ class SampleNode(AppNode):
         ------
         ConfigurationError
             If the ledger's budget does not cover one run.
-
-        Notes
-        -----
-        **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget.
         """
         delta = float(ledger.delta or 0.0)
         mu = asked_mu(self.mu, self.epsilon or None, delta)
@@ -197,8 +194,7 @@ class SampleNode(AppNode):
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`policy`, with a ledger
-        that outlives the process and a key and nonces from the operating system. Nothing of the app's own policy and
+        The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
         nothing of a run configuration is looked at.
         """
         if app.method is not self._method:
@@ -227,11 +223,6 @@ class SampleNode(AppNode):
         ------
         ConfigurationError
             If roster or key are not there, are not those that were pinned, or do not belong to this machine.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
-        pinned.
         """
         return self.masking_under(self.trust)
 
