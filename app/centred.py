@@ -46,7 +46,7 @@ class CentredProblem(Problem):
 
         Notes
         -----
-        **Formal guarantees.** None: whoever knows the seed knows every key. Real machines have rosters of their own.
+        Whoever knows the seed knows every key. Real machines have rosters of their own.
         """
         if not self.config.secure:
             raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
@@ -76,12 +76,7 @@ class CentredProblem(Problem):
 
     @property
     def mean_mu(self) -> float:
-        """Mu of the mean of the features; 0 without centring.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :func:`~murmurfl.privacy.centring_policy`.
-        """
+        """Mu of the mean of the features; 0 without centring."""
         if self.mean_plan is None or self.centring is None:
             return 0.0
         server = self.mean_strategy()

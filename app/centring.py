@@ -75,7 +75,7 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
 
     Notes
     -----
-    **Formal guarantees.** None rests on it: machines enforce both on every row. It is public, never taken from data.
+    Machines enforce both on every row. It is public, never taken from data.
     """
     the_task = registry("task")[task]
     bound = math.sqrt(the_task.squared_norm_bound(features, num_features, feature_bound))
@@ -101,7 +101,8 @@ def make_centring(
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.centring_policy`.
+    **Formal guarantees.** Under the trust of its policy (:func:`~murmurfl.privacy.centring_policy`) the release of the
+    mean is mu-GDP for replacement of one sample; it stands alone and takes every sample.
     """
     kept: dict[str, Any] = {name: getattr(policy, name) for name in KEPT}
     length, nonnegative = bound
@@ -121,8 +122,8 @@ def beside_mean(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`. A sample is in two sessions then, the
-    mean's and one other, which the budget counts together.
+    **Formal guarantees.** A sample is in two sessions then, the mean's and one other, which the budget counts together:
+    everything is budget_mu-GDP for replacement of one sample.
     """
     once = policy.order == "in-turn" and policy.sample_participations == 1
     return replace(policy, budget_mu=budget_mu, order="again" if once else policy.order)

@@ -46,6 +46,11 @@ def client_fn(context: Context) -> PrivateClient:
     ------
     ConfigurationError
         On a real node without its operator's file, or if that describes no machine.
+
+    Notes
+    -----
+    **Formal guarantees.** On a real node the machine's mu and budget are its operator's, whatever a run configuration
+    says; a simulated one has seeded keys, which protect nobody's data.
     """
     if not in_simulation():
         path = None if IN_BUNDLE else operators_file(context.node_config)

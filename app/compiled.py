@@ -58,7 +58,7 @@ class CompiledRows(RowByRow):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.row_by_row.RowByRow`, whose counts these are to the bit.
+    Its counts are those of :class:`~murmurfl.privacy.row_by_row.RowByRow` to the bit.
     """
 
     def __init__(self, rule: ReleaseRule) -> None:

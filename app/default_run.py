@@ -41,7 +41,7 @@ def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
 
     Notes
     -----
-    **Formal guarantees.** None: policies of simulated machines follow from the result as from any settings.
+    Policies of simulated machines follow from the result as from any settings.
     """
     if not is_default_run(settings):
         return dict(settings)

@@ -75,12 +75,7 @@ class EvaluatedProblem(CentredProblem):
 
     @property
     def evaluation_mu(self) -> float:
-        """Mu of the evaluation; 0 without one.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :func:`~murmurfl.privacy.evaluation_policy`.
-        """
+        """Mu of the evaluation; 0 without one."""
         own = self.evaluation()
         if own is None or self.evaluation_plan is None:
             return 0.0

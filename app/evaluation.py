@@ -115,12 +115,7 @@ def trained_samples(config: Divides, samples: int) -> int:
 
 
 def evaluation_mu(mu: float, share: float) -> float:
-    """The mu of an evaluation, whose square is a share of that of everything.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: the share of a budget that :func:`murmurfl.privacy.divided_mu` divides.
-    """
+    """The mu of an evaluation, whose square is a share of that of everything."""
     return mu * math.sqrt(share)
 
 
@@ -150,7 +145,8 @@ def make_evaluation(
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.evaluation_policy`.
+    **Formal guarantees.** Under the trust of its policy (:func:`~murmurfl.privacy.evaluation_policy`) the release of an
+    evaluation is mu-GDP for replacement of one sample, whatever the model is.
     """
     kept: dict[str, Any] = {name: getattr(policy, name) for name in KEPT}
     own = evaluation_policy(evaluation_mu(mu, share), mechanism=policy.mechanism, budget_mu=policy.budget_mu, **kept)

@@ -130,10 +130,6 @@ class Experiment(EvaluatedProblem):
         ------
         ConfigurationError
             Under another trust model than secure aggregation.
-
-        Notes
-        -----
-        **Formal guarantees.** None, as of :attr:`roster`.
         """
         name = str(machine)
         return Masking(name, MachineKey.simulated(self.config.seed, name), self.roster)
@@ -219,9 +215,9 @@ class Experiment(EvaluatedProblem):
 
         Notes
         -----
-        **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow. With an
-        untrusted server it holds against the server; with a trusted one, against everybody else. Infinite without
-        noise, whatever the configured mu is.
+        It is for replacement of one sample of one machine, over all releases the caps allow. With an untrusted server
+        it holds against the server; with a trusted one, against everybody else. Infinite without noise, whatever the
+        configured mu is.
         """
         if not self.asked_rounds:
             return 0.0  # nobody is asked
@@ -238,8 +234,8 @@ class Experiment(EvaluatedProblem):
 
         Notes
         -----
-        **Formal guarantees.** For replacement of one sample of one machine, over all releases the caps allow, whatever
-        server, helpers and other machines do. Infinite without noise.
+        It is for replacement of one sample of one machine, over all releases the caps allow, whatever server, helpers
+        and other machines do. Infinite without noise.
         """
         if not self.config.secure:
             return None
@@ -283,7 +279,7 @@ def situation_of(config: RunConfig) -> Situation:
 
     Notes
     -----
-    **Formal guarantees.** None: of the samples it takes how many each machine has and of which shape they are.
+    Of the samples it takes how many each machine has and of which shape they are.
     """
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))

@@ -56,7 +56,7 @@ class Figures:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: :func:`run_guarantee` says in words what they are true of.
+    :func:`run_guarantee` says in words what they are true of.
     """
 
     mu: float
@@ -66,13 +66,7 @@ class Figures:
 
 
 def configured_figures(experiment: Experiment) -> Figures:
-    """What a run guarantees by the policies of its configuration.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu` and
-    :meth:`~murmurfl.app.experiment.Experiment.local_mu`.
-    """
+    """What a run guarantees by the policies of its configuration."""
     mus = experiment.guaranteed_mu(), experiment.local_mu()
     if not experiment.config.secure:
         return Figures(*mus)
@@ -96,10 +90,10 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
 
     Notes
     -----
-    **Formal guarantees.** A server cannot check what machines say. Under secure aggregation a machine says its mu for h
-    honest machines of a sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a
-    larger one is worked out again for it, mu sqrt(h), and never more than its mu_local. Where the run configuration
-    does not ask for sums, what a machine states for them is not said of it: its mu_local is.
+    A server cannot check what machines say. Under secure aggregation a machine says its mu for h honest machines of a
+    sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a larger one is worked
+    out again for it, mu sqrt(h), and never more than its mu_local. Where the run configuration does not ask for sums,
+    what a machine states for them is not said of it: its mu_local is.
     """
     silent = len(statements) < num_clients
     stated = [_stated(one) for one in statements.values()]
@@ -186,8 +180,9 @@ def run_guarantee(
 
     Notes
     -----
-    **Formal guarantees.** Those of :meth:`~murmurfl.app.experiment.Experiment.guaranteed_mu`. For real machines it is
-    what they say or, before they were asked, what the run configuration expects; the notes say which.
+    **Formal guarantees.** In simulation mu is for replacement of one sample of one machine over all releases the caps
+    allow, against whom the trust says. For real machines it is what they say or, before they were asked, what the run
+    configuration expects; the notes say which.
     """
     stated = (str(one.get("mechanism", "")) for one in (statements or {}).values())
     words = stated_words(stated, masked=experiment.config.secure) if deployed else ""
@@ -226,6 +221,11 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
     ------
     ConfigurationError
         If the configuration is impossible.
+
+    Notes
+    -----
+    **Formal guarantees.** It is what machines that keep to the run configuration guarantee for replacement of one
+    sample; real ones keep to their own policies, which may differ.
     """
     experiment = prepare(config)
     if not deployed:

@@ -32,8 +32,8 @@ def answered_as_installed(message: Message, context: Context, call_next: ClientA
 
     Notes
     -----
-    **Formal guarantees.** None of its own: whoever lets a server's bundle run trusts the server. The answer is that of
-    the installed client app, with the operator's file and ledger. Without one the bundle refuses.
+    Whoever lets a server's bundle run trusts the server. The answer is that of the installed client app, with the
+    operator's file and ledger. Without one the bundle refuses.
     """
     if in_simulation() or not IN_BUNDLE:
         return call_next(message, context)

@@ -19,12 +19,7 @@ _MOST_POINTS = 200
 
 
 def stated(result: RunResult) -> dict[str, Any]:
-    """What machines say of themselves, as ``result.json`` has it: each by name, or in groups that say the same.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: the machines' own words.
-    """
+    """What machines say of themselves, as ``result.json`` has it: each by name, or in groups that say the same."""
     statements = result.statements
     if len(statements) <= MOST_NAMED:
         # JSON has no infinity: null where nothing is guaranteed.
@@ -46,8 +41,8 @@ def machines_document(result: RunResult) -> dict[str, Any]:
 
     Notes
     -----
-    **Formal guarantees.** Nothing that a server does not know: whom it asked, which release of whose it aggregated, and
-    arithmetic on the policies the machines state. ``mu`` is bookkeeping, true of a number of releases fixed in advance
+    Nothing that a server does not know: whom it asked, which release of whose it aggregated, and arithmetic on the
+    policies the machines state. ``mu`` is bookkeeping, true of a number of releases fixed in advance
     (:meth:`murmurfl.privacy.NoisePlan.spent_mu`).
     """
     return {"rounds": dict(_rounds(result)), "streams": _streams(result)}

@@ -126,7 +126,7 @@ def clip_document(result: RunResult) -> dict[str, Any] | None:
 
     Notes
     -----
-    **Formal guarantees.** Nothing that a server does not know: it is made of releases.
+    Nothing in it is new to a server: it is made of releases.
     """
     strategy, config = result.strategy, result.experiment.config
     if not isinstance(strategy, FullBatch) or not strategy.quantile or strategy.state is None:
@@ -140,7 +140,7 @@ def centring_document(result: RunResult) -> dict[str, Any] | None:
 
     Notes
     -----
-    **Formal guarantees.** Nothing that a server does not know; mu is of the mean's release, by the run configuration.
+    Nothing in it is new to a server; mu is of the mean's release, by the run configuration.
     """
     mean = result.mean
     if mean is None:
@@ -160,8 +160,7 @@ def evaluation_document(result: RunResult) -> dict[str, Any] | None:
 
     Notes
     -----
-    **Formal guarantees.** Nothing that a server does not know: arithmetic on releases. mu is of the evaluation's, by
-    the run configuration.
+    Nothing in it is new to a server: arithmetic on releases. mu is of the evaluation's, by the run configuration.
     """
     experiment, found = result.experiment, result.evaluation
     if not experiment.is_evaluated:
@@ -200,7 +199,7 @@ def training_document(result: RunResult) -> dict[str, Any] | None:
 
     Notes
     -----
-    **Formal guarantees.** None: of a simulation's data without noise, and marked so. Never of real machines.
+    It is of a simulation's data without noise, and marked so; never of real machines.
     """
     if not result.training:
         return None

@@ -113,10 +113,10 @@ class RunResult:
 
     Notes
     -----
-    **Formal guarantees.** ``mu`` is what everything the run released guarantees, in simulation by the policies of the
-    run configuration, on real machines by what they state; :attr:`guarantee` says of what and against whom. Nothing
-    here is more than the server knows, but for ``training``, ``gradient_norms`` and ``online``, which only a simulation
-    has and which are marked as not private where they are written.
+    ``mu`` is what everything the run released guarantees, in simulation by the policies of the run configuration, on
+    real machines by what they state; :attr:`guarantee` says of what and against whom. Nothing here is more than the
+    server knows, but for ``training``, ``gradient_norms`` and ``online``, which only a simulation has and which are
+    marked as not private where they are written.
     """
 
     experiment: Experiment

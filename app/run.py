@@ -49,8 +49,8 @@ def check_deployed(config: RunConfig) -> None:
 
     Notes
     -----
-    **Formal guarantees.** None rests on it: real machines add the noise of their own policies whatever a run
-    configuration says, and refuse to be without. It keeps a run without noise from being called private.
+    Real machines add the noise of their own policies whatever a run configuration says, and refuse to be without. It
+    keeps a run without noise from being called private.
     """
     if config.strategy == AUTO:
         raise refuse_unsettled()

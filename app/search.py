@@ -122,7 +122,7 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
 
     Notes
     -----
-    **Formal guarantees.** trials x (training^2 + count^2) + last^2 = mu^2.
+    The parts are such that trials x (training^2 + count^2) + last^2 = mu^2.
     """
     if not (0 < share < 1 and 0 <= counting < 1):
         raise ConfigurationError(
@@ -147,8 +147,7 @@ class OneOfSeveral(Experiment):
 
     Notes
     -----
-    **Formal guarantees.** Those of each machine's policy for its session, and of budget_mu for all sessions: samples
-    are used again, and the ledger counts that.
+    Samples are used again in every session, and the ledger counts that.
     """
 
     budget_mu: float = 0.0
@@ -212,10 +211,10 @@ def search(
 
     Notes
     -----
-    **Formal guarantees.** :attr:`Search.guarantee`: every trial, every count and the last training together are mu-GDP
-    for replacement of one sample, against the server that sees all of them and chooses by them; mu is infinite where
-    the range of the noise cannot serve one of them. Each is a session on the machine's ledger, which admits none beyond
-    the budget; what to try was settled before anything was seen.
+    Every trial, every count and the last training together are mu-GDP (:attr:`Search.guarantee`) for replacement of one
+    sample, against the server that sees all of them and chooses by them; mu is infinite where the range of the noise
+    cannot serve one of them. Each is a session on the machine's ledger, which admits none beyond the budget; what to
+    try was settled before anything was seen.
     """
     _check(config, candidates)
     parts = divided(config.mu, len(candidates), share, 0.0 if public else counting)

@@ -61,8 +61,8 @@ def is_deployed(grid: Grid) -> bool:
 
     Notes
     -----
-    **Formal guarantees.** Seeded noise keys of a trusted server, seeded sessions and nodes with several names exist on
-    Flower's simulation grid only; a grid this function does not know gets none of them.
+    Seeded noise keys of a trusted server, seeded sessions and nodes with several names exist on Flower's simulation
+    grid only; a grid this function does not know gets none of them.
     """
     return not isinstance(grid, InMemoryGrid)
 

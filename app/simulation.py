@@ -67,8 +67,8 @@ def simulate(
 
     Notes
     -----
-    **Formal guarantees.** :attr:`RunResult.guarantee`, for machines with seeded keys: whoever knows the seed can take
-    the noise out again. It says what the same run on real machines would guarantee, and protects no data by itself.
+    Machines have seeded keys: whoever knows the seed can take the noise out again. :attr:`RunResult.guarantee` says
+    what the same run on real machines would guarantee, and protects no data by itself.
 
     Examples
     --------

@@ -47,10 +47,6 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
     parts : iterable of pairs of a statement and an ndarray of int
         A statement, and the numbers of machines whose it is; a machine is in one of them at most, and a statement may
         come several times.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: the machines' own words.
     """
 
     def __init__(self, parts: Iterable[tuple[Statement, NDArray[np.integer]]]) -> None:
@@ -116,10 +112,6 @@ def said_alike(
         What a machine's statement depends on: machines that agree in all of it say the same.
     said : callable
         What the machine of a number says.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: the machines' own words.
     """
     group = np.zeros(len(numbers), np.int64)
     for column in columns:

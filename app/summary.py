@@ -23,12 +23,7 @@ def noise_note(noise_quality: str) -> str:
 
 
 def plain_words(document: Mapping[str, Any]) -> str:
-    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: those of the document's ``privacy``.
-    """
+    """What a result's mu means in plain words; empty where nothing is guaranteed, or nothing is said of mu."""
     privacy = document.get("privacy")
     if not privacy:  # of a murmurfl that did not write its parts
         return ""

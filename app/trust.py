@@ -50,7 +50,7 @@ def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
 
     Notes
     -----
-    **Formal guarantees.** An assumption, which nobody can check: mu holds if it does.
+    It is an assumption, which nobody can check: mu holds if it does.
     """
     return floor - colluders if colluders >= 0 else max(clients_per_round // 2, 1)
 

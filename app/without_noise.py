@@ -94,7 +94,7 @@ def without_noise(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Notes
     -----
-    **Formal guarantees.** None, and the figures say so: they are of simulated data without noise.
+    The figures are of simulated data without noise, and say so.
     """
     if names_own(document["config"]):
         search_here()

@@ -33,8 +33,8 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
 
     Notes
     -----
-    **Formal guarantees.** No text of an exception leaves the machine but that of a
-    :class:`~murmurfl.privacy.RefusedError`, which is fixed; that it failed, and in which of these ways, does.
+    No text of an exception leaves the machine but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed;
+    that it failed, and in which of these ways, does.
     """
     try:
         return Message(handle(), reply_to=message)

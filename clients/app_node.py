@@ -78,8 +78,8 @@ class AppNode:
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
-        pinned: whatever the server says of helpers and other machines counts for nothing.
+        Whatever the server says of helpers and other machines counts for nothing: the roster is the one that the
+        operator pinned.
         """
         if trust != "secure-aggregation":
             return None

@@ -88,13 +88,15 @@ class PrivateClient(NumPyClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine` hold for everything it returns or refuses
-    with, for replacement of one sample (of all samples of one owner, where the policy has samples_per_owner), which is
-    a row of a file where the machine's samples are :class:`~murmurfl.clients.records.records.Records` of one, and an
-    item as it was handed over elsewhere, against any server that does not choose the code the machine runs, provided
-    row i of ``gradients`` depends on sample i alone. The number of samples, the batch, the cap and the number of
-    releases are public. Timing is not protected. Under secure aggregation nothing is sent without masks, simulated or
-    not: what :meth:`release` gives has only the machine's share of the noise, and is for :meth:`fit` to hide.
+    **Formal guarantees.** Under the trust of its policy everything it returns or refuses with is, per session, mu-GDP
+    and over all sessions budget_mu-GDP for replacement of one sample (of all samples of one owner, where the policy has
+    samples_per_owner), which is a row of a file where the machine's samples are
+    :class:`~murmurfl.clients.records.records.Records` of one, and an item as it was handed over elsewhere, against any
+    server that does not choose the code the machine runs, provided row i of ``gradients`` depends on sample i alone.
+    The number of samples, the batch, the cap and the number of releases are public. Timing is not protected. Under
+    secure aggregation nothing is sent without masks, simulated or not: what :meth:`release` gives has only the
+    machine's share of the noise, and is for :meth:`fit` to hide. Under a trusted server nothing is guaranteed against
+    the server, and with mechanism ``none`` nothing at all.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -263,10 +265,6 @@ class PrivateClient(NumPyClient):
             If the request is malformed or the machine's policy forbids it; nothing was released or spent.
         ConfigurationError
             Under secure aggregation without masks; nothing was released or spent.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         policy = self.machine.policy
         check_can_send(policy, self.masking)
@@ -324,8 +322,8 @@ class PrivateClient(NumPyClient):
 
         Notes
         -----
-        **Formal guarantees.** Those of the class. Under secure aggregation it has only the machine's share of the noise
-        and must stay on the machine: by itself it guarantees the plan's mu_local, not mu.
+        **Formal guarantees.** Under secure aggregation the release has only the machine's share of the noise and must
+        stay on the machine: by itself it guarantees the plan's mu_local, not mu.
         Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(

@@ -27,8 +27,7 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
 
     Notes
     -----
-    **Formal guarantees.** None of its own: the ledger counts both policies' sessions together. What a secret order is
-    worth is counted for samples that show nowhere else, so that one is refused here.
+    What a secret order is worth is counted for samples that show nowhere else, so that one is refused here.
     """
     short = release.split(" of ")[0]
     if policy.order == "in-turn" and policy.sample_participations == 1:

@@ -42,8 +42,9 @@ class Centring:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`, for the release. What a machine computes
-    around a centre depends on one sample and the centre alone, whoever made the centre.
+    **Formal guarantees.** Under the trust of its policy the release of the mean is mu-GDP for replacement of one
+    sample. What a machine computes around a centre depends on one sample and the centre alone, whoever made the centre.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     policy: PrivacyPolicy
@@ -114,8 +115,8 @@ class Centred:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`: the ledger counts the mean's session and
-    all others together, so that both stay within one budget.
+    **Formal guarantees.** The ledger counts the mean's session and all others together, so that both stay within one
+    budget for replacement of one sample.
     """
 
     def __init__(self, centring: Centring, samples: Samples, machine: PrivateMachine, *, beside: PrivacyPolicy) -> None:
@@ -137,11 +138,6 @@ class Centred:
         ------
         RefusedError
             If the cap or the budget forbids it.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`murmurfl.privacy.PrivateMachine.release` under
-        :func:`~murmurfl.privacy.centring_policy`.
         """
         return self.machine.release(session, ack, lambda chosen: self.centring.features(self._samples[chosen]))
 
@@ -151,12 +147,7 @@ class Centred:
         return {}
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
-        """:meth:`release`, for a request that has passed every check.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`release`.
-        """
+        """:meth:`release`, for a request that has passed every check."""
         return self.release(request.session, request.ack)
 
     def batch(self, samples: slice, centre: NDArray[np.float32]) -> Any:

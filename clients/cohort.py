@@ -78,10 +78,6 @@ class Cohort:
         for. By default each machine is made when it is first asked, and kept.
     only : collection of str, optional
         The machines that are computed here, where others of a round are computed elsewhere.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of each machine, in simulation.
     """
 
     def __init__(

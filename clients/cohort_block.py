@@ -25,7 +25,13 @@ here."""
 
 
 class StackableGradients(PerSampleGradients, Protocol):
-    """Gradients that can combine several points in closed form, without a row for every sample. Not required."""
+    """Gradients that can combine several points in closed form, without a row for every sample. Not required.
+
+    Notes
+    -----
+    **Formal guarantees.** The combination must be that of rows of which row i depends on sample i alone: every
+    guarantee for one sample rests on it.
+    """
 
     def stacked(
         self,

@@ -40,8 +40,8 @@ class ContextLedger(Ledger):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.Ledger` for as long as the state object lives and one
-    message of a node is handled at a time; nothing survives the process.
+    **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, for as long as
+    the state object lives and one message of a node is handled at a time; nothing survives the process.
     """
 
     def __init__(self, state: RecordDict, machine: str) -> None:
@@ -66,9 +66,9 @@ class TravellingLedger(Ledger, LedgerPage):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`ContextLedger`, provided :meth:`arrive` is called with each message's state
-    and :meth:`leave` before its reply is handed back. State and reply leave the worker in one piece: neither is there
-    without the other.
+    **Formal guarantees.** What was committed is what is read next, in whichever worker, provided :meth:`arrive` is
+    called with each message's state and :meth:`leave` before its reply is handed back. State and reply leave the worker
+    in one piece: neither is there without the other.
     """
 
     def __init__(self, machine: str) -> None:

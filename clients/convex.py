@@ -35,6 +35,11 @@ class ConvexSmoothGradients(PerSampleGradients, Protocol):
     clips_contractively : bool
         Whether a step along a clipped gradient still moves no two iterates apart. True for scalar generalised linear
         models (a clipped monotone function is monotone), not for softmax.
+
+    Notes
+    -----
+    **Formal guarantees.** Accounts of several local steps rest on the declaration being true for every sample, whatever
+    the data; nothing here can check it.
     """
 
     @property

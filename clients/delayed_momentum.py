@@ -33,7 +33,9 @@ class DelayedMomentumClient(PrivateClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`: earlier query points are public.
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
+    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner, where the policy has
+    samples_per_owner), provided row i of ``gradients`` depends on sample i alone. Earlier query points are public.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -46,12 +48,7 @@ class DelayedMomentumClient(PrivateClient):
             )
 
     def release(self, request: Request) -> Release:
-        """The machine's momentum with noise, for a request that has passed every check.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
-        """
+        """The machine's momentum with noise, for a request that has passed every check."""
         point, t = request.query_points[0], float(request.server_round)
 
         def corrected(releases: int, noted: State) -> Callable[[slice], NDArray[np.floating]]:

@@ -53,9 +53,9 @@ class Evaluation:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`, for the release, whatever model a server
-    sends and whatever ``measure`` makes of it, provided row i of it depends on sample i alone. The number of samples it
-    is of is public.
+    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one sample, whatever
+    model a server sends and whatever ``measure`` makes of it, provided row i of it depends on sample i alone. The
+    number of samples it is of is public.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -136,9 +136,9 @@ class Evaluated:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`: the ledger counts the evaluation's
-    sessions and all others together, so that they stay within one budget. The budget counts an evaluation of samples
-    that were set aside in full, though no training used them.
+    **Formal guarantees.** The ledger counts the evaluation's sessions and all others together, so that they stay within
+    one budget for replacement of one sample. The budget counts an evaluation of samples that were set aside in full,
+    though no training used them.
     """
 
     def __init__(
@@ -188,11 +188,6 @@ class Evaluated:
         ------
         RefusedError
             If the cap or the budget forbids it.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`murmurfl.privacy.PrivateMachine.release` under
-        :func:`~murmurfl.privacy.evaluation_policy`.
         """
         (model,) = request.query_points
 

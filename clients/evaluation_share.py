@@ -42,8 +42,9 @@ class EvaluationShare:
 
     Notes
     -----
-    **Formal guarantees.** With it a machine's training and its evaluation together are as private as the training
-    alone would be without: everything is mu-GDP for the mu that was asked for, since mus add in squares.
+    **Formal guarantees.** With it a machine's training and its evaluation together are as private as the training alone
+    would be without: everything is mu-GDP for replacement of one sample, for the mu that was asked for, since mus add
+    in squares.
     Proof: docs/proofs/release-rule.md.
     """
 
@@ -81,10 +82,8 @@ class EvaluationShare:
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`. The evaluation takes samples that a
-        training may have used, so that an order in which each is used once, ever, becomes one in which the budget
-        counts sessions together.
-        Proof: docs/proofs/release-rule.md.
+        The evaluation takes samples that a training may have used, so that an order in which each is used once, ever,
+        becomes one in which the budget counts sessions together.
         """
         once = policy.order == "in-turn" and policy.sample_participations == 1
         return replace(policy, mu=divided_mu(policy.mu, self.share)[1], order="again" if once else policy.order)
@@ -96,10 +95,6 @@ class EvaluationShare:
         ------
         ConfigurationError
             If nobody says which predictions are right, or no sample would be left to train on.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :func:`~murmurfl.privacy.evaluation_policy`.
         """
         if measure is None:
             raise ConfigurationError(

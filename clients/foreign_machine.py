@@ -42,8 +42,7 @@ def simulated_machine(context: Context, *, seed: int = 0) -> SimulatedMachine:
 
     Notes
     -----
-    **Formal guarantees.** None for anybody's data: the keys follow from the seed, and the ledger ends with the run.
-    That is why a real node is refused them.
+    The keys follow from the seed, and the ledger ends with the run. That is why a real node is refused them.
     """
     if not in_simulation():
         raise ConfigurationError(

@@ -32,7 +32,7 @@ class SimulatedSums:
 
     Notes
     -----
-    **Formal guarantees.** None for anybody's data: whoever knows the seed knows every key.
+    Whoever knows the seed knows every key.
     """
 
     def __init__(self, helpers: int, seed: int) -> None:
@@ -81,10 +81,6 @@ class SimulatedSums:
         ------
         ConfigurationError
             If there are fewer machines than that.
-
-        Notes
-        -----
-        **Formal guarantees.** None, as of the class.
         """
         name, machines = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
         if machines < min_cohort:

@@ -62,8 +62,7 @@ class CountedGradients:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.quantile.CountedRows`: row i depends on sample i alone,
-    and the machine bounds it whatever C a server sends.
+    **Formal guarantees.** Row i depends on sample i alone, and the machine bounds it whatever C a server sends.
     """
 
     def __init__(self, gradients: PerSampleGradients, share: float = QUANTILE_SHARE) -> None:
@@ -111,10 +110,9 @@ class FullBatchClient(PrivateClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`: mu-GDP for replacement of one sample
-    in all K releases together, for which 2 S sqrt(K) is charged, whatever the number of samples; under a policy with
-    ``trust="trusted-server"`` sums leave without noise and the guarantee is the server's
-    (:class:`~murmurfl.strategies.TrustedFullBatch`).
+    **Formal guarantees.** Under the trust of its policy all K releases together are mu-GDP for replacement of one
+    sample, for which 2 S sqrt(K) is charged, whatever the number of samples. With ``trust="trusted-server"`` sums leave
+    without noise and the guarantee is the server's (:class:`~murmurfl.strategies.TrustedFullBatch`).
     Proof: docs/proofs/returning-samples.md, docs/proofs/sensitivities.md.
     """
 

@@ -27,7 +27,10 @@ class GradientUpdateClient(PrivateClient):
     With ``order="all"`` a release is a sum, and says of how many samples; otherwise it is a mean over a batch and
     counts once.
 
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`, for replacement of one sample.
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
+    sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner, where the policy has
+    samples_per_owner), provided row i of ``gradients`` depends on sample i alone.
+    Proof: docs/proofs/release-rule.md.
     """
 
     summable: ClassVar[bool] = True
@@ -39,12 +42,7 @@ class GradientUpdateClient(PrivateClient):
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
-        """Answer a training request, with what is guaranteed of it beside the release.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
-        """
+        """Answer a training request, with what is guaranteed of it beside the release."""
         sent, samples, entries = super().fit(parameters, config)
         policy = self.machine.policy
         plans = [self.machine.plan, *(machine.plan for machine in self.parts.machines)]

@@ -31,6 +31,11 @@ class PerSampleGradients(Protocol):
     ----------
     shapes : sequence of tuple of int
         Shapes of the model's parameter arrays, in order; d is the sum of their sizes.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i must depend on sample i and the parameters alone: every guarantee for one sample rests
+    on it. How long a row is does not matter, for the machine bounds it.
     """
 
     @property
@@ -173,7 +178,7 @@ def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> 
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it finds mistakes. Its verdict depends on no private sample.
+    It finds mistakes and proves nothing. Its verdict depends on no private sample.
     """
     random = np.random.Generator(np.random.Philox(key=29))
     point = [random.normal(scale=0.1, size=shape) for shape in gradients.shapes]
@@ -224,6 +229,10 @@ class CarefulGradients:
     gradients : PerSampleGradients
     source : Samples
         The machine's data.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on sample i alone, and nothing else shows whether it could be computed.
     """
 
     def __init__(self, gradients: PerSampleGradients, source: Samples) -> None:

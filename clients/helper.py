@@ -60,8 +60,8 @@ def answer_helper(opener: Opener, message: Message) -> Message:
 
     Notes
     -----
-    **Formal guarantees.** What leaves are the sums that :class:`~murmurfl.privacy.Opener` allows, and texts that are
-    fixed: one for every set that is refused, whatever is wrong with it. Timing is not protected.
+    What leaves are the sums that :class:`~murmurfl.privacy.Opener` allows, and texts that are fixed: one for every set
+    that is refused, whatever is wrong with it. Timing is not protected.
     """
     return answer(message, lambda: _content(opener, message))
 
@@ -78,10 +78,6 @@ def helper_app(opener: Opener) -> ClientApp:
     ------
     OpeningRecordError
         If the record would be forgotten with this process.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`answer_helper`, for every message that reaches it.
     """
     if not opener.durable:
         raise OpeningRecordError(
@@ -110,8 +106,8 @@ class ContextOpeningRecord(OpeningRecord):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.OpeningRecord` for as long as the state object lives and
-    one message of a node is handled at a time; nothing survives the process.
+    **Formal guarantees.** What was committed is what is read next for as long as the state object lives and one message
+    of a node is handled at a time; nothing survives the process.
     """
 
     def __init__(self, state: RecordDict, helper: str) -> None:

@@ -20,7 +20,8 @@ class IsrlDpClient(NoisySGDClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`: mu-GDP for replacement of one sample
-    in all its P releases together. No amplification by sampling is claimed: which samples a release uses is public.
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP for replacement
+    of one sample, which takes part in P of them. No amplification by sampling is claimed: which samples a release uses
+    is public.
     Proof: docs/proofs/returning-samples.md.
     """

@@ -35,8 +35,10 @@ class LocalStepsClient(PrivateClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`. Steps are computed in float64, whose
-    rounding grows with the distance from the origin; a subclass says from how far away it still answers.
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP for replacement
+    of one sample, if a subclass charges how far its steps let one sample move a release. Steps are computed in float64,
+    whose rounding grows with the distance from the origin; a subclass says from how far away it still answers.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     query_points: ClassVar[int] = 1

@@ -34,10 +34,6 @@ def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, 
     Raises
     ------
     ConfigurationError
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own.
     """
     if policy.trust != _TRUST:
         if masking is not None:
@@ -93,8 +89,8 @@ def outgoing_reply(
 
     Notes
     -----
-    **Formal guarantees.** Under secure aggregation nothing is sent that :class:`~murmurfl.privacy.masking.Masking` did
-    not mask, on a real machine and in a simulation. All entries but the arrays are independent of data.
+    Under secure aggregation nothing is sent that :class:`~murmurfl.privacy.masking.Masking` did not mask, on a real
+    machine and in a simulation. All entries but the arrays are independent of data.
     """
     if policy.trust != _TRUST:
         return unflatten(release.values, shapes), {}
@@ -115,10 +111,6 @@ def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
     Raises
     ------
     ConfigurationError
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: :func:`outgoing_reply` refuses as well.
     """
     if policy.trust == _TRUST and masking is None:
         raise _without_masks()

@@ -108,9 +108,9 @@ class SampleTrials:
 
     Notes
     -----
-    **Formal guarantees.** The verdict depends on no record: examples are made from what is public. It finds mistakes,
-    and promises nothing of a model that shows them on no example: what such a model remembers is put back before
-    every sample of a real machine (:class:`~murmurfl.clients.torch_state.ModuleState`).
+    The verdict depends on no record: examples are made from what is public. It finds mistakes, and promises nothing of
+    a model that shows them on no example: what such a model remembers is put back before every sample of a real machine
+    (:class:`~murmurfl.clients.torch_state.ModuleState`).
     """
 
     def __init__(self, gradients: ModuleGradients) -> None:

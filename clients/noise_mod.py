@@ -113,13 +113,15 @@ class CorrelatedNoiseMod:
     Arrays of integers and booleans are handed to the ClientApp as they came; what it makes of them is dropped. Other
     kinds (complex numbers, or bfloat16, which Flower cannot carry) are refused.
 
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: by default client-level, for replacement of
-    all data of the machine. They rest on the machine running this code and on ``ClientApp(mods=[...])``: functions
-    registered with another app, and Flower's ``lifespan``, are not covered. (``murmurfl node`` runs what its operator
-    installed, and puts a mod around all of it.) On a real node, a training that fails or does not answer with the model
-    counts as an update of zero, because whether it fails may depend on the data; only the machine's own log says so. In
-    simulation it is an error reply with a fixed text. Timing is not protected. Simulated keys protect nobody's data.
-    Under secure aggregation no release is sent without masks, in a simulation neither.
+    **Formal guarantees.** What leaves is what its :class:`~murmurfl.clients.UpdatePolicy` guarantees: by default mu-GDP
+    for replacement of all data of the machine (client-level). It rests on the machine running this code and on
+    ``ClientApp(mods=[...])``: functions registered with another app, and Flower's ``lifespan``, are not covered.
+    (``murmurfl node`` runs what its operator installed, and puts a mod around all of it.) On a real node, a training
+    that fails or does not answer with the model counts as an update of zero, because whether it fails may depend on the
+    data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
+    protected. Simulated keys protect nobody's data. Under secure aggregation no release is sent without masks, in a
+    simulation neither.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     def __init__(
@@ -137,12 +139,7 @@ class CorrelatedNoiseMod:
         self._own = None if node is None else _real(node, {})
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message; Flower calls this.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
-        """
+        """Answer a message; Flower calls this."""
         if is_in_training(message):
             return call_next(message, context)
         if self._own is None and self._sums is not None and in_simulation():
@@ -196,7 +193,8 @@ def machine_behind(node: UpdateNode) -> PrivateMachine:
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing.
+    **Formal guarantees.** Policy, budget and ledger are those of the operator's file: a release of the machine would be
+    spent like any other.
     """
     return _real(node, {}).private(1)
 

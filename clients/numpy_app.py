@@ -44,9 +44,9 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
 
     Notes
     -----
-    **Formal guarantees.** Adds none: what leaves is what the client returns, as it returns it. With this package's
-    clients that is private. An exception never leaves the machine: a refusal sends its fixed text, anything else one
-    fixed sentence, with the details in the machine's own log.
+    What leaves is what the client returns, as it returns it. With this package's clients that is private. An exception
+    never leaves the machine: a refusal sends its fixed text, anything else one fixed sentence, with the details in the
+    machine's own log.
     """
     return serving(ClientApp(mods=mods or []), client_fn)
 
@@ -75,10 +75,6 @@ def handled(client_fn: ClientFunction, kind: str, content: RecordDict, context: 
     ------
     MurmurflError
         Whatever the client refuses with; for :func:`~murmurfl.clients.answers.answer` to make a reply of.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of the client.
     """
     return {"train": _train, "evaluate": _evaluate, "query": _query}[kind](_client(client_fn, context), content)
 

@@ -57,8 +57,9 @@ class OneShotClient(PrivateClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`. Whatever features and marks it is
-    handed, :class:`~murmurfl.privacy.PrivateMachine` bounds them and makes the rows.
+    **Formal guarantees.** Under the trust of its policy the one release of a session is mu-GDP, those of all sessions
+    budget_mu-GDP, for replacement of one sample. Whatever features and marks it is handed,
+    :class:`~murmurfl.privacy.PrivateMachine` bounds them and makes the rows.
     Proof: docs/proofs/sensitivities.md.
     """
 

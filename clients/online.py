@@ -108,12 +108,14 @@ class OnlineClient(LocalStepsClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.base.PrivateClient`, for replacement of one sample. With
-    ``update``: provided nothing but the samples of the round and the query point goes into the gradients. With
-    ``contractive``: provided also that the model's declaration is true (:class:`ConvexSmoothGradients`) and that a
-    gradient that cannot be computed is the fault of its sample alone. A query point so far away that rounding of the
-    local iterates could move g by more than is charged is refused (:func:`farthest_point`). On a real machine a sample
-    that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps are made.
+    **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP for replacement
+    of one sample. With ``update``: provided nothing but the samples of the round and the query point goes into the
+    gradients. With ``contractive``: provided also that the model's declaration is true (:class:`ConvexSmoothGradients`)
+    and that a gradient that cannot be computed is the fault of its sample alone. A query point so far away that
+    rounding of the local iterates could move g by more than is charged is refused (:func:`farthest_point`). On a real
+    machine a sample that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps
+    are made.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     summable: ClassVar[bool] = True
@@ -152,10 +154,6 @@ class OnlineClient(LocalStepsClient):
         ------
         RefusedError
             If the query point is so far away that rounding could undo the guarantee, or the policy forbids it.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         self._start_of(request, "query point")
         return super().release(request)
@@ -231,10 +229,9 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
 
     Notes
     -----
-    **Formal guarantees.** For query points no farther away, replacing one sample moves g by at most 2 S / tau (1 + r)
-    as it is computed, with r = 1e-6 as the policy charges, provided the gradients are computed as
-    :class:`ConvexSmoothGradients` asks. Let u = 2^-53, d the number of parameters, and R = |x| + tau eta S, which no
-    iterate exceeds.
+    For query points no farther away, replacing one sample moves g by at most 2 S / tau (1 + r) as it is computed, with
+    r = 1e-6 as the policy charges, provided the gradients are computed as :class:`ConvexSmoothGradients` asks. Let u =
+    2^-53, d the number of parameters, and R = |x| + tau eta S, which no iterate exceeds.
 
     * A computed gradient r_t is off by at most D = (d + 8) u (L R + max(S, B)): the margin's rounding, of a sum over d
       terms, moves the gradient as a point (d + 8) u R away would; the rest is relative to the gradient. (Without a

@@ -54,10 +54,10 @@ def operators_values(path: Path) -> dict[str, Any]:
 
     Notes
     -----
-    **Formal guarantees.** On POSIX systems a document is believed only if its file belongs to the user this runs as or
-    to root, neither its group nor others may write to it, and no folder on the way to it, before and after symbolic
-    links, may be written by others (but for folders with the sticky bit and file systems mounted read-only). Members of
-    the group of such a folder could still exchange it for another file of the operator's own.
+    On POSIX systems a document is believed only if its file belongs to the user this runs as or to root, neither its
+    group nor others may write to it, and no folder on the way to it, before and after symbolic links, may be written by
+    others (but for folders with the sticky bit and file systems mounted read-only). Members of the group of such a
+    folder could still exchange it for another file of the operator's own.
     """
     try:
         with path.open("rb") as file:
@@ -118,8 +118,7 @@ def read_operators_file(
 
     Notes
     -----
-    **Formal guarantees.** What an operator wrote about runs is never silently left out: it is refused unless its
-    reader says that it is kept.
+    What an operator wrote about runs is never silently left out: it is refused unless its reader says that it is kept.
     """
     path = path.expanduser().absolute()
     values = operators_values(path)  # of the path as it was given: folders that links are in count as well

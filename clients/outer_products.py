@@ -86,9 +86,9 @@ class PulledOuterProducts(OuterProducts):
 
     Notes
     -----
-    **Formal guarantees.** None of its own. Norms are at most 2^-41 too small, and sums as precise as clipping and
-    adding up need them (:mod:`~murmurfl.privacy.row_bound`), whatever V a server chooses: where r x^T and V cancel, and
-    little but rounding is left, a row is written out before it is measured and added up.
+    Norms are at most 2^-41 too small, and sums as precise as clipping and adding up need them
+    (:mod:`~murmurfl.privacy.row_bound`), whatever V a server chooses: where r x^T and V cancel, and little but rounding
+    is left, a row is written out before it is measured and added up.
     """
 
     def __init__(

@@ -19,10 +19,6 @@ def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> 
         The machine's.
     machine, unit
         As for :func:`own_forecast`.
-
-    Notes
-    -----
-    **Formal guarantees.** As of :func:`own_forecast`.
     """
     if foreseen := own_forecast(machine, unit=unit):
         # A simulation has many machines, and its server says it of all of them.
@@ -45,8 +41,8 @@ def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
 
     Notes
     -----
-    **Formal guarantees.** None, and no data but their public number: arithmetic on the machine's policy, whatever a
-    server says. How many machines are needed is an estimate.
+    Arithmetic on the machine's policy, whatever a server says, and the public number of samples. How many machines are
+    needed is an estimate.
     """
     plan, policy = machine.plan, machine.policy
     entries = stated_noise(policy, plan, machine.num_samples)

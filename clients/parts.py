@@ -78,8 +78,7 @@ def make_parts(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`, of each. The mean is of the samples that
-    are trained on.
+    The mean is of the samples that are trained on.
     """
     machine.num_rows = num_rows
     centred = evaluated = None

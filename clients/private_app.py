@@ -72,7 +72,9 @@ class PrivateClientApp(ClientApp):
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`private_client_app`.
+    **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of one record, under the policy of its
+    node's file or, in simulation, ``policy``; :func:`private_client_app` says of what records, and against whom.
+    Proof: docs/proofs/release-rule.md.
     """
 
     def __init__(
@@ -125,10 +127,6 @@ class PrivateClientApp(ClientApp):
         ------
         ConfigurationError
             If the model cannot take such records, or does not treat each by itself: that depends on the schema alone.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.records.records.Records`.
         """
         self.model.check_schema(schema, self._measure if evaluated else None)
         found = items_of(self._given(context)) if items is None else items
@@ -189,12 +187,7 @@ class PrivateClientApp(ClientApp):
         return self.machine(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
     def answer_as(self, client: PrivateClient) -> None:
-        """Answer every message from now on with one real machine, whatever a context says.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the machine.
-        """
+        """Answer every message from now on with one real machine, whatever a context says."""
         self._real = client
 
     def _of_operators_file(self, context: Context) -> PrivateClient:
@@ -237,9 +230,8 @@ class PrivateClientApp(ClientApp):
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`.SampleNode.policy`, with
-        a ledger that outlives the process and a key and nonces from the operating system. Nothing of the app's own
-        policy and nothing of a run configuration is looked at.
+        The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
+        nothing of a run configuration is looked at.
         """
         if self.method is not sample_method(node.method):
             raise ConfigurationError(
@@ -397,12 +389,12 @@ def private_client_app(
     -----
     The policy, or what stands for it, is that of *simulated* machines.
 
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`: everything a machine returns is mu-GDP for
-    replacement of *one record*: a row of a file that murmurfl reads, or one item as it was handed over, if whatever
-    made the items treats each by itself; with ``samples_per_owner`` all records of one owner. It holds against a server
-    that chooses models, rounds, acknowledgements and stopping adaptively;
-    under ``secure-aggregation`` if one helper and min_honest machines of each sum are honest, and the plan's mu_local
-    whatever happens. Simulated keys protect nobody's data.
+    **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of *one record*: a row of a file that
+    murmurfl reads, or one item as it was handed over, if whatever made the items treats each by itself; with
+    ``samples_per_owner`` all records of one owner. It holds against a server that chooses models, rounds,
+    acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and min_honest machines of each
+    sum are honest, and the plan's mu_local whatever happens. Simulated keys protect nobody's data.
+    Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
     """
     chosen = sample_method(method)
     if samples is None:

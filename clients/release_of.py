@@ -47,8 +47,7 @@ def read_release_of(
 
     Notes
     -----
-    **Formal guarantees.** None of its own: an answer or a refusal that depends on the request and on what is public of
-    the machine.
+    An answer or a refusal that depends on the request and on what is public of the machine.
     """
     said, content = config.get(protocol.RELEASE_OF), config.get(protocol.CENTRE)
     if said is not None and (not isinstance(said, str) or said not in _RELEASES):

@@ -39,8 +39,8 @@ def read_roster(path: Path, digest: str | None) -> Roster:
 
     Notes
     -----
-    **Formal guarantees.** With a digest: the machines and helpers are those that the operator compared, down to each
-    key, whoever wrote the file since. That they are different people is the operators' to know.
+    With a digest: the machines and helpers are those that the operator compared, down to each key, whoever wrote the
+    file since. That they are different people is the operators' to know.
     """
     content = _content(path, "a roster", "Take it from whoever keeps it, or make one with `murmurfl roster make`.")
     try:
@@ -66,7 +66,7 @@ def pinned_digest(text: str) -> str:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: all 64 digits are left as they are.
+    All 64 digits are left as they are.
     """
     digits = "".join(text.split()).lower()
     if not re.fullmatch("[0-9a-f]{64}", digits):
@@ -98,8 +98,8 @@ def read_machine_key(path: Path) -> MachineKey:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. A key that others may have read is refused: with it somebody else's releases
-    would count as this machine's.
+    **Formal guarantees.** A key that others may have read is refused: with it somebody else's releases would count as
+    this machine's, and a sum would have fewer honest machines than it seems to.
     """
     entries = _secrets(path, "a machine's key", _MACHINE_KEY, ("secret",))
     return MachineKey(entries["secret"])
@@ -115,8 +115,8 @@ def write_machine_key(path: Path, key: MachineKey) -> None:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. What secure aggregation counts this machine among the honest for rests on
-    the file staying its operator's alone; it is not encrypted.
+    What secure aggregation counts this machine among the honest for rests on the file staying its operator's alone; it
+    is not encrypted.
     """
     _write_secrets(path, "a machine's key", _MACHINE_KEY, {"secret": key.secret.hex()})
 
@@ -131,8 +131,8 @@ def read_helper_key(path: Path) -> tuple[str, HelperKey]:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. Keys that others may have read are refused: who has those of every helper
-    sees each machine's own release.
+    **Formal guarantees.** Keys that others may have read are refused: who has those of every helper sees each machine's
+    own release.
     """
     entries = _secrets(path, "a helper's keys", _HELPER_KEY, ("sealing-secret", "signing-secret"), ("name",))
     return entries["name"], HelperKey(entries["sealing-secret"], entries["signing-secret"])
@@ -148,8 +148,8 @@ def write_helper_key(path: Path, name: str, key: HelperKey) -> None:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. That one helper is honest rests on its file staying its operator's alone; it
-    is not encrypted. A helper whose opening record is lost needs new keys.
+    That one helper is honest rests on its file staying its operator's alone; it is not encrypted. A helper whose
+    opening record is lost needs new keys.
     """
     entries = {"name": name, "sealing-secret": key.sealing_secret.hex(), "signing-secret": key.signing_secret.hex()}
     _write_secrets(path, "a helper's keys", _HELPER_KEY, entries)

@@ -60,10 +60,6 @@ class SampleMethod:
         ------
         ConfigurationError
             If the method has no such releases.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`, for replacement of one sample.
         """
         own = self.whole if batch_size is None else self.batched
         if own is None:

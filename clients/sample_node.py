@@ -77,10 +77,11 @@ class SampleNode(AppNode):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy` for :meth:`policy`, always with ``exact``
-    noise and for replacement of one record (of all records of an owner), as long as the node runs client code its
-    operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the
-    run.
+    **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget, always with
+    ``exact`` noise and for replacement of one record (of all records of an owner), as long as the node runs client code
+    its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits
+    the run.
+    Proof: docs/proofs/release-rule.md.
     """
 
     machine: str
@@ -147,10 +148,6 @@ class SampleNode(AppNode):
         ------
         ConfigurationError
             If the ledger's budget does not cover one run.
-
-        Notes
-        -----
-        **Formal guarantees.** Every release of a run together is at most mu-GDP, all runs the ledger's budget.
         """
         delta = float(ledger.delta or 0.0)
         mu = asked_mu(self.mu, self.epsilon or None, delta)
@@ -169,11 +166,6 @@ class SampleNode(AppNode):
         ------
         ConfigurationError
             If roster or key are not there, are not those that were pinned, or do not belong to this machine.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
-        pinned.
         """
         return self.masking_under(self.trust)
 

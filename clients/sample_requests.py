@@ -31,15 +31,10 @@ def read_request(message: Message, method: SampleMethod, layout: Layout) -> tupl
     layout : sequence
         Of what is trained.
 
-
     Raises
     ------
     RefusedError
         If it is none of this method's strategy, or about another model. The texts depend on the request alone.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: releases nothing.
     """
     kind = message.metadata.message_type.split(".")[0]
     if kind == MessageType.EVALUATE:

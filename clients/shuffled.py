@@ -58,10 +58,11 @@ class ShuffledClient(LocalStepsClient):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.ShuffledMachine`, for replacement of one of the machine's
-    own samples. With public steps under ``amplified``: provided the model's declaration is true
+    **Formal guarantees.** The releases of a session are mu-GDP, those of all sessions budget_mu-GDP, for replacement of
+    one of the machine's own samples. With public steps under ``amplified``: provided the model's declaration is true
     (:class:`~murmurfl.clients.ConvexSmoothGradients`) and a gradient that cannot be computed is the fault of its sample
     alone.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
@@ -106,10 +107,6 @@ class ShuffledClient(LocalStepsClient):
         ------
         RefusedError
             If the starting point is so far away that rounding could undo the guarantee, or the policy forbids it.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         start, policy = self._start_of(request, "starting point"), self.machine.policy
 
@@ -200,8 +197,8 @@ def check_amplified(gradients: PerSampleGradients, learning_rate: float, clip_no
 
     Notes
     -----
-    **Formal guarantees.** For a convex loss with L-Lipschitz gradient and eta <= 2 / L, x -> x - eta grad f(x) moves no
-    two points apart; the paper's lemma F.2 asks for eta <= 1 / L*, and so does this.
+    For a convex loss with L-Lipschitz gradient and eta <= 2 / L, x -> x - eta grad f(x) moves no two points apart; the
+    paper's lemma F.2 asks for eta <= 1 / L*, and so does this.
     Proof: docs/proofs/sensitivities.md.
     """
     instead = "lower the step, or ask for accounting 'composed', which needs no such thing and more noise"

@@ -32,8 +32,8 @@ def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, s
 
     Notes
     -----
-    **Formal guarantees.** Opens what a real helper would and nothing else. It hides nothing from anybody who knows the
-    seed, and its record ends with the run: that is why a real node is refused.
+    Opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
+    ends with the run: that is why a real node is refused.
     """
     if not in_simulation():
         raise ConfigurationError("Expected a simulation, got a real node: a helper there is `murmurfl helper CONFIG`.")

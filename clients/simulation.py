@@ -113,7 +113,7 @@ def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, in
 
     Notes
     -----
-    **Formal guarantees.** None: not private. Outside a simulation there are no entries, and nobody is told.
+    They are not private. Outside a simulation there are no entries, and nobody is told.
     """
     if figures is None or not in_simulation():
         return {}

@@ -51,8 +51,8 @@ class LinearEstimator:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: features and classes are said by whoever writes the project, not taken from
-    private data. A penalty pulls on every sample's gradient alike, before that is clipped.
+    Features and classes are said by whoever writes the project, not taken from private data. A penalty pulls on every
+    sample's gradient alike, before that is clipped.
     """
 
     estimator: Any
@@ -117,7 +117,7 @@ class LinearEstimator:
 
         Notes
         -----
-        **Formal guarantees.** Post-processing: it is as private as the arrays are.
+        Post-processing: it is as private as the arrays are.
         """
         return fitted(self.estimator, arrays, self.classes)
 
@@ -210,7 +210,7 @@ def fitted(estimator: Any, arrays: ArrayRecord, classes: Iterable[Hashable]) -> 
 
     Notes
     -----
-    **Formal guarantees.** Post-processing: it is as private as the arrays are.
+    Post-processing: it is as private as the arrays are.
     """
     from sklearn.base import clone
 

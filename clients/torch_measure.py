@@ -33,8 +33,8 @@ class ModuleMeasure:
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on sample i alone for a module that mixes no samples, as those that
-    ``private_client_app`` accepts; a real machine computes one sample at a time, whatever the module does.
+    Row i depends on sample i alone for a module that mixes no samples, as those that ``private_client_app`` accepts; a
+    real machine computes one sample at a time, whatever the module does.
     """
 
     def __init__(self, gradients: ModuleGradients, right: Callable[[Any, Any], Any] | None = None) -> None:

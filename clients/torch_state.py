@@ -163,9 +163,9 @@ class ModuleState:
     of the project's own functions and classes closures, defaults, class attributes and the globals that their code
     names. Modules, functions and classes of well-known libraries are not read.
 
-    **Formal guarantees.** None of its own. After :meth:`restore` all that was reached is as it was kept, and so are the
-    random generators of PyTorch, NumPy and Python, for how much a sample draws may depend on it. What is in a file, in
-    a library's own modules or C code, or under a name that is made up at run time is not looked at.
+    After :meth:`restore` all that was reached is as it was kept, and so are the random generators of PyTorch, NumPy and
+    Python, for how much a sample draws may depend on it. What is in a file, in a library's own modules or C code, or
+    under a name that is made up at run time is not looked at.
     """
 
     def __init__(self, module: torch.nn.Module, loss: Any) -> None:

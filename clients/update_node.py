@@ -76,9 +76,9 @@ class UpdateNode(AppNode):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`, as long as the node runs client code its
-    operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of whoever submits the
-    run, and that may leave the mod out.
+    **Formal guarantees.** What leaves is what :class:`~murmurfl.clients.UpdatePolicy` guarantees, as long as the node
+    runs client code its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of
+    whoever submits the run, and that may leave the mod out.
     """
 
     machine: str
@@ -171,8 +171,7 @@ class UpdateNode(AppNode):
 
         Notes
         -----
-        **Formal guarantees.** Releases nothing; stays on the machine. Of data that are in no named file the ledger
-        knows the configuration only: the rest is the operator's word.
+        Of data that are in no named file the ledger knows the configuration only: the rest is the operator's word.
         """
         if self.updates.releases_per_pass == 1:
             return b""
@@ -191,11 +190,6 @@ class UpdateNode(AppNode):
         ------
         ConfigurationError
             If roster or key are not there, are not those that were pinned, or do not belong to this machine.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking`, for the roster that the operator
-        pinned: whatever the server says of helpers and other machines counts for nothing.
         """
         return self.masking_under(self.updates.trust)
 

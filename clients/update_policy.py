@@ -121,8 +121,8 @@ class UpdatePolicy:
 
         Notes
         -----
-        **Formal guarantees.** Those of the class, with ``exact`` noise and the acknowledged release rule; where
-        releases stand alone under secure aggregation, with the one that carries nothing over.
+        With ``exact`` noise and the acknowledged release rule; where releases stand alone under secure aggregation,
+        with the one that carries nothing over.
         """
         releases = self.max_participations  # checked with the rest of the policy
         passes = -(-releases // self.releases_per_pass) if isinstance(releases, int) and releases > 0 else 1

@@ -73,10 +73,6 @@ def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, fl
     ConfigurationError
         If an argument is out of range.
 
-    Notes
-    -----
-    **Formal guarantees.** Those of the module, for zeroing the sample out.
-
     Examples
     --------
     >>> [f"{delta:.1e}" for delta in zero_out_deltas(0.5, 100, 0.2)]
@@ -112,10 +108,6 @@ def allocation_delta(mu: float, slots: int, epsilon: float) -> float:
     ------
     ConfigurationError
         If an argument is out of range.
-
-    Notes
-    -----
-    **Formal guarantees.** An upper bound, under the assumptions of the module.
     """
     known = gdp_delta(mu, epsilon)
     if mu == 0.0:
@@ -151,8 +143,8 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
 
     Notes
     -----
-    **Formal guarantees.** An upper bound, under the assumptions of the module. It is an (epsilon, delta) and no mu:
-    mus are what adds up over sessions, and the un-amplified one always holds.
+    **Formal guarantees.** An upper bound, under the assumptions of the module. It is an (epsilon, delta) and no mu: mus
+    are what adds up over sessions, and the un-amplified one always holds.
     Proof: docs/proofs/secret-order.md.
 
     Examples

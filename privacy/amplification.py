@@ -57,7 +57,9 @@ class Amplification:
 
     Notes
     -----
-    **Formal guarantees.** Where ``proved``, those of :mod:`murmurfl.privacy.allocation`. Otherwise none.
+    **Formal guarantees.** Where ``proved``, an upper bound on epsilon for replacement of one sample that takes part in
+    one session, in a release that nobody learns (:mod:`murmurfl.privacy.allocation` has the assumptions). Where not,
+    nothing is claimed.
     """
 
     epsilon: float
@@ -77,8 +79,9 @@ def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | 
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`Amplification`, under the assumptions of
-    :mod:`murmurfl.privacy.allocation`; under secure aggregation also on what mu rests on there.
+    **Formal guarantees.** The epsilon bounds what all releases of one session show for replacement of one sample, as
+    long as the order stays secret (:mod:`murmurfl.privacy.allocation`); under secure aggregation also on what mu rests
+    on there.
     Proof: docs/proofs/secret-order.md.
     """
     return amplification_of_all([(policy, plan)])
@@ -94,8 +97,9 @@ def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) ->
 
     Notes
     -----
-    **Formal guarantees.** As of :func:`amplification_of`, of every machine: an upper bound is for the fewest releases
-    and the largest move of any of them, and more releases hide no less (their mean likelihood ratio varies less).
+    **Formal guarantees.** The epsilon bounds what every machine's releases show for replacement of one sample, as long
+    as the orders stay secret: it is for the fewest releases and the largest move of any of them, and more releases hide
+    no less (their mean likelihood ratio varies less).
     Proof: docs/proofs/secret-order.md.
     """
     if not machines or not all(_is_hidden(*machine) for machine in machines):

@@ -28,8 +28,8 @@ def asked_mu(mu: float, epsilon: float | None, delta: float) -> float:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: :func:`~murmurfl.privacy.gdp_mu`, the largest mu that implies (epsilon,
-    delta)-DP. The conversion loses nothing, and what is mu-GDP has at delta no larger epsilon than was asked for.
+    **Formal guarantees.** Where an epsilon is asked for, what is mu-GDP for the result is (epsilon, delta)-DP for the
+    same neighbouring relation, and no larger mu implies that (:func:`~murmurfl.privacy.gdp_mu`).
     """
     if epsilon is None:
         if mu == 0 and not isinstance(mu, bool):

@@ -81,9 +81,9 @@ def centring_policy(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`: the one release of a session is mu-GDP for
-    replacement of one sample of this machine, and whatever the session is called, another one takes the same from the
-    budget again. It stands alone and takes every sample of the machine.
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this machine, and
+    whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
+    sample of the machine.
     Proof: docs/proofs/sensitivities.md.
     """
     return PrivacyPolicy(
@@ -118,7 +118,7 @@ def centred(features: NDArray[Any], centre: NDArray[np.floating], constant: floa
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on sample i and the centre alone, whatever the centre is.
+    Row i depends on sample i and the centre alone, whatever the centre is.
     """
     rows = np.asarray(features, dtype=np.float64).reshape(len(features), -1)
     with np.errstate(all="ignore"):

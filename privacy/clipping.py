@@ -54,7 +54,9 @@ def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`clip_per_sample`.
+    **Formal guarantees.** Each returned row has L2 norm <= S, so replacing one sample changes a sum of rows by at most
+    2 S; a row that is not finite is made zero.
+    Proof: docs/proofs/sensitivities.md.
     """
     return _clipped(contributions, clip_norm, observed=True)
 

@@ -55,18 +55,15 @@ def release_count(machine: PrivateMachine, session: str, holds: Callable[[slice]
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivateMachine`: whatever ``holds`` gives for a sample.
+    **Formal guarantees.** Under the trust of the machine's policy the count is mu-GDP for replacement of one sample,
+    whatever ``holds`` gives for a sample, and the ledger has it before it is returned.
+    Proof: docs/proofs/sensitivities.md.
     """
     return machine.release(session, 0, lambda samples: np.asarray(holds(samples), dtype=np.float64)[:, None] - 0.5)
 
 
 def counted(releases: Iterable[Release]) -> tuple[float, int]:
-    """The count over all machines, noise and all, and the samples it is of.
-
-    Notes
-    -----
-    **Formal guarantees.** Adds none and takes none away: arithmetic on releases.
-    """
+    """The count over all machines, noise and all, and the samples it is of."""
     total, samples = 0.0, 0
     for release in releases:
         total += float(release.values[0]) + release.samples / 2

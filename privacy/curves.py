@@ -19,7 +19,7 @@ def is_signing_point(public: bytes) -> bool:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: nobody can sign for such a key without its secret, as far as Ed25519 goes.
+    Nobody can sign for such a key without its secret, as far as Ed25519 goes.
     """
     y = int.from_bytes(public, "little") & (2**255 - 1)  # the highest bit is x's sign
     if y >= _PRIME:
@@ -36,7 +36,7 @@ def is_sealing_point(public: bytes) -> bool:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: what is sealed for such a key is not sealed for everybody.
+    What is sealed for such a key is not sealed for everybody.
     """
     if int.from_bytes(public, "little") >= _PRIME:
         return False

@@ -39,7 +39,7 @@ def any_data(row: int) -> bytes:  # noqa: ARG001
 
     Notes
     -----
-    **Formal guarantees.** Client-level policies only, of which every release counts for all data of the machine.
+    For client-level policies only, of which every release counts for all data of the machine.
     """
     return b""
 
@@ -69,10 +69,6 @@ def row_bytes(samples: Sliceable) -> RowBytes:
     callable
         Gives a row's bytes. All rows that cannot be read have the same bytes and raise nothing, because whether a row
         can be read must not show.
-
-    Notes
-    -----
-    **Formal guarantees.** Releases nothing.
     """
 
     def bytes_of_row(row: int) -> bytes:
@@ -206,8 +202,8 @@ class DataDigest:
 
         Notes
         -----
-        **Formal guarantees.** A change of, an exchange between, or a loss of used rows that can be read is found, but
-        for a collision of BLAKE2b under a secret key. Rows, or parts of them, that cannot be read are all alike.
+        A change of, an exchange between, or a loss of used rows that can be read is found, but for a collision of
+        BLAKE2b under a secret key. Rows, or parts of them, that cannot be read are all alike.
         """
         if used > available:
             raise LedgerError(
@@ -235,8 +231,8 @@ class OwnersDigest:
 
     Notes
     -----
-    **Formal guarantees.** For two files with the same set of owners' names: everything here is the same of both. Owners
-    who were used and have another name are found, but for one of 2^32 each, of at most the first 4,096 of them.
+    For two files with the same set of owners' names: everything here is the same of both. Owners who were used and have
+    another name are found, but for one of 2^32 each, of at most the first 4,096 of them.
     """
 
     def __init__(self, secret_key: bytes, owners: Owners) -> None:
@@ -274,10 +270,6 @@ class OwnersDigest:
         ------
         LedgerError
             With the way out. Nothing was released.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         if self._found == (used, digest):
             return
@@ -306,7 +298,13 @@ def make_digest(secret_key: bytes, known: RowBytes | Owners) -> DataDigest | Own
 
 
 def known_by(samples: Any) -> RowBytes | Owners:
-    """What a ledger knows a machine's samples by: the names of their owners, or else the bytes of each row."""
+    """What a ledger knows a machine's samples by: the names of their owners, or else the bytes of each row.
+
+    Notes
+    -----
+    **Formal guarantees.** Of owners it is their names: two files with the same set of them are known alike, whoever's
+    rows differ. Of other samples it is every row.
+    """
     return samples.owners if getattr(samples, "samples_per_owner", 0) else row_bytes(samples)
 
 

@@ -78,8 +78,8 @@ class EvaluationRows:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: the machine bounds whatever rows are made here
-    (:func:`evaluation_policy`). Row i depends on sample i alone.
+    **Formal guarantees.** Row i depends on sample i alone. Its length is for the machine to bound
+    (:func:`evaluation_policy`).
     """
 
     bins: int = 0
@@ -172,9 +172,9 @@ def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy`: the one release of a session is mu-GDP for
-    replacement of one sample of this machine, and whatever the session is called, another one takes the same from the
-    budget again. It stands alone and takes every sample of the machine.
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this machine, and
+    whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
+    sample of the machine.
     Proof: docs/proofs/sensitivities.md.
     """
     settled: dict[str, Any] = {
@@ -190,12 +190,7 @@ def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
 
 
 def is_evaluation_policy(policy: PrivacyPolicy) -> bool:
-    """Whether a policy is one that :func:`evaluation_policy` can have made.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own.
-    """
+    """Whether a policy is one that :func:`evaluation_policy` can have made."""
     made = (policy.clip_norm, policy.clip_unit, policy.clipping, policy.order, policy.max_participations)
     alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
     return alone and made == (1.0, "nonnegative", "clip", "all", 1)

@@ -77,7 +77,7 @@ def exposure(path: Path, what: str) -> tuple[Literal["", "read", "write"], str]:
 
     Notes
     -----
-    **Formal guarantees.** On POSIX systems alone, and of permission bits alone: access control lists are not read.
+    On POSIX systems alone, and of permission bits alone: access control lists are not read.
     """
     if os.name != "posix":
         return "", ""

@@ -80,7 +80,7 @@ def kept_share(ratio: float) -> float:
 
     Notes
     -----
-    **Formal guarantees.** None: a curve through what small trainings kept.
+    A curve through what small trainings kept, and no bound.
 
     Examples
     --------
@@ -131,8 +131,8 @@ class Forecast:
 
     Notes
     -----
-    **Formal guarantees.** None. The ratio to the longest update is arithmetic on what machines state; everything about
-    a typical update is an estimate, and called one.
+    The ratio to the longest update is arithmetic on what machines state; everything about a typical update is an
+    estimate, and called one. No data are looked at.
     """
 
     ratio: float
@@ -318,10 +318,6 @@ def forecast_of(
         d, M, m and T: values of a release, machines in all and in a round, and rounds.
     samples : int
         Of a machine, where they are known.
-
-    Notes
-    -----
-    **Formal guarantees.** None, and no data (:class:`Forecast`).
     """
     if not stated or not any(one.noise for one in stated):
         return None

@@ -92,8 +92,8 @@ class Guarantee:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: whoever makes it vouches for what it says. Figures are rounded up, so that
-    nobody reads a smaller figure than the one that holds.
+    **Formal guarantees.** Its figures are for replacement of one ``unit`` under what ``trust`` assumes. Whoever makes
+    it vouches for mu; figures are rounded up, so that nobody reads a smaller one than holds.
 
     Examples
     --------
@@ -296,8 +296,8 @@ def policy_guarantee(
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it says in words what the policy guarantees, and never shows a figure where
-    the policy adds no noise.
+    **Formal guarantees.** Says what mu is true of under the policy: of which neighbours, against whom and if who is
+    honest. Never shows a figure where the policy adds no noise.
     """
     unit = unit or policy.unit
     if mu == 0.0:
@@ -354,7 +354,8 @@ def server_guarantee(
 
     Notes
     -----
-    **Formal guarantees.** None of its own. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
+    **Formal guarantees.** Says what mu is true of under a trusted server: replacement of one sample of one machine,
+    against everybody but the server. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
     """
     if policy.trust != "trusted-server":
         raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")

@@ -44,6 +44,11 @@ class SystemKeys(NoiseKeys):
     ----------
     secret_key : bytes
         32 bytes from the operating system, kept by the operator (:meth:`generate` makes one).
+
+    Notes
+    -----
+    **Formal guarantees.** No two releases share a (key, nonce) pair, but with the probability that two of the operating
+    system's 16-byte values are equal. The key must never leave the machine.
     """
 
     secret_key: bytes = field(repr=False)
@@ -72,6 +77,11 @@ class SimulatedKeys(NoiseKeys):
         The run's seed.
     machine : str
         Name of the simulated machine; every machine has its own streams.
+
+    Notes
+    -----
+    **Formal guarantees.** Every machine, session and release has a pair of its own. Whoever knows the seed can take the
+    noise out again, so a guarantee made with these keys is what real ones would give.
     """
 
     seed: int

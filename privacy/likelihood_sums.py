@@ -56,8 +56,8 @@ class LikelihoodSum:
 
     Notes
     -----
-    **Formal guarantees.** Expectations of max(S - c, 0), with what was lost added, and of max(c - S, 0) are upper
-    bounds, up to :data:`ROUNDING`.
+    Expectations of max(S - c, 0), with what was lost added, and of max(c - S, 0) are upper bounds, up to
+    :data:`ROUNDING`.
     """
 
     points: NDArray[np.float64]
@@ -101,10 +101,6 @@ def likelihood_sum(shift: float, count: int) -> LikelihoodSum:
         m, > 0 and at most 25.
     count : int
         K, >= 1.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`LikelihoodSum`.
     """
     one = _single(shift, _grid(shift, 1))
     total, n = one, 1

@@ -138,8 +138,8 @@ class LedgeredMachine:
 
         Notes
         -----
-        **Formal guarantees.** None for anybody's data: whoever has the keys can take the noise out. Keys of a
-        simulation follow from its seed; a real machine hands out none.
+        Whoever has the keys can take the noise out. Keys of a simulation follow from its seed; a real machine hands out
+        none.
         """
         if not self.simulated:
             raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
@@ -157,10 +157,6 @@ class LedgeredMachine:
         ------
         ConfigurationError
             If either has real keys, or the cap needs more fresh samples than there are.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class, in simulation.
         """
         if not (self.simulated and keys.simulated):
             raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
@@ -197,7 +193,7 @@ class LedgeredMachine:
 
         Notes
         -----
-        **Formal guarantees.** Releases and spends nothing: the ledger is as it was unless a release is recorded.
+        **Formal guarantees.** Spends nothing: the ledger is as it was unless a release is recorded.
         """
         with self._ledger.exclusive() as page:
             admission = self._admit(page, session, ack)
@@ -217,7 +213,7 @@ class LedgeredMachine:
 
         Notes
         -----
-        **Formal guarantees.** Releases and spends nothing; a release is admitted anew.
+        **Formal guarantees.** Spends nothing; a release is admitted anew.
         """
         with self.admitted(session, ack) as admission:
             return admission.samples
@@ -242,12 +238,7 @@ class LedgeredMachine:
         self._check_data(account)
 
     def noted(self, session: str) -> tuple[int, State]:
-        """How many releases a session has made, and what was remembered with the last one.
-
-        Notes
-        -----
-        **Formal guarantees.** Releases nothing.
-        """
+        """How many releases a session has made, and what was remembered with the last one."""
         with self._ledger.exclusive() as page:
             stream = page.stream(session)
         return (0, ()) if stream is None else (stream.release, stream.noted)
@@ -259,10 +250,6 @@ class LedgeredMachine:
         ------
         RefusedError
             If it is none that could stand in the next request.
-
-        Notes
-        -----
-        **Formal guarantees.** Releases nothing.
         """
         with self._ledger.exclusive() as page:
             streams = StreamBlock.of(session, page.stream(session))

@@ -101,8 +101,10 @@ class MachineBlock:
 
     Notes
     -----
-    **Formal guarantees.** Those of :meth:`PrivateMachine.release` for each machine, in simulation, provided the
-    contributions of a machine are those of the samples it is handed.
+    **Formal guarantees.** Each machine releases exactly what its own :class:`PrivateMachine` would release or refuse,
+    up to rounding of the contributions, provided a machine's contributions are those of the samples it is handed. Keys
+    are simulated, so no data are protected: mu says what real machines would give.
+    Proof: docs/proofs/release-rule.md.
     """
 
     def __init__(
@@ -174,11 +176,6 @@ class MachineBlock:
         ------
         LedgerError
             If a ledger cannot be believed. Nothing was released or spent.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`PrivateMachine.release` for each machine, in simulation: exactly what it
-        would return or raise, up to rounding of the contributions.
         """
         with self.admitted(session, rows, acks) as admission:
             stack = contributions(admission.places, admission.slices) if admission.places else None
@@ -210,10 +207,6 @@ class MachineBlock:
         ------
         LedgerError
             If a ledger cannot be believed.
-
-        Notes
-        -----
-        **Formal guarantees.** Releases and spends nothing.
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
@@ -234,10 +227,6 @@ class MachineBlock:
         ------
         RefusedError
             If one of them refuses; others may have taken note.
-
-        Notes
-        -----
-        **Formal guarantees.** Releases nothing.
         """
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
@@ -325,10 +314,6 @@ class BlockAdmission:
         ConfigurationError
             If it was used, or has ended: two releases of other contributions under one nonce would tell their
             difference without any noise.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`MachineBlock.release`.
         """
         admitted, block = self._admitted, self._block
         if admitted is None:

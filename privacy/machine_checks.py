@@ -50,7 +50,13 @@ def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | 
 
 
 def with_ledgers_budget(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
-    """The policy, with the budget for what holds whatever happens that its ledger has, if it says nothing of it."""
+    """The policy, with the budget for what holds whatever happens that its ledger has, if it says nothing of it.
+
+    Notes
+    -----
+    **Formal guarantees.** Only a missing budget is filled in: what all sessions release stays within the ledger's
+    budget_local_mu, whatever happens.
+    """
     if policy.trust != "secure-aggregation" or policy.budget_local_mu is not None or ledger.budget_local_mu is None:
         return policy
     return replace(policy, budget_local_mu=ledger.budget_local_mu)

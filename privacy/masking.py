@@ -101,7 +101,7 @@ class Header:
 
     Notes
     -----
-    **Formal guarantees.** None of its fields depends on data.
+    None of its fields depends on data.
     """
 
     session: str
@@ -205,6 +205,12 @@ class MaskedRelease:
         The release's counts under their masks.
     sealed : Sealed
         Its header, its seals and their signature.
+
+    Notes
+    -----
+    **Formal guarantees.** Tells nothing about the release's counts to anybody without the seeds of all helpers: one
+    whose key stays secret is enough. All else in it is independent of data.
+    Proof: docs/proofs/secure-aggregation.md.
     """
 
     counts: NDArray[np.uint64]
@@ -281,10 +287,6 @@ class Masking:
             The session it was made in.
         policy : PrivacyPolicy
             By which it was made.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         self.check_policy(policy)
         if release.counts.dtype != np.int64 or {len(release.release_id), len(release.ack_id)} != {ID_BYTES}:
@@ -368,7 +370,7 @@ def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> 
 
     Notes
     -----
-    **Formal guarantees.** The seed must not leave the helper: with all helpers' seeds a release is seen by itself.
+    The seed must not leave the helper: with all helpers' seeds a release is seen by itself.
     """
     try:
         seal = sealed.seals[header.helpers.index(helper)]

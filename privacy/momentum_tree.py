@@ -172,10 +172,6 @@ def reconstructed_momentum(
     ------
     ConfigurationError
         If a sample does not return exactly N steps later: the identity is false under reshuffling.
-
-    Notes
-    -----
-    **Formal guarantees.** None: nothing is noised here.
     """
     n, t = epoch_length, len(samples)
     for s in range(n, t):

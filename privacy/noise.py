@@ -105,8 +105,8 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
 
     Notes
     -----
-    **Formal guarantees.** Those of the module: with ``exact``, a computational stand-in for ideal normals to be rounded
-    to a grid; with ``fast``, simulation only.
+    **Formal guarantees.** To anybody without the key, with ``exact``, the values are computationally like ideal normals
+    once they are rounded to a grid. With ``fast`` nothing is claimed: simulation only.
     """
     return standard_normal_rows([key], size, quality)[0]
 
@@ -128,10 +128,6 @@ def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality
     ------
     ConfigurationError
         As for :func:`standard_normals`.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`standard_normals`.
     """
     return _normals(keys, size, quality)
 
@@ -153,10 +149,6 @@ def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> 
     ------
     ConfigurationError
         As for :func:`standard_normals`.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`standard_normals`.
     """
     together = max(_NORMALS_TOGETHER // max(size, 1), 1)
     for start in range(0, len(keys), together):
@@ -178,7 +170,8 @@ def keystream_words(key: bytes, count: int) -> NDArray[np.uint64]:
 
     Notes
     -----
-    **Formal guarantees.** To anybody without the key, those of the module. The first words are the same for any count.
+    **Formal guarantees.** To anybody without the key the words are like independent draws, as far as AES-256 in counter
+    mode is pseudorandom. The first words are the same for any count.
     """
     return np.frombuffer(_encryptor(key).update(bytes(8 * count)), "<u8")
 

@@ -99,6 +99,13 @@ class NoisePlan:
         As ``problem``, of mu_local.
     sums : Summing, optional
         What mu counts on under ``secure-aggregation``; None: every release is seen by itself.
+
+    Notes
+    -----
+    **Formal guarantees.** With this noise all K releases together are mu-GDP for replacement of one sample that keeps
+    to the pattern, and mu_local-GDP if each of them is seen by itself. Against whom, and if who is honest, is the
+    policy's trust.
+    Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
 
     mechanism: Mechanism
@@ -135,9 +142,9 @@ class NoisePlan:
 
         Notes
         -----
-        **Formal guarantees.** None beyond that of :attr:`mu`: a server that chooses when to stop can make this figure
-        depend on the data. It is exact for a number of releases fixed in advance, and an upper bound under secure
-        aggregation, whatever number of releases the other machines have made.
+        **Formal guarantees.** The first ``releases`` are mu-GDP for this figure if their number was fixed in advance:
+        exact, and an upper bound under secure aggregation, whatever number of releases the other machines have made. A
+        server that chooses when to stop can make the figure depend on the data; :attr:`mu` holds then too.
         Proof: docs/proofs/release-rule.md.
         """
         if releases == 0:

@@ -89,10 +89,6 @@ class NoiseStream:
     rows : RowCache, optional
         Keeps what the next release will need, for simulations; by default each row is made again when it is taken back
         out, and 256 MiB are set aside where that would take the noise of several releases.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of the module. The noise does not depend on the cache, nor on data.
     """
 
     def __init__(

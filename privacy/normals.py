@@ -103,8 +103,7 @@ def exact_pairs(
 
     Notes
     -----
-    **Formal guarantees.** Those of the module, once the values are rounded to a grid: alone they are floats, whose gaps
-    show what they were added to.
+    Alone they are floats, whose gaps show what they were added to: round them to a grid.
     """
     logs = radius_words.astype(np.float64)
     logs += 0.5
@@ -166,7 +165,7 @@ def fast_pairs(
 
     Notes
     -----
-    **Formal guarantees.** None: their gaps tell neighbouring data sets apart.
+    For simulations only: their gaps tell neighbouring data sets apart.
     """
     unit = np.float32(2.0**-32)
     work = _work_rows(radius_words.shape)
@@ -290,7 +289,7 @@ def range_problem(shift: float, num_values: int, delta: float, mu: float, name: 
 
     Notes
     -----
-    **Formal guarantees.** Step 1 of the module: what has no problem costs less than 2^-20 delta.
+    Step 1 of the module: what has no problem costs less than 2^-20 delta.
     """
     missing = _missing(num_values)
     if missing > delta * _MISSED / 2.0:
@@ -323,7 +322,7 @@ def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
 
     Notes
     -----
-    **Formal guarantees.** What has no problem costs less than 2^-20 delta.
+    What has no problem costs less than 2^-20 delta.
     """
     missing, room = _missing(num_values), delta * _MISSED
     if 2.0 * missing > room:

@@ -76,7 +76,9 @@ class Opening:
 
     Notes
     -----
-    **Formal guarantees.** Tells what :class:`Opener` says, and nothing of any single mask.
+    **Formal guarantees.** The total shows a sum over at least as many distinct machines as the most careful of them
+    asks for, and nothing of any single mask (:class:`Opener`).
+    Proof: docs/proofs/secure-aggregation.md.
     """
 
     helper: str
@@ -161,10 +163,6 @@ class Opener:
             If the rule forbids it; its text is fixed.
         OpeningRecordError
             If the record cannot be read, written or believed.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         try:
             return self._open(session, opening, tuple(releases))
@@ -243,7 +241,7 @@ def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. Two sets with one digest would be a collision of SHA-256.
+    Two sets with one digest would be a collision of SHA-256.
     """
     digest = hashlib.sha256(_SET_LABEL + _joined([session.encode(), opening.encode()]))
     for sealed in releases:
@@ -263,8 +261,8 @@ def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
 
     Notes
     -----
-    **Formal guarantees.** None for privacy: it tells the server who answered, and not that the total is right. A helper
-    that adds something to it is not noticed here.
+    It tells the server who answered, and not that the total is right. A helper that adds something to it is not noticed
+    here.
     """
     try:
         signed = _signed(answer.helper, session, answer.opening, answer.set_digest, answer.total)

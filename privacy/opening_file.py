@@ -94,10 +94,11 @@ class SQLiteOpeningRecord(OpeningRecord):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.OpeningRecord`, across processes and losses of power, as
-    far as the disk keeps what it says it has written. A commit moves the high-water mark before it returns. A record
-    that is missing is never made anew here, and one that is behind its mark, or differs from it, opens nothing. If
-    record and mark were both copied back, or one key is used with two records, nothing here can tell.
+    **Formal guarantees.** Transactions exclude each other, a commit is all or nothing, and what was committed is what
+    is read next, across processes and losses of power, as far as the disk keeps what it says it has written. A commit
+    moves the high-water mark before it returns. A record that is missing is never made anew here, and one that is
+    behind its mark, or differs from it, opens nothing. If record and mark were both copied back, or one key is used
+    with two records, nothing here can tell.
     """
 
     durable: ClassVar[bool] = True

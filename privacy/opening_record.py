@@ -204,8 +204,8 @@ class MemoryOpeningRecord(OpeningRecord, OpeningPage):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`OpeningRecord` until the process ends: a real helper that used it, and was
-    started again, could be made to open what singles machines out.
+    **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
+    process ends: a real helper that used it, and was started again, could be made to open what singles machines out.
     """
 
     def __init__(self) -> None:

@@ -33,6 +33,12 @@ class Release:
         Random names of the two, 16 bytes each, under secure aggregation; empty otherwise.
     samples : int
         How many samples the server counts it for: b, or all that the machine has; public.
+
+    Notes
+    -----
+    **Formal guarantees.** The counts are covered by the plan of the session that they belong to: mu for replacement of
+    one sample, under secure aggregation only of the sum they enter. Nothing else in it depends on data.
+    Proof: docs/proofs/release-rule.md.
     """
 
     counts: NDArray[np.int64]

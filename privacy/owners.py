@@ -155,10 +155,6 @@ class Owners:
         ------
         ConfigurationError
             If these are no names, there is no row, or a number is impossible. The text says nothing of any one row.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         texts, rows, ends = _grouped(names, most)
         places = max(len(texts), 1) if places is None else places
@@ -182,9 +178,9 @@ class Owners:
 
         Notes
         -----
-        **Formal guarantees.** None for real data, whose machines refuse it: with one owner more, or renamed, many have
-        another place. Simulated machines are computed in blocks, of as many rows each. What they release is what
-        machines of :meth:`of` release, but that every place has one owner, so that every batch has b.
+        For simulated machines, which are computed in blocks of as many rows each; real ones refuse it: with one owner
+        more, or renamed, many have another place. What they release is what machines of :meth:`of` release, but that
+        every place has one owner, so that every batch has b.
         """
         texts, rows, ends = _grouped(names, most)
         marks = _marks(texts, secret)
@@ -217,7 +213,7 @@ class Owners:
 
         Notes
         -----
-        **Formal guarantees.** Those of the class. How many they are is as secret as who they are.
+        How many they are is as secret as who they are.
         """
         if self.marks is None:
             return places
@@ -310,10 +306,6 @@ def check_owned(policy: PrivacyPolicy, samples: Any) -> None:
     Raises
     ------
     ConfigurationError
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: what a policy says of owners is true of machines whose rows are owners.
     """
     held = getattr(samples, "samples_per_owner", 0)
     if policy.samples_per_owner != held:

@@ -75,8 +75,7 @@ class Permit:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it protects no release. It bounds for which sessions a machine spends its
-    budget at all; each of them may spend what any session may.
+    It bounds for which sessions a machine spends its budget at all; each of them may spend what any session may.
     """
 
     owner: bytes
@@ -153,8 +152,7 @@ class OwnerKey:
 
     Notes
     -----
-    **Formal guarantees.** None for a release. Which runs a machine takes, and whose commands a server, rests on this
-    key staying its owner's alone.
+    Which runs a machine takes, and whose commands a server, rests on this key staying its owner's alone.
     """
 
     secret: bytes = field(repr=False)
@@ -189,8 +187,8 @@ class OwnerKey:
 
         Notes
         -----
-        **Formal guarantees.** None for a release. Every machine that lists this owner takes the sessions that are
-        named, from whoever has the text: name no more of them than the run needs.
+        Every machine that lists this owner takes the sessions that are named, from whoever has the text: name no more
+        of them than the run needs.
         """
         payload = Permit(self.public, tuple(sessions), bundle, not_before, until).payload
         return ".".join((_NAME, _encoded(payload), _encoded(self._private.sign(_LABEL + payload))))
@@ -208,7 +206,7 @@ class OwnerKey:
 
         Notes
         -----
-        **Formal guarantees.** None for a release. Whoever has the text may command this one server until then.
+        Whoever has the text may command this one server until then.
         """
         document = {"owner": self.public.hex(), "server": server, "until": until}
         payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
@@ -237,8 +235,8 @@ def verified_login(text: Any, owners: Collection[bytes], server: str, now: float
 
     Notes
     -----
-    **Formal guarantees.** None for a release. Every byte was signed, as a login and as nothing else, with the private
-    key of the owner that is returned, as far as Ed25519 goes.
+    Every byte was signed, as a login and as nothing else, with the private key of the owner that is returned, as far as
+    Ed25519 goes.
     """
     payload, signature = _parts(text, _LOGIN_NAME)
     for owner in owners:
@@ -275,8 +273,7 @@ def read_permit(text: Any) -> Permit:
 
     Notes
     -----
-    **Formal guarantees.** None: that its signature is right is not looked at. A machine believes a permit by
-    :func:`verified_permit` alone.
+    That its signature is right is not looked at. A machine believes a permit by :func:`verified_permit` alone.
     """
     return Permit.of(_parts(text)[0])
 
@@ -298,9 +295,9 @@ def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
 
     Notes
     -----
-    **Formal guarantees.** Every byte of what is returned was signed, as a permit and as nothing else, with the private
-    key of one of ``owners``, as far as Ed25519 goes. Neither its time nor its sessions nor its bundle are compared with
-    anything here.
+    Every byte of what is returned was signed, as a permit and as nothing else, with the private key of one of
+    ``owners``, as far as Ed25519 goes. Neither its time nor its sessions nor its bundle are compared with anything
+    here.
     """
     payload, signature = _parts(text)
     for owner in owners:
@@ -321,7 +318,7 @@ def public_owner_key(text: Any) -> bytes:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. Keys for which anybody can sign are refused.
+    Keys for which anybody can sign are refused.
     """
     digits = text.strip().lower() if isinstance(text, str) else ""
     if not _DIGEST.fullmatch(digits) or not is_signing_point(bytes.fromhex(digits)):

@@ -36,11 +36,10 @@ def plain_meaning(
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it says of a mu that somebody else vouches for what it is worth. Whoever
-    holds two neighbouring data sets, equally likely before, and sees all that the mu is of, tells which of them was
-    used with probability Phi(mu / 2) at most (:func:`~murmurfl.privacy.gdp_best_guess`), and with Gaussian noise in the
-    worst case with no less. Percentages are rounded up. What is said of a single person is true where a person is one
-    unit (:func:`~murmurfl.privacy.person_mu`).
+    Whoever holds two neighbouring data sets, equally likely before, and sees all that the mu is of, tells which of them
+    was used with probability Phi(mu / 2) at most (:func:`~murmurfl.privacy.gdp_best_guess`), and with Gaussian noise in
+    the worst case with no less. Percentages are rounded up. What is said of a single person is true where a person is
+    one unit (:func:`~murmurfl.privacy.person_mu`).
 
     Examples
     --------

@@ -228,8 +228,8 @@ def shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity:
-    machines with the same digest have the same, up to 1e-9 of it.
+    mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
+    same, up to 1e-9 of it.
     """
     plan = policy.plan(num_parameters)
     # In nine digits: the last ones may differ between two machines' mathematical libraries.
@@ -317,7 +317,7 @@ def ledger_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
     Notes
     -----
-    **Formal guarantees.** None of its own; nothing in it depends on data.
+    Nothing in it depends on data.
     """
     plan = policy.plan(num_parameters)
     noise = {

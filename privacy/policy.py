@@ -327,12 +327,7 @@ class PrivacyPolicy:
 
     @property
     def words(self) -> str:
-        """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee.
-
-        Notes
-        -----
-        **Formal guarantees.** None of its own: it describes what the policy does and states no figure.
-        """
+        """Whose noise of which mechanism this policy is, with its options, for a sentence about its guarantee."""
         if self.mechanism == NO_NOISE:
             return NO_NOISE_WORDS
         if not self.adds_noise:
@@ -358,7 +353,7 @@ class PrivacyPolicy:
 
         Notes
         -----
-        **Formal guarantees.** None of its own. mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
+        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity.
         """
         return shared_terms(self, num_parameters)
 

@@ -25,7 +25,8 @@ def rdp_mu(epsilon: float, delta: float) -> float:
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`rdp_epsilon`, of which this is the inverse up to rounding.
+    **Formal guarantees.** Whatever is mu-GDP for the result, and so has this RDP curve, is (epsilon, delta)-DP for the
+    same neighbouring relation: the inverse of :func:`rdp_epsilon` up to rounding.
     """
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
         raise ConfigurationError(f"Expected epsilon > 0 and delta between 0 and 1, got {epsilon!r} and {delta!r}.")

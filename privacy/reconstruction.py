@@ -241,7 +241,7 @@ def best_gamma(num_steps: int, epoch_length: int, alpha: float, changes: Changes
 
     Notes
     -----
-    **Formal guarantees.** The guarantee does not depend on gamma.
+    The guarantee does not depend on gamma.
     """
 
     def variance(gamma: float) -> float:

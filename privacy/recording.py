@@ -66,7 +66,13 @@ def release_of(
     policy: PrivacyPolicy,
     num_samples: int,
 ) -> Release:
-    """What leaves a machine: its release, which was recorded before."""
+    """What leaves a machine: its release, which was recorded before.
+
+    Notes
+    -----
+    **Formal guarantees.** The ledger has the release before it is put together here. All but ``counts`` is public:
+    under a secret order the constant b stands for the number of samples.
+    """
     release, ack, names = int(streams.release[row]), int(streams.ack[row]), streams.ids[row]
     ids = [names.get(j, _NO_ID) for j in (release, ack)] if names else (b"", b"")
     return Release(counts, plan.grid.spacing, release, ack, *ids, samples=samples_counted(policy, num_samples))

@@ -143,10 +143,6 @@ class PrivateMachine(LedgeredMachine):
             If ``contribution`` returns the wrong shape, in simulation.
         LedgerError
             If the ledger cannot be believed.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         return self._release(session, ack, lambda *_: contribution, None)
 
@@ -167,10 +163,6 @@ class PrivateMachine(LedgeredMachine):
         ------
         RefusedError, ConfigurationError, LedgerError
             See :meth:`release`.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`release`.
         """
         return self._release(session, ack, contribution, note)
 

@@ -85,10 +85,6 @@ class ReleaseRule:
         -------
         list of ndarray of shape (d,), int64
             P_k - P_ack, in units of the grid's spacing.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         made = self.noised(streams, contributions, keys, nonces, normals=normals)
         self.carry(streams, made, note)

@@ -177,9 +177,8 @@ class Roster:
 
     Notes
     -----
-    **Formal guarantees.** None of its own. Two names with one key would be one machine that counts twice, so they are
-    refused; that two keys are two *people* is the operators' to know (a roster full of one person's keys leaves
-    what the noise of the others gives).
+    Two names with one key would be one machine that counts twice, so they are refused; that two keys are two *people*
+    is the operators' to know (a roster full of one person's keys leaves what the noise of the others gives).
     """
 
     machines: Mapping[str, bytes]
@@ -307,10 +306,6 @@ def check_name(name: Any) -> None:
     Raises
     ------
     ConfigurationError
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own.
     """
     # People compare names by eye: what does not show, or shows as another name does, is none.
     right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME and name.isprintable()

@@ -24,10 +24,6 @@ class RowByRow:
     Parameters
     ----------
     rule : ReleaseRule
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`MachineBlock` rest on it.
     """
 
     def __init__(self, rule: ReleaseRule) -> None:

@@ -55,10 +55,6 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
     ------
     ConfigurationError
         If the key or the nonce has the wrong length.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of the module.
     """
     drawn = _slots(keystream_words(_order_key(secret_key, nonce), samples), slots)
     drawn.setflags(write=False)
@@ -94,7 +90,8 @@ def weights_of_owners(
 
     Notes
     -----
-    **Formal guarantees.** Those of the module. An owner's release stays the same when others come or go.
+    **Formal guarantees.** The order is that of the module, secret to all without the key. An owner's release stays the
+    same when others come or go.
     """
     key = _order_key(secret_key, nonce)
     words = b"".join(hashlib.blake2b(mark, key=key, digest_size=8).digest() for mark in marks)
@@ -113,6 +110,7 @@ def weights_of(secret_key: bytes, nonce: bytes, samples: int, slots: int, releas
 
     Notes
     -----
-    **Formal guarantees.** Those of the module, as long as nobody learns how many there are.
+    **Formal guarantees.** The order is that of the module, secret to all without the key, as long as nobody learns how
+    many there are.
     """
     return (slots_of(secret_key, nonce, samples, slots) == release).astype(np.float64)

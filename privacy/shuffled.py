@@ -158,7 +158,7 @@ def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.i
 
     Notes
     -----
-    **Formal guarantees.** None is drawn from the order: every account holds for any order that does not depend on data.
+    Every account holds for any order that does not depend on data.
     """
     if order not in ORDERS:
         raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
@@ -173,7 +173,7 @@ def step_noise(key: bytes, steps: int, size: int, noise_std: float, quality: Noi
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.standard_normals`: every step has a key of its own.
+    Every step has a key of its own.
     """
     together = max(_NORMALS_TOGETHER // size, 1)
     for first in range(0, steps, together):
@@ -336,8 +336,7 @@ class ShuffledMachine(LedgeredMachine):
 
         Notes
         -----
-        **Formal guarantees.** Those of the class. An epoch that is computed and not recorded is thrown away, noise and
-        nonce with it.
+        An epoch that is computed and not recorded is thrown away, noise and nonce with it.
         """
 
         def compute(admission: Admission) -> _Epoch:

@@ -41,7 +41,7 @@ class StatedNoise:
 
     Notes
     -----
-    **Formal guarantees.** None, and no data: arithmetic on a policy, the same for every data set of a size.
+    Arithmetic on a policy, the same for every data set of a size.
     """
 
     longest: float
@@ -103,7 +103,7 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
 
     Notes
     -----
-    **Formal guarantees.** Nothing in it depends on data, the number of samples excepted, which is public.
+    Nothing in it depends on data, the number of samples excepted, which is public.
     """
     releases, steps = plan.mechanism.num_releases, 1
     longest = policy.bound.longest

@@ -45,7 +45,7 @@ class TrainingFigures:
 
     Notes
     -----
-    **Formal guarantees.** None: not private, for simulations only.
+    They are not private: for simulations only.
     """
 
     rows: int = 0
@@ -110,10 +110,6 @@ class ObservedFigures(TrainingFigures):
         The median of each release's finite rows.
 
     The others are TrainingFigures'.
-
-    Notes
-    -----
-    **Formal guarantees.** None: not private, for simulations only.
     """
 
     medians: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
@@ -208,7 +204,7 @@ def observing() -> Iterator[TrainingObserver]:
 
     Notes
     -----
-    **Formal guarantees.** None: what is counted is not private. It must not leave a real machine.
+    What is counted is not private, and must not leave a real machine.
     """
     before, observer = _observer.get(), TrainingObserver()
     _observer.set(observer)

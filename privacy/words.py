@@ -2,11 +2,7 @@
 
 A policy says its own words (:attr:`murmurfl.privacy.PrivacyPolicy.words`). The functions here are the parts those words
 are made of, for whoever knows only a part of a policy: the caption of a table knows the mechanism of its runs, and not
-how many samples each machine had.
-
-Formal guarantees
------------------
-None: words without a figure. :class:`~murmurfl.privacy.Guarantee` puts them beside one.
+how many samples each machine had. :class:`~murmurfl.privacy.Guarantee` puts them beside a figure.
 """
 
 from __future__ import annotations

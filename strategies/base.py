@@ -101,10 +101,10 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
 
     Notes
     -----
-    **Formal guarantees.** None of its own for an untrusted server: privacy is the machines'. Each release is aggregated
-    at most once: a reply counts only if the acknowledgement it was built on is the last release aggregated for that
-    machine, so a late original beside its carry-over is dropped. Without acknowledgements every release is a prefix sum
-    that stands alone, and counts in one round only.
+    Privacy is the machines': a server that adds no noise need not be trusted, and all it computes is post-processing of
+    what they released. Each release is aggregated at most once: a reply counts only if the acknowledgement it was built
+    on is the last release aggregated for that machine, so a late original beside its carry-over is dropped. Without
+    acknowledgements every release is a prefix sum that stands alone, and counts in one round only.
     """
 
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
@@ -276,7 +276,7 @@ class ReleaseStrategy(PatientRounds[StateT], Strategy):
 
         Notes
         -----
-        **Formal guarantees.** These are the machines' own words, from their own ledgers; a server cannot check them.
+        These are the machines' own words, from their own ledgers; a server cannot check them.
         """
         return self._statements(grid, timeout)
 

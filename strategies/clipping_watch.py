@@ -18,7 +18,7 @@ class ClippingWatch:
 
     Notes
     -----
-    **Formal guarantees.** None: the figures are not private. Only simulated machines tell them.
+    The figures are not private. Only simulated machines tell them.
     """
 
     def __init__(self) -> None:

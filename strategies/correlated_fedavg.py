@@ -124,9 +124,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     releases does so in plain averages only: an optimiser keeps more of it, Adam and Yogi most. With releases that stand
     alone (``mechanism="independent"``, the default where data return in every release) there is nothing to lose.
 
-    **Formal guarantees.** None of its own: privacy is the machines' (:class:`~murmurfl.clients.CorrelatedNoiseMod`),
-    and everything computed here is post-processing, a server optimiser's steps too. The epsilon in the log is what the
-    machines say they guarantee; a server cannot check it. It does not cover evaluations.
+    The epsilon in the log is what the machines say they guarantee (:class:`~murmurfl.clients.CorrelatedNoiseMod`); a
+    server cannot check it. It does not cover evaluations.
     """
 
     state_type: ClassVar[type[AverageState]] = AverageState

@@ -66,9 +66,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`, with the mechanism's
-    sensitivity for samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is
-    charged.
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
+    un-noised sums is published and every sample takes part in rounds c, c + N, ... only; the mechanism's sensitivity is
+    that of samples that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
     """
 

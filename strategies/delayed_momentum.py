@@ -60,8 +60,6 @@ class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines'.
-
     No release is ever acknowledged, so what comes is P_k - P_0: the machine's noisy momentum as a whole, whatever was
     lost before. A reply that does not come counts as zero in q_t.
     """

@@ -61,10 +61,6 @@ class EvaluationResult:
         The standard deviation of the noise in each of these.
     silent, silent_std : float
         How many samples no prediction could be made of, and the noise in that. Each counts as half right.
-
-    Notes
-    -----
-    **Formal guarantees.** Adds none and takes none away: arithmetic on releases.
     """
 
     right: float

@@ -97,8 +97,8 @@ def read_figures(folder: Path) -> ServerFigures | None:
 
     Notes
     -----
-    **Formal guarantees.** Whoever submits a run can write to the file. It is read up to a fixed length and never waited
-    for; nothing of it is returned but numbers, and counts under the names of refusals that the protocol has.
+    Whoever submits a run can write to the file. It is read up to a fixed length and never waited for; nothing of it is
+    returned but numbers, and counts under the names of refusals that the protocol has.
     """
     try:
         # Neither through a link, nor waiting for the other end of a pipe.

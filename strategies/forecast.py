@@ -25,7 +25,7 @@ def read_noise(statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNo
 
     Notes
     -----
-    **Formal guarantees.** These are the machines' own words; a server cannot check them.
+    These are the machines' own words; a server cannot check them.
     """
     read = (StatedNoise.read(statement) for statement in statements.values())
     return [one for one in read if one is not None]

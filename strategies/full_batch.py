@@ -181,9 +181,8 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines', whose releases stand
-    alone. A reply that is lost, refused or malformed changes nothing but what that round's mean is over, and so the
-    noise in it; a round in which nothing came changes nothing.
+    A reply that is lost, refused or malformed changes nothing but what that round's mean is over, and so the noise in
+    it; a round in which nothing came changes nothing.
 
     The clip of a query point follows from what was released before. No machine's privacy rests on it: a machine bounds
     what it releases whatever clip it is sent.

@@ -62,10 +62,6 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
         The accelerated variant's step grows with the round: r eta.
     **options
         See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
-
-    Notes
-    -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines'.
     """
 
     state_type: ClassVar[type[IsrlDpState]] = IsrlDpState

@@ -38,8 +38,7 @@ class Leaving:
 
     Notes
     -----
-    **Formal guarantees.** None: it is made of what machines state, public numbers. A lost or late reply changes when a
-    machine leaves, by the rounds in which it was not asked.
+    A lost or late reply changes when a machine leaves, by the rounds in which it was not asked.
     """
 
     machines: int

@@ -68,7 +68,7 @@ class MachineDirectory:
     restarted before its old connection was given up, perhaps somebody pretends. The SuperLink checks who may connect at
     all, by the nodes' keys.
 
-    **Formal guarantees.** None is drawn from names: a machine's guarantee holds whoever else takes its name.
+    A machine's guarantee holds whoever else takes its name.
     """
 
     def __init__(

@@ -44,8 +44,7 @@ class MeanOfFeatures(OneAnswer[MeanState]):
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.ReleaseStrategy`: privacy is the machines'. Each answers
-    once in a session, and counts every session against its budget.
+    Each machine answers once in a session, and counts every session against its budget.
 
     Examples
     --------

@@ -99,8 +99,8 @@ class Mu2(ProjectedStrategy[Mu2State]):
 
     Notes
     -----
-    **Formal guarantees.** The server adds no noise and is not trusted: everything it sees is covered by each machine's
-    own guarantee (:class:`~murmurfl.clients.Mu2Client`), and so is everything computed here, as post-processing.
+    The server adds no noise and is not trusted: everything it sees is covered by each machine's own guarantee
+    (:class:`~murmurfl.clients.Mu2Client`), and so is everything computed here, as post-processing.
 
     The published model after round t is x_{t+1}. The papers output x_T, which leaves the replies of the last round
     unused though their privacy is spent; the analysis is the same for either.

@@ -37,10 +37,6 @@ class NoisySGD(ProjectedStrategy[NoisySGDState]):
     ----------
     **options
         See :class:`~murmurfl.strategies.projected.ProjectedStrategy`.
-
-    Notes
-    -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines'.
     """
 
     state_type: ClassVar[type[NoisySGDState]] = NoisySGDState

@@ -36,8 +36,7 @@ class OneAnswer(ReleaseStrategy[StateT]):
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.ReleaseStrategy`: privacy is the machines'. Each answers
-    once in a session, and counts every session against its budget.
+    Each machine answers once in a session, and counts every session against its budget.
     """
 
     foresees: ClassVar[bool] = False

@@ -74,11 +74,6 @@ class OneShot(ReleaseStrategy[OneShotState]):
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`. The model is a weight, of shape (C, k) or for two classes
         (k,), and where machines append a constant a bias of shape (C,) behind it.
-
-    Notes
-    -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines', and everything computed
-    here is post-processing of what they released.
     """
 
     state_type: ClassVar[type[OneShotState]] = OneShotState

@@ -54,11 +54,6 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
         eta_g > 0.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`; the paper asks all machines in every round.
-
-    Notes
-    -----
-    **Formal guarantees.** None of its own: privacy is the machines' (:class:`~murmurfl.clients.OnlineClient`), and
-    everything computed here is post-processing.
     """
 
     state_type: ClassVar[type[OnlineState]] = OnlineState

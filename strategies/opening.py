@@ -50,7 +50,7 @@ class Helpers:
 
     Notes
     -----
-    **Formal guarantees.** None: what a helper opens is by its own rule, whatever it is asked.
+    A helper opens by its own rule, whatever it is asked.
     """
 
     def __init__(self, option: SecureAggregation, directory: MachineDirectory, message_type: str) -> None:

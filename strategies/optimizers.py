@@ -95,8 +95,7 @@ class ServerOptimizer:
 
     Notes
     -----
-    **Formal guarantees.** Post-processing: it sees releases alone, so the machines' guarantees are what they are
-    without it.
+    It sees releases alone, so the machines' guarantees are what they are without it.
     """
 
     learning_rate: ClassVar[float] = 1.0
@@ -139,10 +138,6 @@ class ServerMomentum(ServerOptimizer):
     ------
     ConfigurationError
         If beta is impossible.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`ServerOptimizer`.
     """
 
     remembered: ClassVar[int] = 1
@@ -176,8 +171,6 @@ class ServerAdam(ServerOptimizer):
     Notes
     -----
     Where noise is most of the average, the second moment is the noise's, and the steps are those of momentum.
-
-    **Formal guarantees.** Those of :class:`ServerOptimizer`.
     """
 
     learning_rate: ClassVar[float] = 0.1
@@ -207,10 +200,6 @@ class ServerYogi(ServerOptimizer):
     ------
     ConfigurationError
         If a number is impossible.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`ServerOptimizer`.
     """
 
     learning_rate: ClassVar[float] = 0.01

@@ -30,8 +30,8 @@ class PatientRounds(ResumableRounds[StateT]):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.strategies.ReleaseStrategy`. A late reply counts by the same rule
-    as any other, so whatever is late, lost or given up, a release enters the model at most once.
+    A late reply counts by the same rule as any other, so whatever is late, lost or given up, a release enters the model
+    at most once.
     """
 
     late_answers: ClassVar[LateAnswers] = "counted"

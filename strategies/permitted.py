@@ -28,7 +28,7 @@ def session_of(permit: str | None, session: str | None) -> str:
 
     Notes
     -----
-    **Formal guarantees.** None: machines look at the permit themselves.
+    Machines look at the permit themselves.
     """
     if not permit:
         return secrets.token_hex(16) if session is None else session

@@ -59,9 +59,7 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.ReleaseStrategy`: privacy is the machines'
-    (:class:`~murmurfl.clients.Evaluation`). Each answers once in a session, and counts every session against its
-    budget. What is made of the sum here is post-processing.
+    Each machine answers once in a session, and counts every session against its budget.
 
     Examples
     --------
@@ -113,9 +111,8 @@ class PrivateEvaluation(OneAnswer[EvaluationState]):
 
         Notes
         -----
-        **Formal guarantees.** Those of the class. A server that was killed while machines answered asks again in the
-        same session. murmurfl's nodes repeat their last answer; other machines have made their only release of it, and
-        refuse.
+        A server that was killed while machines answered asks again in the same session. murmurfl's nodes repeat their
+        last answer; other machines have made their only release of it, and refuse.
         """
         self.start(grid, arrays, num_rounds=1, timeout=timeout)
         report = self.history[-1]

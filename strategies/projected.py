@@ -66,10 +66,6 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
         D > 0, diameter of the ball K around the initial model; default none.
     **options
         See :class:`~murmurfl.strategies.ReleaseStrategy`.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`~murmurfl.strategies.ReleaseStrategy`.
     """
 
     def __init__(self, *, learning_rate: float, diameter: float = math.inf, **options: Unpack[ReleaseOptions]) -> None:

@@ -25,10 +25,6 @@ class ResumableRounds(Rounds[StateT]):
     """Rounds that are saved in a checkpoint, and can be resumed from it; a base class.
 
     Parameters are those of :class:`~murmurfl.strategies.ReleaseStrategy`.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`~murmurfl.strategies.ReleaseStrategy`.
     """
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:

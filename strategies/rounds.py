@@ -53,10 +53,6 @@ class Rounds(ABC, Generic[StateT]):
     """State and rounds of a training; the base of :class:`~murmurfl.strategies.ReleaseStrategy`.
 
     Parameters are described there.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`~murmurfl.strategies.ReleaseStrategy`.
     """
 
     state_type: ClassVar[type[Any]]

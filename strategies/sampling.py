@@ -44,7 +44,7 @@ def sample_machines(
 
     Notes
     -----
-    **Formal guarantees.** None is drawn from sampling: a machine's guarantee holds whenever it is asked.
+    A machine's guarantee is the same whenever it is asked: nothing is drawn from sampling.
     """
     numbers: list[int] = sample_numbers(len(names), count, seed, server_round, sampling).tolist()
     return [names[i] for i in numbers]

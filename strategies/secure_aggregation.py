@@ -39,7 +39,7 @@ class SecureAggregation:
 
     Notes
     -----
-    **Formal guarantees.** None rests on it: helpers open only what their own rule allows, by what machines signed.
+    Helpers open only what their own rule allows, by what machines signed, whatever is asked here.
     """
 
     min_cohort: int

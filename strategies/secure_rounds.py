@@ -32,8 +32,8 @@ class SecureRounds:
 
     Notes
     -----
-    **Formal guarantees.** None: each helper opens by its own rule. What is kept here only sees to it that an honest
-    server asks for what they open, and asks for the same again after it was killed.
+    Each helper opens by its own rule. What is kept here only sees to it that an honest server asks for what they open,
+    and asks for the same again after it was killed.
     """
 
     def __init__(self, option: SecureAggregation, helpers: Helpers, largest_value: float) -> None:

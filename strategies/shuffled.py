@@ -133,8 +133,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
 
     Notes
     -----
-    **Formal guarantees.** As for :class:`~murmurfl.strategies.Mu2`: privacy is the machines'. The proximal step and the
-    epochs on public samples are post-processing.
+    The proximal step and the epochs on public samples are post-processing of what machines released.
     """
 
     state_type: ClassVar[type[ShuffledState]] = ShuffledState

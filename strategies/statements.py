@@ -46,7 +46,7 @@ def ask_statements(
 
     Notes
     -----
-    **Formal guarantees.** The statements are the machines' own words; a server cannot check them.
+    The statements are the machines' own words; a server cannot check them.
     """
     messages = []
     for name, node_id in nodes.items():

@@ -113,8 +113,8 @@ class OpenRequests:
 
     Notes
     -----
-    **Formal guarantees.** None rests on it: what a machine guarantees holds whenever it is asked, and whether its reply
-    counts is decided where all replies are looked at.
+    What a machine guarantees holds whenever it is asked, and whether its reply counts is decided where all replies are
+    looked at.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:

@@ -90,8 +90,11 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.strategies.trusted_momentum.TrustedMomentum`. Nodes are rounded to
-    the machines' grid, which is charged.
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    against everybody but the server itself, provided machines are honest, links are private, nothing else computed from
+    un-noised sums is published and every sample takes part in rounds c, c + N, ... only. Nodes are rounded to the
+    machines' grid, which is charged.
+    Proof: docs/proofs/sensitivities.md.
     """
 
     state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState

@@ -65,9 +65,9 @@ def could_be_honest(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) 
 
     Notes
     -----
-    **Formal guarantees.** A reply that passes moves the sum by at most min(most_releases, cap) times the clip (and the
-    charge of the grid), and is a multiple of the grid's spacing. One that says that it is of other samples than a batch
-    does not pass where batches were charged. Nobody else's privacy rests on it.
+    A reply that passes moves the sum by at most min(most_releases, cap) times the clip (and the charge of the grid),
+    and is a multiple of the grid's spacing. One that says that it is of other samples than a batch does not pass where
+    batches were charged. Nobody else's privacy rests on it.
     """
     numbers = reply.release, reply.ack
     if any(type(number) is not int for number in numbers):  # a bool is an int, and no machine sends one
@@ -162,12 +162,7 @@ class TrustedServer(ReleaseStrategy[StateT]):
         return math.inf if self.policy.mechanism == NO_NOISE else self.policy.mu
 
     def guaranteed_mu(self, num_parameters: int) -> float:
-        """:attr:`mu`, or infinite where the range of the normals cannot serve it, which only a simulation allows.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
-        """
+        """:attr:`mu`, or infinite where the range of the normals cannot serve it, which only a simulation allows."""
         return math.inf if self._range_problem(num_parameters) else self.mu
 
     def largest_shift(self) -> float:
@@ -202,7 +197,8 @@ class TrustedServer(ReleaseStrategy[StateT]):
 
         Notes
         -----
-        **Formal guarantees.** Those of :func:`~murmurfl.privacy.normals.ideal_mu`.
+        **Formal guarantees.** Models that are mu_i-GDP under ideal normals, for the mu_i that is returned, are mu-GDP
+        under the noise that is added, for the same neighbouring relation.
         Proof: docs/proofs/grid-and-noise.md.
         """
         if self.policy.noise_quality != "exact":

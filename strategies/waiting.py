@@ -18,12 +18,7 @@ LEGACY = "legacy"
 
 
 def is_simulation(grid: object) -> bool:
-    """Whether a grid is that of Flower's simulation, whose nodes are all there from the start.
-
-    Notes
-    -----
-    **Formal guarantees.** None rests on it.
-    """
+    """Whether a grid is that of Flower's simulation, whose nodes are all there from the start."""
     from flwr.superlink.grid import InMemoryGrid  # here, because a worker of a simulation never comes here
 
     return isinstance(grid, InMemoryGrid)

@@ -18,17 +18,18 @@ NAMED = re.compile(r"docs/proofs/([\w-]+\.md)")
 CLAIM = re.compile(r"\bmu\b|GDP|-GDP|\bRDP\b")
 
 WITHOUT_A_PAGE = {
-    "clients/private_app.py:private_client_app": "makes a PrivateClient, which names its own",
-    "clients/sample_node.py:SampleNode.policy": "hands on what an operator's file says to a PrivacyPolicy",
     "privacy/asked.py:asked_mu": "arithmetic of privacy/gdp.py",
     "privacy/audit/bounds.py:": "measures a claim and makes none",
+    "privacy/audit/many_runs.py:AuditResult": "measures a claim and makes none",
     "privacy/audit/many_runs.py:audit_client": "measures a claim and makes none",
     "privacy/gdp.py:": "arithmetic on a mu that somebody else vouches for; checked against dp-accounting",
     "privacy/gdp.py:gdp_best_guess": "the same, from its total variation distance",
     "privacy/guarantee.py:Guarantee": "says a mu that its maker vouches for",
+    "privacy/guarantee.py:policy_guarantee": "says a mu that its caller vouches for",
+    "privacy/guarantee.py:server_guarantee": "says a mu that its caller vouches for",
     "privacy/mechanisms/cache.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
-    "privacy/plain_words.py:plain_meaning": "says in words what gdp_best_guess says",
     "privacy/rdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
+    "privacy/rdp.py:rdp_mu": "the inverse of rdp_epsilon",
 }
 """Docstrings whose formal guarantees speak of mu and rest on no page here, and why."""
 

@@ -125,8 +125,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.audit.audit_client`, of each measurement by itself: a
-    statement about the code, and none about anybody's data.
+    It is a statement about the code, of each measurement by itself, and none about anybody's data.
     """
     experiment = prepare(config)
     experiment.check_rounds()

@@ -53,12 +53,7 @@ class Choice:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the chosen run would guarantee.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the policies that the chosen run's machines would have, in their words.
-        """
+        """What the chosen run would guarantee."""
         experiment = cast(Experiment, self.decision.chosen.problem)  # worked_out makes no other problems
         return run_guarantee(experiment, configured_figures(experiment))
 

@@ -190,10 +190,10 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
 
     Notes
     -----
-    **Formal guarantees.** None of anybody's data. It is a test for the neighbouring relation of
-    :class:`~murmurfl.privacy.PrivateMachine`, replacement of one record (of all records of one owner), for the records,
-    requests and points that it tries: what it finds is a mistake, and what it does not find may be there. The movement
-    that it states is exact for these. A project's own function for samples is not audited: what it gives is replaced.
+    It is a test for the neighbouring relation of :class:`~murmurfl.privacy.PrivateMachine`, replacement of one record
+    (of all records of one owner), for the records, requests and points that it tries: what it finds is a mistake, and
+    what it does not find may be there. The movement that it states is exact for these. A project's own function for
+    samples is not audited: what it gives is replaced.
     """
     if not isinstance(config, NodeConfig | SampleNode):
         raise ConfigurationError(
@@ -221,10 +221,6 @@ def audit_app(name: str) -> DifferentialAudit:
     ------
     ConfigurationError
         If it is another app, or says nothing of what a record is.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`audit_node`.
     """
     app: ClientApp = installed_app(name)
     if not isinstance(app, PrivateClientApp):

@@ -35,8 +35,7 @@ def opens_without_acks(experiment: Experiment) -> bool:
 
     Notes
     -----
-    **Formal guarantees.** None. If it is so, every later sum has the machine's old samples in it again, and mu does not
-    hold.
+    If it is so, every later sum has the machine's old samples in it again, and mu does not hold.
     """
     names = [str(machine) for machine in range(experiment.config.cohort_floor)]
     cohort = Cohort(names, lambda name: experiment.client(int(name), MemoryLedger()))

@@ -33,9 +33,8 @@ class Person:
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.person_mu`, if the guarantee is that of each machine, where
-    the range of exact noise allows them; infinite elsewhere. Each machine's share of delta for that range, below
-    2^-20 delta, counts once a machine.
+    The figures hold if the guarantee is that of each machine, where the range of exact noise allows them; they are
+    infinite elsewhere. Each machine's share of delta for that range, below 2^-20 delta, counts once a machine.
     """
 
     guarantee: Guarantee

@@ -64,8 +64,8 @@ def compared_trusts(request: PlanRequest, mechanism: str, options: dict[str, str
 
     Notes
     -----
-    **Formal guarantees.** Each row's mu is the request's, under what the row assumes: for ``secure-aggregation`` what
-    the machines' policy plans, for a trusted server the same noise once in the place of once a machine.
+    Each row's mu is the request's, under what the row assumes: for ``secure-aggregation`` what the machines' policy
+    plans, for a trusted server the same noise once in the place of once a machine.
     """
     made: list[TrustPlan] = []
     for trust in ("untrusted-server", SECURE):

@@ -125,12 +125,7 @@ class UpdateRequest:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the updates would guarantee.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the policy that machines would have, in its words.
-        """
+        """What the updates would guarantee."""
         plan = self.policy().privacy_policy().plan(self.parameters)
         return update_guarantee(self.policy(), plan.mu, mu_local=plan.mu_local)
 
@@ -215,7 +210,7 @@ def update_plan(request: UpdateRequest) -> UpdatePlan:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: the noise is that of the policy, and what it leaves an estimate.
+    The noise is that of the policy, and what it leaves an estimate.
     """
     forecast = request.forecast()
     asked = gdp_epsilon(request.mu, request.delta)

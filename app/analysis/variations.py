@@ -108,8 +108,7 @@ def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str
 
     Notes
     -----
-    **Formal guarantees.** None of its own, and it looks at no sample. Every row has the mu that is asked for, under
-    the trust that stands beside it.
+    It looks at no sample. Every row has the mu that is asked for, under the trust that stands beside it.
     """
     situation = decision.situation
     found = [Variation(decision.chosen, "taken", TAKEN)]
@@ -225,8 +224,7 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
 
     Notes
     -----
-    **Formal guarantees.** None: whoever chooses by accuracy chooses by the samples that it is measured on, which should
-    be public.
+    Whoever chooses by accuracy chooses by the samples that it is measured on, which should be public.
     """
     from ..engines.start import run_cohort
 

@@ -24,8 +24,8 @@ def closing_lines(document: Mapping[str, Any]) -> list[str]:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: the first line says what the document's mu is worth
-    (:attr:`~murmurfl.privacy.Guarantee.meaning`). The figure without noise is of simulated data, and not private.
+    The first line says what the document's mu is worth (:attr:`~murmurfl.privacy.Guarantee.meaning`). The figure
+    without noise is of simulated data, and not private.
     """
     if document["mu"] is None:
         return []

@@ -51,8 +51,7 @@ def connection_checks(
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.app.connections.diagnosis.diagnose`: nothing is released, and a
-    node that is running with the same key keeps its session.
+    Nothing is released, and a node that is running with the same key keeps its session.
     """
     found = trying(connection)
     if (

@@ -49,9 +49,9 @@ def diagnose(
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing, and reads neither data nor ledger: what it sends depends on the connection,
-    the time and the node's key alone, and is what a SuperNode sends when it signs in, and one question that a server
-    answers its owners alone. No session of a node is begun or ended.
+    Releases nothing, and reads neither data nor ledger: what it sends depends on the connection, the time and the
+    node's key alone, and is what a SuperNode sends when it signs in, and one question that a server answers its owners
+    alone. No session of a node is begun or ended.
     """
     attempt = _Attempt(connection, timeout_s, clock)
     found: list[Diagnosis] = []

@@ -38,8 +38,7 @@ class Decision:
 
     Notes
     -----
-    **Formal guarantees.** It is made from public sizes alone and says nothing of samples. What the chosen run
-    guarantees is its own policies' business, as of every run.
+    It is made from public sizes alone and says nothing of samples.
     """
 
     situation: Situation
@@ -112,8 +111,7 @@ def decide(situation: Situation, worked_out: WorkedOut) -> Decision:
 
     Notes
     -----
-    **Formal guarantees.** None of its own, and it looks at no sample: a function of sizes and wishes, the same on
-    server and machines.
+    A function of sizes and wishes, the same on server and machines: it looks at no sample.
     """
     options: list[Option] = []
     impossible: list[Impossible] = []

@@ -58,7 +58,7 @@ def noise_to_signal(
 
     Notes
     -----
-    **Formal guarantees.** None, and no data: it is arithmetic on a plan, the same for every data set of a size.
+    Arithmetic on a plan, the same for every data set of a size.
     """
     own = plan.mechanism.num_releases
     made = min(max(round(rounds * asked / machines), 1), own)
@@ -86,8 +86,6 @@ def noise_to_signal_of(problem: EvaluatedProblem) -> float:
     -----
     A trusted server makes one noise for all machines of a round: that of one machine by itself, over sqrt(m). Where the
     mean of the features is released first, the noise is that of what is left of mu^2.
-
-    **Formal guarantees.** None of its own.
     """
     config, method = problem.config, METHODS[problem.config.strategy]
     if not config.private:

@@ -48,8 +48,7 @@ class DeviceArithmetic:
 
     Notes
     -----
-    **Formal guarantees.** In simulation, those of :class:`~murmurfl.privacy.machine_block.MachineBlock` but for the
-    noise, which is of quality ``fast``: none.
+    For simulations only: the noise is of quality ``fast``.
     """
 
     def __init__(self, rule: ReleaseRule, device: torch.device, rows: RowTable, *, own_rows: bool = False) -> None:

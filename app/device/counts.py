@@ -43,8 +43,8 @@ def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows
 
     Notes
     -----
-    **Formal guarantees.** In simulation, those of :meth:`murmurfl.privacy.row_bound.RowBound.rows`: float64 products
-    and roundings are IEEE 754's on a device too, and norms are sums in another order, of at most 2^26 squares.
+    Rows are bounded as by :meth:`murmurfl.privacy.row_bound.RowBound.rows`: float64 products and roundings are IEEE
+    754's on a device too, and norms are sums in another order, of at most 2^26 squares.
     """
     norms = stack.norms()
     share = 1.0 / rows_per_release

@@ -30,7 +30,7 @@ def machines_on(experiment: Experiment, device: str) -> CohortMachines:
 
     Notes
     -----
-    **Formal guarantees.** Those of each machine, in simulation, but for its noise, which is of quality ``fast``.
+    For simulations only: the noise is of quality ``fast``.
     """
     check_on_device(experiment)
     opened = open_device(device)

@@ -107,8 +107,8 @@ class DeviceNoise:
 
     Notes
     -----
-    **Formal guarantees.** None, as of noise of quality ``fast``. The noise depends neither on what is kept nor on data,
-    nor on which machines are together in a block.
+    For simulations only, as noise of quality ``fast`` is. It depends neither on what is kept nor on data, nor on which
+    machines are together in a block.
     """
 
     def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, rows: RowTable) -> None:

@@ -10,11 +10,8 @@ R sin(theta) with R = sqrt(-2 ln U) (Box and Muller 1958), in float32:
   single sums, products and one quotient and root, each of which IEEE 754 rounds in one way alone. So a row has the same
   bits on every backend, alone or beside any others: what is tested on a CPU is what a GPU draws.
 
-These are other bits than those of :mod:`murmurfl.privacy.noise`, of the same law as its quality ``fast``.
-
-Formal guarantees
------------------
-None, as of ``fast``: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart. For simulations.
+These are other bits than those of :mod:`murmurfl.privacy.noise`, of the same law as its quality ``fast``. They are for
+simulations only: Philox is no cipher, and the gaps of float32 tell neighbouring data sets apart.
 """
 
 from __future__ import annotations
@@ -78,10 +75,6 @@ def standard_normal_rows(
     ------
     ConfigurationError
         If a key has the wrong length, or a row would be longer than 2^34.
-
-    Notes
-    -----
-    **Formal guarantees.** None: simulation only (the module says why).
     """
     blocks = -(-size // _PER_BLOCK)
     if not 0 <= blocks < _MOST_BLOCKS:

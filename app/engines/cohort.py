@@ -99,8 +99,6 @@ class CohortMachines:
     -----
     Under secure aggregation there are no masks and no helpers: masks cancel exactly, so sums are the same without them,
     and nothing leaves this process.
-
-    **Formal guarantees.** Those of each machine, in simulation (:class:`~murmurfl.clients.PrivateClient`).
     """
 
     def __init__(

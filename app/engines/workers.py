@@ -118,8 +118,7 @@ class WorkerMachines:
 
     Notes
     -----
-    **Formal guarantees.** Those of each machine, in simulation: a worker's machines are those of the cohort engine, and
-    follow the same release rule.
+    A worker's machines are those of the cohort engine, and follow the same release rule.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ class Method(ABC):
 
     Notes
     -----
-    **Formal guarantees.** Those of its client and its strategy under :meth:`policy`; on a real machine the policy is
-    the operator's own, and what a method adds to it is who is trusted, the release rule and what is clipped.
+    On a real machine the policy is the operator's own, and what a method adds to it is who is trusted, the release rule
+    and what is clipped.
     """
 
     name: ClassVar[str] = ""
@@ -128,8 +128,10 @@ class Method(ABC):
             T.
         model : Model
 
-        Notes ----- **Formal guarantees.** The values come from public sizes and bounds alone, never from samples: no
-        accounting would cover what a clip or a step said about samples.
+        Notes
+        -----
+        The values come from public sizes and bounds alone, never from samples: no accounting would cover what a clip
+        or a step said about samples.
         """
         return sgd_preset(config, num_rounds, model)
 

@@ -24,6 +24,11 @@ def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     ------
     ConfigurationError
         If there is no plan.
+
+    Notes
+    -----
+    **Formal guarantees.** The plan is the policy's own: its releases are mu-GDP for replacement of one sample, and a mu
+    that has no plan is refused and not made smaller.
     """
     try:
         return policy.plan(num_parameters)

@@ -147,7 +147,9 @@ def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Mod
         T.
     model : Model
 
-    Notes ----- Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD.
+    Notes
+    -----
+    Gradient descent on a loss of curvature lambda overshoots beyond eta = 2 / lambda, and so does mu^2-SGD.
     Without noise q_t = t grad f(x_t), and x moves by 2 / (t + 2) of what w does, so a step is 2 eta long and the
     momentum bears 4 / lambda. The same holds for the accelerated ISRL-DP, whose steps r eta are averaged in with 2 / (r
     + 1). Its bound is half of the plain one's, as it is among the paper's constants. L bounds the curvature of one

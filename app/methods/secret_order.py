@@ -32,7 +32,8 @@ def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Am
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.amplification.amplification_of_all`.
+    **Formal guarantees.** The epsilon bounds what every machine's releases show for replacement of one sample, as long
+    as the orders stay secret.
     """
     known = list(dict.fromkeys(policies))
     if not all(policy.order == "secret" and policy.adds_noise for policy in known):

@@ -28,9 +28,9 @@ class LinearModel(Model):
 
     Notes
     -----
-    **Formal guarantees.** Declares itself convex and smooth for
-    :class:`~murmurfl.clients.online.ConvexSmoothGradients`: the bound is enforced on every sample by itself, so the
-    declaration holds whatever the data are. Features that are not finite count as zero.
+    Declares itself convex and smooth for :class:`~murmurfl.clients.online.ConvexSmoothGradients`: the bound is enforced
+    on every sample by itself, so the declaration holds whatever the data are. Features that are not finite count as
+    zero.
     """
 
     clips_contractively = True
@@ -197,8 +197,8 @@ class MeanEstimation(Model):
 
     Notes
     -----
-    **Formal guarantees.** Declares itself convex and 1-smooth. A clipped gradient is that of the Huber loss of the
-    distance, which is convex and 1-smooth too. Features that are not finite count as zero.
+    Declares itself convex and 1-smooth. A clipped gradient is that of the Huber loss of the distance, which is convex
+    and 1-smooth too. Features that are not finite count as zero.
     """
 
     clips_contractively = True

@@ -31,7 +31,7 @@ class FunctionKind(ModelKind):
 
     Notes
     -----
-    **Formal guarantees.** Every guarantee rests on gradients of which row i depends on sample i alone. For a module
+    Every guarantee rests on gradients of which row i depends on sample i alone. For a module
     :class:`~murmurfl.clients.TorchGradients` sees to that; for a Model it is the user's own promise.
     """
 

@@ -105,8 +105,8 @@ class Allowance:
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing and promises nothing: arithmetic on the policy and on what a ledger says
-    without looking at data. The ledger decides, release by release.
+    Releases nothing and promises nothing: arithmetic on the policy and on what a ledger says without looking at data.
+    The ledger decides, release by release.
     """
 
     runs: int

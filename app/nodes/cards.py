@@ -36,8 +36,8 @@ class Card:
 
     Notes
     -----
-    **Formal guarantees.** Nothing secret is in it. It proves nothing either: that a card was altered on its way shows
-    only to its owner, who does not find the right key in the roster.
+    Nothing secret is in it. It proves nothing either: that a card was altered on its way shows only to its owner, who
+    does not find the right key in the roster.
     """
 
     name: str

@@ -155,8 +155,9 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.PrivacyPolicy` for the policy of :meth:`policy`, always
-    with ``exact`` noise. They are the operator's words about the operator's data: no value here comes from a server.
+    **Formal guarantees.** All runs together are budget_mu-GDP for replacement of one record (of all records of an
+    owner), always with ``exact`` noise; :meth:`policy` says what one run is, and under whose trust. It is the
+    operator's word about the operator's data: no value here comes from a server.
     """
 
     machine: str
@@ -305,13 +306,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
         return cls(**{name: typed_value(name.replace("_", "-"), value, types[name]) for name, value in named.items()})
 
     def settled(self, ledger: SQLiteLedger) -> NodeConfig:
-        """The same with a mu in the place of its epsilon, if it has one.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :func:`~murmurfl.privacy.gdp_mu`, at the file's delta or, without one, at the
-        ledger's.
-        """
+        """The same with a mu in the place of its epsilon, if it has one."""
         if not self.epsilon:
             return self
         return replace(self, mu=gdp_mu(self.epsilon, self.delta or float(ledger.delta or 0.0)), epsilon=0.0)
@@ -363,8 +358,7 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under :meth:`policy`, with a ledger
-        that outlives the process and a key and nonces from the operating system.
+        The ledger outlives the process; key and nonces are the operating system's.
         """
         samples, num_features, num_classes = self.load_samples(self._secret_of_owners())
         model = self.make_model(num_features, num_classes)
@@ -396,5 +390,11 @@ class NodeConfig(EvaluatedNode, BoundedNode, OwnedNode, SummedNode):
 
 @lru_cache(maxsize=1)
 def configured_client(path: Path) -> PrivateClient:
-    """The machine an operator's file describes, made once in this process."""
+    """The machine an operator's file describes, made once in this process.
+
+    Notes
+    -----
+    **Formal guarantees.** The machine guarantees what its operator's file says (:class:`NodeConfig`); there is one of
+    it in a process.
+    """
     return NodeConfig.read(path).client()

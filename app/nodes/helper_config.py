@@ -36,8 +36,8 @@ class HelperConfig:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.opening.Opener` for the one made by :meth:`opener`: no
-    value here comes from a server.
+    **Formal guarantees.** A release is opened at most once, in a sum of at least as many as the most careful of its
+    machines asks for, as long as keys and record are the operator's alone. No value here comes from a server.
     """
 
     helper: str
@@ -107,8 +107,7 @@ class HelperConfig:
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.opening.Opener`, with a record that outlives the
-        process and is never made here: a fresh one would have forgotten what was opened.
+        The record outlives the process and is never made here: a fresh one would have forgotten what was opened.
         """
         roster = read_roster(Path(self.roster), self.roster_digest)
         return Opener(self.helper, self.keys(), roster, SQLiteOpeningRecord(Path(self.record)))

@@ -26,8 +26,7 @@ def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[st
 
     Notes
     -----
-    **Formal guarantees.** ``mu_so_far`` and ``mu_reserved`` of a line are what
-    :func:`~murmurfl.privacy.ledger.history.read_history` says.
+    ``mu_so_far`` and ``mu_reserved`` of a line are what :func:`~murmurfl.privacy.ledger.history.read_history` says.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {

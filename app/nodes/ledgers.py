@@ -27,10 +27,10 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
 
     Notes
     -----
-    **Formal guarantees.** ``spent`` is what all releases of all sessions opened so far together guarantee, made or not,
-    against whom ``guarantee`` says: where a session was under a trusted server, against everybody but that one.
-    ``local`` is the same whatever other machines and helpers do; null where no session is under secure aggregation and
-    no budget was decided for them.
+    ``spent`` is what all releases of all sessions opened so far together guarantee, made or not, against whom
+    ``guarantee`` says: where a session was under a trusted server, against everybody but that one. ``local`` is the
+    same whatever other machines and helpers do; null where no session is under secure aggregation and no budget was
+    decided for them.
     """
     amounts = (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
     local = [(name, mu) for (name, _), mu in zip(amounts, _local_amounts(summary), strict=True)]
@@ -86,6 +86,12 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     Parameters
     ----------
     summary : LedgerSummary
+
+    Notes
+    -----
+    **Formal guarantees.** Mu is what all sessions on the ledger reserved together, under the trust that it names, for
+    replacement of one sample (of one owner's samples, if every session protects owners). Once a session was under a
+    trusted server it holds against everybody but that one.
     """
     return replace(_ledger_guarantee(summary), unit=_unit(summary.sessions))
 
@@ -120,6 +126,11 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     session : SessionSummary
     delta : float
         The ledger's.
+
+    Notes
+    -----
+    **Formal guarantees.** Mu is what the session reserved when it was opened, for replacement of one sample or of one
+    owner's samples, against whom its terms say.
     """
     return replace(_session_guarantee(session, delta), unit=_unit([session]))
 

@@ -37,7 +37,7 @@ def make_machine(path: Path, name: str) -> NewKey:
 
     Notes
     -----
-    **Formal guarantees.** The key is the operating system's, and new; nothing that exists is overwritten.
+    The key is the operating system's, and new; nothing that exists is overwritten.
     """
     check_name(name)  # before anything is made: else whoever makes the roster would be the one to find out
     key = MachineKey.generate()
@@ -55,9 +55,9 @@ def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -
 
     Notes
     -----
-    **Formal guarantees.** The keys are the operating system's, and new. A record is made with its keys and in no other
-    way, so that there is never an empty record for keys that have opened something: a helper that forgot what it opened
-    could be made to open a release a second time, or one that builds on nothing that was opened.
+    The keys are the operating system's, and new. A record is made with its keys and in no other way, so that there is
+    never an empty record for keys that have opened something: a helper that forgot what it opened could be made to open
+    a release a second time, or one that builds on nothing that was opened.
     """
     check_name(name)
     key = HelperKey.generate()

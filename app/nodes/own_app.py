@@ -42,6 +42,11 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     ------
     ConfigurationError
         If it is neither.
+
+    Notes
+    -----
+    **Formal guarantees.** The policy, budget and ledger are those of the operator's file, and no value comes from a
+    server or from the app; what the node guarantees its class says.
     """
     values = operators_values(path.expanduser())
     if "app" in values:
@@ -95,9 +100,8 @@ def own_app(node: UpdateNode) -> Answers:
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.UpdatePolicy`: every message goes to the mod, which takes
-    policy, budget and ledger from ``node``, and nothing the app returns leaves but through it. A mod that is in the app
-    already lets messages pass.
+    Every message goes to the mod, which takes policy, budget and ledger from ``node``, and nothing the app returns
+    leaves but through it. A mod that is in the app already lets messages pass.
     """
     app, mod = installed_app(node.app), CorrelatedNoiseMod(node=node)
     if isinstance(app, PrivateClientApp):
@@ -138,8 +142,8 @@ def own_client(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient` under the policy of ``node``: the app's own
-    is not looked at.
+    **Formal guarantees.** Under the trust of the policy of ``node`` everything the client returns is mu-GDP for
+    replacement of one record: the app's own policy is not looked at.
     """
     app = installed_app(node.app)
     if not isinstance(app, PrivateClientApp):

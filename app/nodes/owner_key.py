@@ -25,8 +25,7 @@ def write_owner_key(path: Path, key: OwnerKey) -> None:
 
     Notes
     -----
-    **Formal guarantees.** None for a release. Which runs machines take rests on the file staying its owner's alone; it
-    is not encrypted.
+    Which runs machines take rests on the file staying its owner's alone; it is not encrypted.
     """
     document = {_KIND: _FORMAT, "secret": key.secret.hex()}
     create_private(path, _WHAT, (json.dumps(document, indent=2) + "\n").encode(), error=ConfigurationError)
@@ -42,7 +41,7 @@ def read_owner_key(path: Path) -> OwnerKey:
 
     Notes
     -----
-    **Formal guarantees.** None for a release. A key that others may have read is refused: with it they could sign.
+    A key that others may have read is refused: with it they could sign.
     """
     check_private(path, _WHAT, missing="Make one with `murmurfl owner key`.", error=ConfigurationError)
     # Nothing of the content is in an error's text or causes.

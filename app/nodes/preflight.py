@@ -110,11 +110,11 @@ def check_node(
 
     Notes
     -----
-    **Formal guarantees.** Nothing is released and nothing is spent: ledger and mark are as they were. The samples are
-    read, as when the node starts, and one sentence depends on what is in them: ``records`` says how many fit the
-    schema and why the others do not. It is for the operator alone, and neither it nor the exit code of ``--check``
-    belongs anywhere that a server can see; a node that starts says and does the same whatever it is. What is sent to
-    the SuperLink is what :func:`~murmurfl.app.connections.diagnosis.diagnose` sends.
+    Nothing is released and nothing is spent: ledger and mark are as they were. The samples are read, as when the node
+    starts, and one sentence depends on what is in them: ``records`` says how many fit the schema and why the others do
+    not. It is for the operator alone, and neither it nor the exit code of ``--check`` belongs anywhere that a server
+    can see; a node that starts says and does the same whatever it is. What is sent to the SuperLink is what
+    :func:`~murmurfl.app.connections.diagnosis.diagnose` sends.
     """
     try:
         config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)
@@ -136,7 +136,7 @@ def check_helper(path: Path, given: Given, *, clock: Callable[[], float] = time.
 
     Notes
     -----
-    **Formal guarantees.** Nothing is opened, and the record is as it was.
+    Nothing is opened, and the record is as it was.
     """
     checks, description = [], ""
     try:

@@ -55,9 +55,9 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
 
     Notes
     -----
-    **Formal guarantees.** Looks and alters nothing. A file in order says that *this* operator's key is in the roster
-    that it pinned. Once every operator has seen that for one and the same digest, each key in it is that of the
-    operator with its name: nobody has put in a key of their own for somebody else's.
+    Looks and alters nothing. A file in order says that *this* operator's key is in the roster that it pinned. Once
+    every operator has seen that for one and the same digest, each key in it is that of the operator with its name:
+    nobody has put in a key of their own for somebody else's.
     """
     if "helper" in operators_values(path.expanduser()):
         yield from _helper_findings(HelperConfig.read(path, runs_kept=True))

@@ -26,10 +26,6 @@ def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
     ------
     ConfigurationError, LedgerError
         If the machine cannot be made from its file, or as for :func:`~murmurfl.privacy.rotate_key`.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`~murmurfl.privacy.rotate_key`.
     """
     if isinstance(node, UpdateNode):
         machine = machine_behind(node)

@@ -90,11 +90,11 @@ class TakenRuns:
 
     Notes
     -----
-    **Formal guarantees.** None of its own: it adds no noise and spends nothing. With ``owners`` no request is answered
-    that does not carry a permit that one of them signed, that has begun and not ended by this machine's clock, and that
-    names every session the request names: whatever the server is, it makes a machine begin no other session. It may use
-    a permit again within its sessions and its time. ``bundles`` guard against a bundle that nobody has looked at, and
-    not against a server that ships one bundle and runs another program.
+    It adds no noise and spends nothing. With ``owners`` no request is answered that does not carry a permit that one of
+    them signed, that has begun and not ended by this machine's clock, and that names every session the request names:
+    whatever the server is, it makes a machine begin no other session. It may use a permit again within its sessions and
+    its time. ``bundles`` guard against a bundle that nobody has looked at, and not against a server that ships one
+    bundle and runs another program.
     """
 
     owners: tuple[bytes, ...] = ()
@@ -196,10 +196,10 @@ def taking(app: Answers, runs: TakenRuns | None, clock: Callable[[], float] = ti
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`TakenRuns`, for every message: a greeting, a question and an evaluation too.
-    All others get one fixed text, which depends on the request, the operator's file and the clock, and never on data;
-    ``app`` does not see them. What ``app`` sees of a request does not depend on its permit, so a request that comes
-    again with a renewed permit is the same request.
+    Every message is judged by the rule of :class:`TakenRuns`: a greeting, a question and an evaluation too. All others
+    get one fixed text, which depends on the request, the operator's file and the clock, and never on data; ``app`` does
+    not see them. What ``app`` sees of a request does not depend on its permit, so a request that comes again with a
+    renewed permit is the same request.
     """
 
     def answer(message: Message, context: Context) -> Message:

@@ -77,8 +77,8 @@ class SummedNode:
 
         Notes
         -----
-        **Formal guarantees.** Those of :class:`~murmurfl.privacy.masking.Masking` for the roster that the operator
-        pinned: whatever the server says of helpers and other machines counts for nothing.
+        Whatever the server says of helpers and other machines counts for nothing: the roster is the one that the
+        operator pinned.
         """
         if self.trust != SECURE:
             return None

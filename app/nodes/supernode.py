@@ -71,11 +71,11 @@ def run_node(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.clients.PrivateClient`, or with an ``app`` of
-    :class:`~murmurfl.clients.UpdatePolicy`, for everything that leaves this machine through the SuperNode, against a
-    server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and every message is
-    answered by the one machine made from ``config``. With ``runs`` those of
-    :class:`~murmurfl.app.nodes.runs.TakenRuns` as well. Timing is not protected.
+    **Formal guarantees.** Under the trust of its policy everything that leaves this machine through the SuperNode is
+    mu-GDP for replacement of one record (with an ``app`` of updates of what its :class:`~murmurfl.clients.UpdatePolicy`
+    says), against a server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and
+    every message is answered by the one machine made from ``config``. With ``runs`` only the runs that they admit are
+    answered. Timing is not protected.
     """
     answers, description = machine_of(config)
     logger.info(description)
@@ -111,10 +111,10 @@ def run_helper(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.opening.Opener` for everything that leaves this process
-    through the SuperNode, against a server that chooses runs, bundles, run configurations and messages: no code of a
-    bundle runs. No release of a machine is ever sent to a helper, and no key of its own leaves it. With ``runs`` those
-    of :class:`~murmurfl.app.nodes.runs.TakenRuns` as well.
+    **Formal guarantees.** Every sum that leaves this process through the SuperNode was opened by the rule of its
+    :class:`~murmurfl.privacy.opening.Opener`, against a server that chooses runs, bundles, run configurations and
+    messages: no code of a bundle runs. No release of a machine is ever sent to a helper, and no key of its own leaves
+    it. With ``runs`` only the runs that they admit are answered.
     """
     opener = config.opener()
     logger.info(describe_helper(config, opener))
@@ -164,10 +164,6 @@ def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
     ------
     ConfigurationError, LedgerError
         If the machine cannot be made from its configuration.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`run_node`.
     """
     if isinstance(config, UpdateNode):
         return own_app(config), describe_own(config)
@@ -193,7 +189,8 @@ def client_of(
 
     Notes
     -----
-    **Formal guarantees.** Those of :func:`run_node`.
+    **Formal guarantees.** Everything the client returns is mu-GDP for replacement of one record, under the policy of
+    the node's file.
     """
     if isinstance(config, SampleNode):
         return own_client(config, ledger=ledger, items=items)
@@ -210,7 +207,7 @@ def repeating_the_last_answer() -> Mod:
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing: what is sent again was sent, or was recorded as sent, before.
+    **Formal guarantees.** What is sent again was sent, or was recorded as sent, before.
     """
     last: dict[str, RecordDict] = {}
 

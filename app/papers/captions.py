@@ -33,6 +33,12 @@ def caption_guarantee(config: RunConfig, mu_local: float = math.inf) -> Guarante
     config : RunConfig
     mu_local : float
         What holds whatever happens, under secure aggregation, as the run had it.
+
+    Notes
+    -----
+    **Formal guarantees.** Mu is what the run configuration asks for, for replacement of one sample of one machine, and
+    infinite for a run without noise: what real machines would guarantee, for keys of a simulation protect nobody's
+    data.
     """
     if config.strategy == AUTO:  # the words are those of what was chosen
         from ..experiment import prepare  # which imports everything that a run needs

@@ -26,7 +26,7 @@ def with_twins(cells: Sequence[Cell]) -> list[Cell]:
 
     Notes
     -----
-    **Formal guarantees.** None: a twin is not private, and every caption says so of it.
+    A twin is not private, and every caption says so of it.
     """
     return [_with_twin(cell) for cell in cells]
 

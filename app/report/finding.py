@@ -40,12 +40,7 @@ class FoundRun:
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """What the run guarantees, as its result has it; None without a result or without its parts.
-
-        Notes
-        -----
-        **Formal guarantees.** None of its own: those that the run wrote down.
-        """
+        """What the run guarantees, as its result has it; None without a result or without its parts."""
         parts: dict[str, Any] | None = self.run.document.get("privacy") if self.run else None
         if not parts:
             return None

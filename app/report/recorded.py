@@ -142,8 +142,8 @@ class RecordedRun:
 
         Notes
         -----
-        **Formal guarantees.** Bookkeeping (:meth:`murmurfl.privacy.NoisePlan.spent_mu`), rounded up in the number of
-        releases; the guarantee is the run's epsilon.
+        Bookkeeping (:meth:`murmurfl.privacy.NoisePlan.spent_mu`), rounded up in the number of releases; the guarantee
+        is the run's epsilon.
         """
         counts = self.releases
         if counts is None or not self.machines or not self.machines["streams"]:

@@ -72,9 +72,9 @@ def record_training(
 
     Notes
     -----
-    **Formal guarantees.** None of its own. Mu, epsilon and what they are true of are what the machines state, the
-    weakest of them; a server cannot check it. Machines whose evaluation is private state it together with their
-    training, if they are asked after it. Nothing is written that the server does not know.
+    Mu, epsilon and what they are true of are what the machines state, the weakest of them; a server cannot check it.
+    Machines whose evaluation is private state it together with their training, if they are asked after it. Nothing is
+    written that the server does not know.
     """
     guarantee = _guarantee(strategy, result, statements)
     measured = _central(result)

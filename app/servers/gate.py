@@ -112,9 +112,9 @@ class Gate:
 
     Notes
     -----
-    **Formal guarantees.** None for a release. No path but ``/health`` and those of :data:`OPEN_PATHS` reaches the other
-    application without a login (:func:`~murmurfl.privacy.permits.verified_login`); nothing of a request's body is read
-    before. Whoever has a login's text has its owner's rights until it ends.
+    No path but ``/health`` and those of :data:`OPEN_PATHS` reaches the other application without a login
+    (:func:`~murmurfl.privacy.permits.verified_login`); nothing of a request's body is read before. Whoever has a
+    login's text has its owner's rights until it ends.
     """
 
     def __init__(

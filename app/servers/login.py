@@ -49,8 +49,8 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
 
     Notes
     -----
-    **Formal guarantees.** None for a release. The login is for the server whose certificate was checked, and for none
-    with another key; the key stays here. Whoever reads Flower's credentials file has the login.
+    The login is for the server whose certificate was checked, and for none with another key; the key stays here.
+    Whoever reads Flower's credentials file has the login.
     """
     if not 0 < hours * _HOUR_S <= LONGEST_LOGIN_S:
         raise ConfigurationError(f"Expected hours > 0 and at most {LONGEST_LOGIN_S // _HOUR_S}, got {hours:g}.")

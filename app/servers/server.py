@@ -88,12 +88,11 @@ def run_server(
 
     Notes
     -----
-    **Formal guarantees.** What is shown are counts of machines, answers and refusals, and times: nothing that a machine
-    released, and no name. What runs write into the folder is read as :func:`~murmurfl.strategies.figures.read_figures`
-    says. Commands need an owner's login (:class:`~.gate.Gate`); that they are refused without one is tried at each
-    start. What owners submit runs as this user, who reads the TLS key and the database, unless another user starts it
-    (``--isolation process``). A database with what nodes send is made with mode 600; of one that others may read the
-    log says so.
+    What is shown are counts of machines, answers and refusals, and times: nothing that a machine released, and no name.
+    What runs write into the folder is read as :func:`~murmurfl.strategies.figures.read_figures` says. Commands need an
+    owner's login (:class:`~.gate.Gate`); that they are refused without one is tried at each start. What owners submit
+    runs as this user, who reads the TLS key and the database, unless another user starts it (``--isolation process``).
+    A database with what nodes send is made with mode 600; of one that others may read the log says so.
     """
     at = SuperLinkOptions.read(options)
     at.check()

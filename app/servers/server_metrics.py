@@ -24,8 +24,7 @@ class ServerMetrics:
 
     Notes
     -----
-    **Formal guarantees.** Shows counts of machines, answers and refusals, which a server has anyway, and times; no
-    figure of a model, no name.
+    Shows counts of machines, answers and refusals, which a server has anyway, and times; no figure of a model, no name.
     """
 
     def __init__(self, health: ServerHealth, folder: Path, started: float, expiry: float | None = None) -> None:

@@ -33,8 +33,8 @@ class OwnedShards(Sequence[OwnedSamples]):
 
     Notes
     -----
-    **Formal guarantees.** Simulated machines alone: each of their owners has a place of its own
-    (:meth:`~murmurfl.privacy.Owners.one_each`), where owners of real ones fall into places (:meth:`real`).
+    Simulated machines alone: each of their owners has a place of its own (:meth:`~murmurfl.privacy.Owners.one_each`),
+    where owners of real ones fall into places (:meth:`real`).
     """
 
     def __init__(self, dataset: Dataset, parts: Parts, most: int, seed: int) -> None:

@@ -56,8 +56,7 @@ def shown(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.app.watching.endpoint.Endpoint`; an address that is typed without
-    a host is this computer's own.
+    An address that is typed without a host is this computer's own.
     """
     paths: dict[Address, dict[str, Callable[[], Answer]]] = {}
     if addresses.health:
@@ -127,9 +126,8 @@ def watched(
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.app.watching.figures.Shown` and
-    :class:`~murmurfl.app.watching.metrics.NodeFigures`: counts of answers and refusals, times of requests, what is left
-    of budgets; nothing that depends on data.
+    What is shown are counts of answers and refusals, times of requests, what is left of budgets; nothing that depends
+    on data.
     """
     if not addresses:
         yield

@@ -107,9 +107,9 @@ class Endpoint:
 
     Notes
     -----
-    **Formal guarantees.** Nothing of a request but its method and its path is looked at, and a path that is not listed
-    gets a fixed answer: what leaves is what ``paths`` return. No request changes anything. There is no password and no
-    encryption: whoever reaches the address reads it.
+    Nothing of a request but its method and its path is looked at, and a path that is not listed gets a fixed answer:
+    what leaves is what ``paths`` return. No request changes anything. There is no password and no encryption: whoever
+    reaches the address reads it.
     """
 
     def __init__(self, address: Address, paths: Mapping[str, Callable[[], Answer]]) -> None:

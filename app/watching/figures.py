@@ -129,8 +129,8 @@ class Shown(Collector):
 
     Notes
     -----
-    **Formal guarantees.** What is shown are the figures of :data:`FIGURES` and nothing else, with labels from closed
-    lists. None of them depends on a machine's data, as far as what ``read`` returns does not.
+    What is shown are the figures of :data:`FIGURES` and nothing else, with labels from closed lists. None of them
+    depends on a machine's data, as far as what ``read`` returns does not.
     """
 
     def __init__(self, kind: str, read: Callable[[], Mapping[str, Value]]) -> None:

@@ -143,8 +143,8 @@ def noting(app: Answers, journal: Journal) -> Answers:
 
     Notes
     -----
-    **Formal guarantees.** Changes no answer. What is noted is what leaves the machine but for the values of a release,
-    and those of the request.
+    Changes no answer. What is noted is what leaves the machine but for the values of a release, and those of the
+    request.
     """
     made: dict[tuple[str, str], int] = {}
 

@@ -188,9 +188,9 @@ def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
 
     Notes
     -----
-    **Formal guarantees.** Without ``details`` no line's text or being there depends on the machine's data, as far as
-    murmurfl and Flower log it: what a project's own code logs itself is its own. Lines are as many as things happened:
-    their number and times show requests, which are the server's.
+    Without ``details`` no line's text or being there depends on the machine's data, as far as murmurfl and Flower log
+    it: what a project's own code logs itself is its own. Lines are as many as things happened: their number and times
+    show requests, which are the server's.
     """
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(_JSONLines(settings) if settings.as_json else _Lines(settings))
@@ -211,12 +211,7 @@ def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
 
 @contextmanager
 def lines_of_log(settings: LogSettings) -> Iterator[list[str]]:
-    """Level and text of each line that a node with these settings would log of what happens inside.
-
-    Notes
-    -----
-    **Formal guarantees.** None: a test's way to see what :func:`start_log` would write.
-    """
+    """Level and text of each line that a node with these settings would log of what happens inside."""
     lines: list[str] = []
     shown, written = _Shown(settings), _Lines(settings)
 

@@ -36,9 +36,9 @@ class NodeFigures:
 
     Notes
     -----
-    **Formal guarantees.** Counts answers by their kind and refusals by their reason, and says when requests came, in
-    whole seconds: what the server sees anyway, and no more. How long an answer took is not among it; but a request that
-    waits for the answer to another comes when that one is made, and a count grows then. Timing is not protected.
+    Counts answers by their kind and refusals by their reason, and says when requests came, in whole seconds: what the
+    server sees anyway, and no more. How long an answer took is not among it; but a request that waits for the answer to
+    another comes when that one is made, and a count grows then. Timing is not protected.
     """
 
     def __init__(

@@ -69,9 +69,8 @@ def draft(path: Path, *, label: str = "", owner: str = "") -> Draft:
 
     Notes
     -----
-    **Formal guarantees.** None: it looks at all records. Bounds are rounded outwards to a step of 1, 2 or 5 times a
-    power of ten, and categories of fewer than 20 records are left out: that hides single records as a rule, and is no
-    promise.
+    It looks at all records. Bounds are rounded outwards to a step of 1, 2 or 5 times a power of ten, and categories of
+    fewer than 20 records are left out: that hides single records as a rule, and is no promise.
     """
     path = Path(path).expanduser()
     check_ending(path)
@@ -114,7 +113,8 @@ def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
 
     Notes
     -----
-    **Formal guarantees.** None: those of :func:`draft`.
+    **Formal guarantees.** Whether a record fits depends on that record and the schema alone, once the schema is
+    settled. The schema itself is made from all records and hides single ones as a rule only (:func:`draft`).
     """
     return draft(path, label=label, owner=owner).schema
 
@@ -167,7 +167,8 @@ def inferred(items: Items) -> Schema:
 
     Notes
     -----
-    **Formal guarantees.** None: whether one record fits depends on all of them. For simulations.
+    **Formal guarantees.** Records are read against the result alone. It is made from all items, though, so whether one
+    record fits depends on all of them: for simulations.
     """
     read = []
     for number in range(len(items)):

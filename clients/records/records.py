@@ -131,10 +131,6 @@ class Records:
         ------
         ConfigurationError
             If records are several arrays, or nobody's.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :class:`~murmurfl.clients.OwnedSamples`.
         """
         inputs, labels = self._batch
         if not isinstance(inputs, np.ndarray):
@@ -233,8 +229,7 @@ def file_records(
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing. What a row becomes, and in which part it is, depends on that row and its
-    number alone.
+    What a row becomes, and in which part it is, depends on that row and its number alone.
     """
     found = Records(file_items(Path(path), schema), schema, count=rows)
     found.log()

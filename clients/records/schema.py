@@ -459,10 +459,6 @@ class Schema(_Said):
         ------
         MisfitError
             If it does not fit. The text names the column and the kind of mistake, and no value.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of the class.
         """
         if self.columns:
             cells, label, owner = self._cells(item)

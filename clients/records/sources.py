@@ -54,8 +54,7 @@ class CsvLines:
 
     Notes
     -----
-    **Formal guarantees.** Item i depends on line i + 2 alone. A line break within quotes ends a row: what stands on two
-    lines is two rows.
+    Item i depends on line i + 2 alone. A line break within quotes ends a row: what stands on two lines is two rows.
     """
 
     def __init__(self, path: Path, separator: str) -> None:
@@ -218,8 +217,8 @@ def file_items(path: Path, schema: Schema) -> Items:
 
     Notes
     -----
-    **Formal guarantees.** Item i depends on row i of the file alone. What is refused depends on the header, or on the
-    names and shapes of arrays.
+    Item i depends on row i of the file alone. What is refused depends on the header, or on the names and shapes of
+    arrays.
     """
     path = Path(path).expanduser()
     check_ending(path)

@@ -2,8 +2,8 @@
 
 Formal guarantees
 -----------------
-None is given to anybody's data. A lower bound above the claim refutes the claim (at the stated confidence); one below
-it proves nothing, for another attack may do better. Both audits ask the machines' own code: policy, ledger, keys,
+A lower bound above the claim refutes the claim, at the stated confidence. One below it proves nothing, for another
+attack may do better, and no audit protects anybody's data. Both ask the machines' own code: policy, ledger, keys,
 clipping, noise and release rule.
 """
 

@@ -80,6 +80,12 @@ class AuditResult:
         On each of the two data sets; half of them were counted.
     canary, statistic : str
         What told the data sets apart best, in the runs that chose.
+
+    Notes
+    -----
+    **Formal guarantees.** With probability at least ``confidence`` over the runs' keys neither measured bound is above
+    the true mu or epsilon for replacement of one sample: a smaller claim is refuted, and a larger one not proved. An
+    infinite result is no confidence bound.
     """
 
     claimed_mu: float

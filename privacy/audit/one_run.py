@@ -44,6 +44,11 @@ class OneRunResult:
     delta, confidence : float
     canaries, guesses, correct : int
         m, r and v of the best number of guesses.
+
+    Notes
+    -----
+    **Formal guarantees.** With probability at least ``confidence`` over the coins and the run the measured epsilon is
+    not above the true one for replacement of one sample.
     """
 
     measured_epsilon: float
@@ -136,6 +141,11 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, *, 
     -------
     float
         0 where none is refuted.
+
+    Notes
+    -----
+    **Formal guarantees.** A mechanism whose epsilon at delta, for replacement of one sample, is smaller than the result
+    allows so many right guesses with probability at most 1 - ``confidence`` over the coins.
 
     Examples
     --------

@@ -184,10 +184,6 @@ class BlockLedger:
     ----------
     machines : int
         How many; each has a row from 0. Of one in whose ledger nothing stands yet only that is kept, in four bytes.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.MemoryLedger` for each machine.
     """
 
     def __init__(self, machines: int) -> None:

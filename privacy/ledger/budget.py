@@ -52,9 +52,8 @@ def budget_left(mark: Path) -> BudgetLeft:
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing, and what it returns does not depend on the machine's data: budgets, and
-    what sessions reserved when they were opened. Between a commit and its mark it is what was left before; the ledger
-    alone decides what is released.
+    What it returns does not depend on the machine's data: budgets, and what sessions reserved when they were opened.
+    Between a commit and its mark it is what was left before; the ledger alone decides what is released.
     """
     state = read_mark(mark)
     budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu

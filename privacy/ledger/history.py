@@ -119,10 +119,10 @@ def read_history(path: str | Path) -> LedgerHistory:
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing. What it returns does not depend on the machine's data. ``mu_so_far`` of a
-    line is an upper bound: what a server sees of the first releases of each session, as many as there are up to this
-    line, is mu_so_far-GDP for replacement of one sample of this machine (or what the session's unit is), for numbers of
-    releases fixed beforehand. Who stops where it likes is covered by ``mu_reserved``.
+    What it returns does not depend on the machine's data. ``mu_so_far`` of a line is an upper bound: what a server sees
+    of the first releases of each session, as many as there are up to this line, is mu_so_far-GDP for replacement of one
+    sample of this machine (or what the session's unit is), for numbers of releases fixed beforehand. Who stops where it
+    likes is covered by ``mu_reserved``.
     Proof: docs/proofs/release-rule.md, step 8.
     """
 
@@ -148,10 +148,6 @@ def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -
         In the order in which they were opened.
     rows : iterable of ReleaseRow
         In any order.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`read_history`.
     """
     ordered = _ordered(sessions, rows)
     known = {session.session: session for session in sessions}
@@ -254,7 +250,7 @@ def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> t
 
     Notes
     -----
-    **Formal guarantees.** Upper bounds, for a number fixed beforehand, and never more than the whole session's.
+    Upper bounds, for a number fixed beforehand, and never more than the whole session's.
     """
     whole, local = whole_of(session)
     alone = plan.sensitivity * plan.mechanism.sensitivity(n=releases, **plan.pattern) / plan.noise_std
@@ -269,7 +265,14 @@ def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> t
 
 
 def plan_of(session: SessionSummary) -> NoisePlan | None:
-    """The noise that a session was opened with, made again from its terms; None if it is not certainly the same."""
+    """The noise that a session was opened with, made again from its terms; None if it is not certainly the same.
+
+    Notes
+    -----
+    **Formal guarantees.** The plan's mu and mu_local are those that the session reserved when it was opened, for
+    replacement of one of its units; where they are not, there is no plan.
+    Proof: docs/proofs/release-rule.md.
+    """
     terms = dict(session.terms)
     size = terms.get("num_parameters")
     if not isinstance(size, int) or terms.get("noise_version", 1) != NOISE_VERSION:

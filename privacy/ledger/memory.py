@@ -9,7 +9,13 @@ from .records import Account, Ledger, LedgerPage, StreamRecord
 
 
 class MemoryLedger(Ledger, LedgerPage):
-    """A ledger in this process's memory: for tests and in-process experiments; gone with the process."""
+    """A ledger in this process's memory: for tests and in-process experiments; gone with the process.
+
+    Notes
+    -----
+    **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
+    process ends: a machine that was started again would spend its budget anew.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -74,8 +74,8 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
 
     Notes
     -----
-    **Formal guarantees.** None: the operator vouches that this ledger was never copied back. If it was, what it has
-    forgotten will be spent again.
+    **Formal guarantees.** The ledger counts what it has, as before. That it was never copied back is the operator's
+    word: if it was, what it has forgotten will be spent again.
     """
     with begun(Path(path).absolute(), timeout_s) as page:
         if page.header.mark.exists():
@@ -90,10 +90,6 @@ def needs_upgrade(path: str | Path, *, timeout_s: float = _WAIT_S) -> bool:
     ------
     LedgerError
         If there is none, or it is of a format this version does not know.
-
-    Notes
-    -----
-    **Formal guarantees.** Releases nothing and changes nothing.
     """
     path = Path(path).absolute()
     with clear_errors(path, timeout_s), opened(path, timeout_s, accepted=(1, *READABLE)) as connection:
@@ -124,9 +120,9 @@ def upgrade_ledger(path: str | Path, *, budget_local_mu: float | None = None, ti
 
     Notes
     -----
-    **Formal guarantees.** None for a ledger of murmurfl 0.1: the operator vouches that the data are those it was used
-    with, row by row. The rows used so far are known by a digest as soon as the node makes its next release. Otherwise
-    nothing is forgotten, and the new budget covers what was reserved.
+    **Formal guarantees.** Nothing is forgotten, and the new budget covers what was reserved. For a ledger of murmurfl
+    0.1 the operator vouches that the data are those it was used with, row by row; the rows used so far are known by a
+    digest as soon as the node makes its next release.
     """
     path = Path(path).absolute()
     with clear_errors(path, timeout_s), opened(path, timeout_s, accepted=(1, *READABLE)) as connection:

@@ -70,12 +70,12 @@ class SQLiteLedger(Ledger):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`~murmurfl.privacy.Ledger`, across processes and losses of power, as far as
-    the disk keeps what it says it has written. A commit moves the high-water mark before it returns. A ledger that is
-    missing is never made anew here, and one that is behind its mark, or differs from it, releases nothing until its
-    operator accepts the rollback. If ledger and mark were both copied back nothing here can tell; noise is still never
-    repeated, because every release draws a fresh nonce (:class:`~murmurfl.privacy.SystemKeys`), but samples and budget
-    would be spent twice.
+    **Formal guarantees.** Transactions exclude each other, a commit is all or nothing, and what was committed is what
+    is read next, across processes and losses of power, as far as the disk keeps what it says it has written. A commit
+    moves the high-water mark before it returns. A ledger that is missing is never made anew here, and one that is
+    behind its mark, or differs from it, releases nothing until its operator accepts the rollback. If ledger and mark
+    were both copied back nothing here can tell; noise is still never repeated, because every release draws a fresh
+    nonce (:class:`~murmurfl.privacy.SystemKeys`), but samples and budget would be spent twice.
     """
 
     durable: ClassVar[bool] = True

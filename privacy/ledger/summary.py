@@ -173,7 +173,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
 
     Notes
     -----
-    **Formal guarantees.** Releases nothing. What it returns does not depend on the machine's data.
+    What it returns does not depend on the machine's data.
     """
     return read_steadily(Path(path).absolute(), _read)
 

@@ -82,6 +82,12 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
     ConfigurationError
         If the name or an option is unknown, or a value is out of range.
 
+    Notes
+    -----
+    **Formal guarantees.** The sensitivity is that of the mechanism's own C, for one sample that keeps to the declared
+    pattern (:meth:`Mechanism.sensitivity_bound`); options change how much noise there is, and mu follows from it.
+    Proof: docs/proofs/returning-samples.md.
+
     Examples
     --------
     >>> make_mechanism("cancelling", 4, schedule="uniform").sensitivity()
@@ -105,7 +111,7 @@ def noise_stands_alone(name: str) -> bool:
 
     Notes
     -----
-    **Formal guarantees.** None of its own; :func:`check_mechanism` holds a mechanism that says so against its C.
+    :func:`check_mechanism` holds a mechanism that says so against its C.
     """
     kind = MECHANISMS.get(name)
     return kind is not None and bool(vars(kind).get("stands_alone", False))

@@ -241,12 +241,7 @@ class Mechanism(ABC):
         n: int | None = None,
         pattern: Pattern = "separated",
     ) -> float:
-        """How much C stretches one sample's contributions: the value of :meth:`sensitivity_bound`.
-
-        Notes
-        -----
-        **Formal guarantees.** Those of :meth:`sensitivity_bound`.
-        """
+        """How much C stretches one sample's contributions: the value of :meth:`sensitivity_bound`."""
         return self.sensitivity_bound(num_participations, min_separation, n=n, pattern=pattern).value
 
     def sensitivity_bound(

@@ -148,8 +148,7 @@ def optimise_blt(
 
     Notes
     -----
-    **Formal guarantees.** Whatever the result, the sensitivity derived from it is exact: the optimiser affects the
-    error only.
+    Whatever the result, the sensitivity derived from it is exact: the optimiser affects the error only.
     """
     n = positive_integer("num_releases", num_releases)
     buffers = positive_integer("buffers", buffers)

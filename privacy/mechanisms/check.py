@@ -28,8 +28,8 @@ def check_mechanism(mechanism: Mechanism) -> None:
 
     Notes
     -----
-    **Formal guarantees.** A mechanism that passes releases, for so many releases, A G + B Z with B C = A and causal C
-    and B, so its sensitivity is C's (:meth:`Mechanism.sensitivity`).
+    A mechanism that passes releases, for so many releases, A G + B Z with B C = A and causal C and B, so its
+    sensitivity is C's (:meth:`Mechanism.sensitivity`).
     Proof: docs/proofs/returning-samples.md.
     """
     n, name = mechanism.num_releases, mechanism.name

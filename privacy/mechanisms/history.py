@@ -27,6 +27,13 @@ class HistoryMechanism(Mechanism):
     """A mechanism whose increments use all noise so far.
 
     A subclass gives the entries of C^{-1}; a state is what the noise so far adds to the coming releases of a block.
+
+    Notes
+    -----
+    **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
+    declared pattern, with the C whose inverse a subclass gives. Memory that is lost is made again to the last bit, so
+    it changes no release.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     memory: ClassVar[Memory] = "all"

@@ -147,7 +147,7 @@ def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE
 
     Notes
     -----
-    **Formal guarantees.** The columns have norm 1 up to rounding whatever the gap: the gap is about error, not privacy.
+    The columns have norm 1 up to rounding whatever the gap: the gap is about error, not privacy.
     """
     gram = workload.T @ workload
     gap, accurate = np.inf, True

@@ -36,6 +36,12 @@ class RecentNoise(ToeplitzMechanism):
     """A mechanism with a C^{-1} of few diagonals; a subclass gives them as :attr:`diagonals`.
 
     A state is the last rows of Z, times the noise's standard deviation, the latest first.
+
+    Notes
+    -----
+    **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
+    declared pattern; exact for every pattern.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     memory: ClassVar[Memory] = "recent"
@@ -201,8 +207,8 @@ def best_decay(num_releases: int, workload: Workload = "mu2") -> float:
 
     Notes
     -----
-    **Formal guarantees.** It depends on the two arguments alone, and the sensitivity is derived from whatever lambda is
-    in use: the choice affects the error only.
+    It depends on the two arguments alone, and the sensitivity is derived from whatever lambda is in use: the choice
+    affects the error only.
     """
     n = positive_integer("num_releases", num_releases)
     steps = [(digits, 10**places) for places in range(2, len(str(n)) + 3) for digits in range(10, 100)]

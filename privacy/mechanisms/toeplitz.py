@@ -49,6 +49,12 @@ class ToeplitzMechanism(Mechanism):
     """A mechanism with a Toeplitz C whose first column is non-negative and does not increase.
 
     A subclass gives the first columns of C and C^{-1}.
+
+    Notes
+    -----
+    **Formal guarantees.** mu = Delta x ``sensitivity(...)`` / noise_std for replacement of one sample that keeps to the
+    declared pattern; exact for every pattern, provided the first column is as said above.
+    Proof: docs/proofs/returning-samples.md.
     """
 
     @cached_property
@@ -288,8 +294,7 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
 
     Notes
     -----
-    **Formal guarantees.** Whatever the result, the sensitivity derived from it is exact: the optimiser affects the
-    error only.
+    Whatever the result, the sensitivity derived from it is exact: the optimiser affects the error only.
     """
     if not 1 <= bands <= num_releases:
         raise ConfigurationError(f"Expected 1 <= bands <= num_releases = {num_releases}, got {bands}.")

@@ -57,7 +57,7 @@ class Features(ABC):
 
         Notes
         -----
-        **Formal guarantees.** Row i depends on image i alone; every guarantee for one sample rests on it.
+        Row i depends on image i alone; every guarantee for one sample rests on it.
         """
 
 

@@ -68,8 +68,7 @@ def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
 
     Notes
     -----
-    **Formal guarantees.** None about the weights: if they were learnt from private data, they say something about them,
-    and no budget pays for it.
+    If the weights were learnt from private data, they say something about them, and no budget pays for it.
     """
     check_installed("torch", "torch", "save_features")
     import torch
@@ -132,8 +131,8 @@ class FileFeatures(OfImages):
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone: no layer that a file can have looks at two images. That its
-    weights were learnt from no private data is the promise of whoever made them.
+    Row i depends on image i alone: no layer that a file can have looks at two images. That its weights were learnt from
+    no private data is the promise of whoever made them.
     """
 
     sentence = "a net of your own, from a file"

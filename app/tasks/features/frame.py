@@ -29,7 +29,7 @@ def framed(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone: nothing is looked at to place it.
+    Row i depends on image i alone: nothing is looked at to place it.
     """
     values = in_unit_range(images, white)
     height, width = images.shape[1:]

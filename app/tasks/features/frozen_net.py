@@ -34,7 +34,7 @@ def frozen_net(
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone.
+    Row i depends on image i alone.
     """
     last = len(weights) - 2
     kernels = [weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)) for weight in weights[:-1]]

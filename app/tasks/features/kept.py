@@ -45,8 +45,8 @@ def kept(
 
     Notes
     -----
-    **Formal guarantees.** The same rows as ``make`` gives: a file is found by the digest of recipe and images. Writers
-    may race: each writes a file of its own and moves it into its place.
+    The same rows as ``make`` gives: a file is found by the digest of recipe and images. Writers may race: each writes a
+    file of its own and moves it into its place.
     """
     folder = os.environ.get(KEPT_VARIABLE, "")
     if not folder:

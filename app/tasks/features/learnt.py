@@ -41,7 +41,7 @@ def stroke_net(values: NDArray[np.float32], name: str) -> NDArray[np.float32]:
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone.
+    Row i depends on image i alone.
     """
     arrays = read_weights(name)
     layers = range(sum(key.startswith("weight") for key in arrays))
@@ -72,7 +72,7 @@ class Learnt(OfImages):
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone and on weights that no data had a part in; its L2 norm is 1.
+    Row i depends on image i alone and on weights that no data had a part in; its L2 norm is 1.
     """
 
     norm_bound = 1.0

@@ -40,7 +40,7 @@ def oriented_gradients(
 
     Notes
     -----
-    After Dalal and Triggs (2005), without block normalisation. **Formal guarantees.** Row i depends on image i alone.
+    After Dalal and Triggs (2005), without block normalisation. Row i depends on image i alone.
     """
     samples, height, width = images.shape
     rows, columns = height // cell, width // cell

@@ -31,8 +31,8 @@ class FunctionFeatures(OfImages):
 
     Notes
     -----
-    **Formal guarantees.** That row i depends on image i alone is the function's own promise. It is tried on a few
-    images, which finds a normalisation over all of them and proves nothing.
+    That row i depends on image i alone is the function's own promise. It is tried on a few images, which finds a
+    normalisation over all of them and proves nothing.
     """
 
     def __init__(self, function: Callable[[NDArray[np.float32]], Any], name: str) -> None:

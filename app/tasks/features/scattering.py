@@ -120,7 +120,7 @@ def scattering(values: NDArray[np.floating]) -> NDArray[np.floating]:
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone.
+    Row i depends on image i alone.
     """
     parts = [_scattered(values[start : start + _BLOCK]) for start in range(0, len(values), _BLOCK)]
     return np.concatenate(parts) if parts else np.empty((0, MAPS, POINTS, POINTS), values.dtype)

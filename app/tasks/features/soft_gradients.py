@@ -57,8 +57,8 @@ def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.fl
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone. Whatever the image, no value is below zero and the L2 norm of
-    a row is 1, or 0 of a blank image.
+    Row i depends on image i alone. Whatever the image, no value is below zero and the L2 norm of a row is 1, or 0 of a
+    blank image.
     """
     samples, height, width = images.shape
     stride = stride_for(min(height, width))

@@ -50,7 +50,7 @@ def whitened_scattering(
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on image i alone: mean and covariance are those of random characters.
+    Row i depends on image i alone: mean and covariance are those of random characters.
     """
     gains, maps, places, variances, centre = (
         np.asarray(weights[name], dtype=np.float32) for name in ("gains", "maps", "places", "variances", "centre")
