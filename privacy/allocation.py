@@ -76,7 +76,7 @@ def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, fl
     Examples
     --------
     >>> [f"{delta:.1e}" for delta in zero_out_deltas(0.5, 100, 0.2)]
-    ['2.1e-06', '1.4e-06']
+    ['1.5e-06', '1.1e-06']
     """
     _check(shift, "shift", slots)
     if shift > LARGEST_SHIFT:
@@ -150,7 +150,7 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
     Examples
     --------
     >>> f"{gdp_epsilon(1.0, 1e-5):.2f} known, {allocation_epsilon(1.0, 100, 1e-5):.2f} secret"
-    '4.38 known, 0.35 secret'
+    '4.38 known, 0.37 secret'
     """
     known = gdp_epsilon(mu, delta)
     if known == 0.0:

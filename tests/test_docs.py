@@ -7,6 +7,7 @@ own test runs it. Commands are parsed by the parsers of murmurfl and Flower, the
 
 import argparse
 import configparser
+import doctest
 import importlib
 import json
 import re
@@ -28,6 +29,8 @@ from murmurfl.app.papers.runs import plan_runs
 from murmurfl.app.settings import parse_assignments
 from murmurfl.clients import Schema, UpdateNode
 from typer.testing import CliRunner
+
+from tests.harness.imports import FOLDERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -240,3 +243,19 @@ def test_the_output_shown_to_beginners_is_what_they_get(tmp_path):
 def test_a_wrong_command_would_be_noticed(words):
     with pytest.raises((Exception, SystemExit, argparse.ArgumentError)):
         check_command(words)
+
+
+# Docstrings.
+
+
+def doctested():
+    """Modules whose docstrings show what something gives."""
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if ">>> " in path.read_text()]
+    return [".".join(("murmurfl", *path.relative_to(ROOT).with_suffix("").parts)) for path in sorted(files)]
+
+
+@pytest.mark.parametrize("name", doctested())
+def test_a_docstring_shows_what_comes(name):
+    ran = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
+    assert ran.attempted
+    assert not ran.failed
