@@ -262,7 +262,7 @@ MUTANTS = (
     ),
     Mutant(
         "a session goes on with another number of samples an owner",
-        "privacy/planning.py",
+        "privacy/policy.py",
         "for name, usual in _YOUNGER_FIELDS.items():\n        if fields[name] == usual:",
         'for name, usual in _YOUNGER_FIELDS.items():\n        if name == "samples_per_owner" or fields[name] == usual:',
         (OWNERS,),
@@ -850,7 +850,7 @@ MUTANTS = (
     ),
     Mutant(
         "a sum counts on shares of machines that are at other releases",
-        "privacy/policy_checks.py",
+        "privacy/policy.py",
         'if shares != "uniform":',
         "if False:",
         (INDEPENDENT,),
@@ -920,7 +920,7 @@ MUTANTS = (
     ),
     Mutant(
         "moments of samples may be in several releases",
-        "privacy/policy_checks.py",
+        "privacy/policy.py",
         "    Moments(policy.classes, policy.class_weight)\n    if policy.order",
         "    Moments(policy.classes, policy.class_weight)\n    if False and policy.order",
         (MOMENTS,),
@@ -1609,14 +1609,14 @@ MUTANTS = (
     ),
     Mutant(
         "releases that build on each other pass for ones that stand alone",
-        "privacy/planning.py",
+        "privacy/policy.py",
         'stands_alone=policy.builds_on == "nothing"',
         "stands_alone=True",
         (PLANNING,),
     ),
     Mutant(
         "a sum is charged for one machine's normals",
-        "privacy/planning.py",
+        "privacy/policy.py",
         "policy.normals_per_parameter * MOST_SUMMED  #",
         "policy.normals_per_parameter  #",
         (PLANNING,),
@@ -1630,14 +1630,14 @@ MUTANTS = (
     ),
     Mutant(
         "the local figure is that of sums",
-        "privacy/planning.py",
+        "privacy/policy.py",
         "local = mu if plan.sums is None else local",
         "local = mu",
         (PLANNING,),
     ),
     Mutant(
         "machines of two noises share a sum",
-        "privacy/planning.py",
+        "privacy/policy.py",
         "(plan.sensitivity, plan.grid.spacing, plan.noise_std)",
         "(plan.sensitivity, plan.grid.spacing)",
         (PLANNING,),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ...privacy import Guarantee, gdp_epsilon, person_mu, rounded_up
 from ...privacy.normals import range_problem, summed_range_problem
-from ...privacy.planning import MOST_SUMMED
+from ...privacy.policy import MOST_SUMMED
 
 OWNERS_UNDECIDED = "What to take was decided for samples by themselves; the table of mechanisms is of owners."
 

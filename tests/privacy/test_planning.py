@@ -7,7 +7,7 @@ import pytest
 from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, ShuffledPolicy, gdp_epsilon, make_mechanism
 from murmurfl.privacy.noise_plan import Summing
 from murmurfl.privacy.normals import LARGEST_RADIUS, resolution_mu, summed_range_problem
-from murmurfl.privacy.planning import MOST_SUMMED
+from murmurfl.privacy.policy import MOST_SUMMED
 
 H = 16
 SIZE = 100
