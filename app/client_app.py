@@ -19,15 +19,15 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from ..clients import ContextLedger, PrivateClient
 from ..clients.context_ledger import TravellingLedger
+from ..clients.helper import answer_simulated_helper
 from ..clients.numpy_app import serving
-from ..clients.simulated_helper import answer_simulated_helper
 from ..clients.simulation import in_simulation, kept_by_node, state_travels
 from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
 from .config import RunConfig
 from .experiment import prepare
 from .installed import IN_BUNDLE, answered_as_installed
 from .nodes.config import configured_client, operators_file
-from .participants import participant_names
+from .participation import participant_names
 
 _ROWS_BYTES = 256 << 20
 """Noise rows that all nodes of a simulation in this process keep for taking them back out, in bytes."""

@@ -11,23 +11,53 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from ..privacy import NO_NOISE, Trust, gdp_mu
+from ..privacy import MECHANISMS, NO_NOISE, TRUST_MODELS, ConfigurationError, Trust, gdp_mu
 from ..strategies.attendance import Attendance
 from .centring import check_centring
 from .evaluation import check_evaluation
 from .keys import Key, keys_of, mu_and_epsilon, refusal, unknown_key
-from .registry import registry
+from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
-from .run_names import check_run_name
-from .trust import SECURE, check_cohorts, check_end_of_rounds, check_lost_replies, cohort_floor, honest_machines
-from .unread import readers_of as readers_of
-from .unread import refuse_unread
+from .trust import (
+    SECURE,
+    check_cohorts,
+    check_end_of_rounds,
+    check_lost_replies,
+    cohort_floor,
+    honest_machines,
+    keys_of_trust,
+)
+
+_LONGEST_RUN_NAME = 200
+"""Bytes; file systems take 255, and files that are being written have longer names for a moment."""
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a run's name that is not simply the name of a folder.
+
+    Parameters
+    ----------
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If it is empty, too long, ``.`` or ``..``, begins or ends with a space, or has a separator or a character in it
+        that cannot be printed: the files of a run stay in a folder of its own, below the one that was chosen for runs.
+    """
+    simple = name.isprintable() and not set(name) & set("/\\:") and name.strip() == name
+    if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
+        raise ConfigurationError(
+            f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
+            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
+        )
+
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
@@ -191,3 +221,42 @@ def run_keys() -> Mapping[str, Key]:
 @lru_cache(maxsize=16)
 def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> RunConfig:  # noqa: ARG001 - 1 == True
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
+
+
+def refuse_unread(config: RunKeys, keys: Iterable[Key], reads: frozenset[str]) -> None:
+    """Refuse keys that are set and that nothing that was chosen reads.
+
+    Parameters
+    ----------
+    config : RunKeys
+    keys : iterable of Key
+        All there are.
+    reads : frozenset of str
+        Those that what was chosen reads beyond the common ones.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    for one in keys:
+        value = getattr(config, one.attribute)
+        if not one.read_by or value == one.default:
+            continue
+        chosen = getattr(config, one.read_by)
+        own = {"mechanism": mechanism_options_of(config.mechanism), "trust": keys_of_trust(config.trust)}
+        if one.name not in own.get(one.read_by, reads):
+            readers = readers_of(one)
+            by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
+            raise ConfigurationError(
+                f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {chosen!r}, which does "
+                f"not read it, got {value!r}{by}."
+            )
+
+
+def readers_of(one: Key) -> list[str]:
+    """The built-in names of those that read a key; empty for one that every run reads."""
+    if one.read_by == "mechanism":
+        return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
+    if one.read_by == "trust":
+        return [name for name in TRUST_MODELS if one.name in keys_of_trust(name)]
+    return registry(one.read_by).reading(one.name) if one.read_by else []

@@ -1,4 +1,4 @@
-"""Who was asked in a round of a simulation, in a few bytes a machine."""
+"""Who takes part in a simulation, and who was asked in a round, in a few bytes a machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .config import RunConfig
+from .trust import helper_names
 
 _NOTHING = -1
 
@@ -55,3 +58,9 @@ def compact(asked: Mapping[str, int | None]) -> Mapping[str, int | None]:
     made = Participation(numbers, releases)
     plain = bool((np.diff(numbers) > 0).all()) and all(map(str.__eq__, made, asked))
     return made if plain else asked
+
+
+def participant_names(config: RunConfig) -> list[str]:
+    """All of them in order, machines first; each is on a node of its own where there are enough nodes."""
+    helpers = helper_names(config.helpers) if config.secure else ()
+    return [*map(str, range(config.num_clients)), *helpers]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..privacy import ConfigurationError
+from ..privacy import MECHANISMS, NO_NOISE, ConfigurationError, Mechanism, register_mechanism
 
 ThingT = TypeVar("ThingT")
 
@@ -183,3 +183,28 @@ def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1)
     meant = f"did you mean {near[0]!r}? Known:" if near else "known:"
     return f"Expected {key} to be a known name, got {name!r}; {meant} {', '.join(names)}."
+
+
+def known_mechanism(name: str) -> str:
+    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no mechanism, or its stream is not what its matrices say.
+    """
+    if ":" not in name:
+        return name
+    kind = imported(name, f"mechanism = {name!r}")
+    if not (inspect.isclass(kind) and issubclass(kind, Mechanism)):
+        raise ConfigurationError(f"Expected mechanism = {name!r} to be a subclass of Mechanism, got {kind!r}.")
+    if MECHANISMS.get(kind.name) is not kind:
+        register_mechanism(kind)
+    return kind.name
+
+
+def mechanism_options_of(name: str) -> Iterable[str]:
+    """The options a mechanism takes."""
+    if not name or name == NO_NOISE:
+        return ()
+    return inspect.signature(MECHANISMS[known_mechanism(name)].__init__).parameters

@@ -6,13 +6,15 @@ other one out of force; both in one place are refused.
 
 from __future__ import annotations
 
+import os
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError
-from .config import run_keys
+from .config import RunConfig, run_keys
 from .keys import Value, mu_and_epsilon, unknown_key
 
 _SAME = {"mu": "epsilon", "epsilon": "mu"}
@@ -101,3 +103,29 @@ def _read(name: str, value: Any) -> Value:
             "num-clients = 20."
         )
     raise unknown_key(name, known)
+
+
+def names_own(settings: Mapping[str, Value]) -> bool:
+    """Whether settings, by hyphenated key, name something of one's own."""
+    own = (one.name for one in run_keys().values() if one.names or one.own)
+    return any(":" in str(settings.get(name, "")) for name in own)
+
+
+def search_here() -> None:
+    """Look for modules in the current folder first, as ``python -m`` does."""
+    folder = str(Path.cwd())
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
+def environment_for(config: RunConfig) -> dict[str, str]:
+    """What the environment of an engine's processes needs, so that they find things of one's own where this one does.
+
+    Parameters
+    ----------
+    config : RunConfig
+    """
+    if not names_own(config.to_mapping()):
+        return {}
+    before = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *([before] if before else [])])}

@@ -18,8 +18,8 @@ from .config import NO_NOISE, RunConfig, run_keys
 from .engines.start import ENGINES, run_document
 from .experiment import prepare
 from .keys import Value
-from .own_modules import names_own, search_here
 from .record import RESULT_NAME, plot_accuracy, write_document
+from .settings import names_own, search_here
 
 NOTE = "simulation only, and not private"
 _FIGURES = ("accuracy", "auc", "loss", "rounds", "seconds")

@@ -7,8 +7,7 @@ from .cohort import Cohort
 from .context_ledger import ContextLedger
 from .convex import ConvexSmoothGradients
 from .delayed_momentum import DelayedMomentumClient
-from .evaluation import Evaluation
-from .evaluation_share import EvaluationShare
+from .evaluation import Evaluation, EvaluationShare
 from .foreign_machine import simulated_machine
 from .full_batch import CountedGradients, FullBatchClient
 from .gradients import PerSampleGradients, Samples

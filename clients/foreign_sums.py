@@ -12,7 +12,7 @@ from ..privacy import ConfigurationError
 from ..privacy.masking import Masking
 from ..privacy.roster import MachineKey, Roster
 from .answers import answer
-from .simulated_helper import answer_simulated_helper
+from .helper import answer_simulated_helper
 
 
 class SimulatedSums:

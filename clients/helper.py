@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from ..privacy import (
+    ConfigurationError,
     HelperEntry,
     Opener,
     OpeningPage,
@@ -29,9 +30,11 @@ from ..privacy import (
     protocol,
 )
 from ..privacy.opening_record import LastOpened, OpenedSet, SessionTerms, check_forward
+from ..privacy.roster import HelperKey, Roster
 from .answers import answer
 from .context_ledger import LEDGER_RECORDS
 from .requests import check_version, malformed
+from .simulation import in_simulation
 
 logger = logging.getLogger(__name__)
 
@@ -247,3 +250,33 @@ def _bytes_of(entries: dict[str, Any], key: str) -> list[bytes]:
 def _refused(why: str) -> OpeningRefusedError:
     logger.warning("Refused to open a set: %s", why)
     return OpeningRefusedError(why)
+
+
+def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, seed: int, roster: Roster) -> Message:
+    """What a simulated helper answers to a message.
+
+    Parameters
+    ----------
+    message : Message
+    state : RecordDict
+        ``context.state`` of its node, which may host others as well.
+    name : str
+        Its name in the roster.
+    seed : int
+        Of the run: its keys are derived from it.
+    roster : Roster
+
+    Raises
+    ------
+    ConfigurationError
+        Outside a simulation.
+
+    Notes
+    -----
+    Opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
+    ends with the run: that is why a real node is refused.
+    """
+    if not in_simulation():
+        raise ConfigurationError("Expected a simulation, got a real node: a helper there is `murmurfl helper CONFIG`.")
+    opener = Opener(name, HelperKey.simulated(seed, name), roster, ContextOpeningRecord(state, name))
+    return answer_helper(opener, message)

@@ -23,8 +23,7 @@ from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Trust, pr
 from ..privacy.masking import Masking
 from .answers import answer
 from .base import PrivateClient
-from .evaluation import Measure
-from .evaluation_share import EvaluationShare
+from .evaluation import EvaluationShare, Measure
 from .foreign_machine import simulated_machine
 from .foreign_sums import SimulatedSums
 from .gradient_memory import GRADIENT_MEMORY_MIB
@@ -36,9 +35,8 @@ from .records.drafting import inferred
 from .records.records import Records
 from .records.schema import Schema
 from .records.sources import Items, file_items, items_of
-from .sample_methods import SampleMethod, sample_method
+from .sample_methods import SampleMethod, read_request, sample_method
 from .sample_node import SampleNode
-from .sample_requests import read_request
 from .simulation import in_simulation
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ..privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger
 from ..privacy.asked import asked_mu, check_count
 from ..privacy.masking import Masking
 from .app_node import AppNode
-from .evaluation_share import EvaluationShare
+from .evaluation import EvaluationShare
 from .operators_file import covering_budget, read_operators_file, values_by_field
 from .sample_methods import SampleMethod, sample_method
 

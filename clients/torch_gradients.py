@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.extras import check_installed
+from ..privacy.errors import check_installed
 from .gradient_memory import GRADIENT_MEMORY_MIB, Need, check_memory, chunks
 from .torch_state import ModuleState
 

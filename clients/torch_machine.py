@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..privacy import ConfigurationError, derived_seed
-from ..privacy.extras import check_installed
+from ..privacy.errors import check_installed
 from .evaluation import Measure
 from .gradient_memory import GRADIENT_MEMORY_MIB
 from .model_checks import SampleTrials, check_layers, check_loss

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError
 from ..privacy.asked import check_count
 from ..privacy.contributions import DenseContributions, StackedContributions
-from ..privacy.extras import check_installed
+from ..privacy.errors import check_installed
 from .gradient_memory import GRADIENT_MEMORY_MIB, MOST_TOGETHER, Need, check_memory, chunks, in_chunks
 from .gradients import combined_gradients, weights_of, wide_row_bytes
 from .torch_state import ModuleState

@@ -2,7 +2,6 @@
 
 from .allocation import allocation_delta, allocation_epsilon
 from .amplification import Amplification, amplification_of
-from .captions import caption, mechanism_words
 from .centring import CENTRING_CONSTANT, CENTRING_SHARE, centred, centring_policy, divided_mu
 from .clipping import clip_per_sample
 from .data_digest import RowBytes, any_data, row_bytes
@@ -25,6 +24,8 @@ from .guarantee import (
     Guarantee,
     Relation,
     Unit,
+    caption,
+    mechanism_words,
     policy_guarantee,
     rounded_up,
     server_guarantee,

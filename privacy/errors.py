@@ -1,7 +1,8 @@
-"""The errors murmurfl raises, all of one family, each saying what was expected, what came and what to do."""
+"""The errors murmurfl raises, each saying what was expected, what came and what to do; and what an extra brings."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Mapping
 
@@ -57,3 +58,29 @@ def is_interrupt(error: BaseException) -> bool:
 
 class UnsupportedFlowerError(MurmurflError, ImportError):
     """The installed version of Flower is not one this package was tested with."""
+
+
+def check_installed(package: str, extra: str, setting: str) -> None:
+    """Import a package that the base of murmurfl does without.
+
+    Parameters
+    ----------
+    package : str
+        Its import name.
+    extra : str
+        What brings it: ``pip install 'murmurfl[extra]'``.
+    setting : str
+        What needs it, for the refusal.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not installed. A package that is there and broken raises its own error, which says more.
+    """
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"Expected the package {package} for {setting}, got: {error}. Install it with "
+            f"pip install 'murmurfl[{extra}]'."
+        ) from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
 from .amplification import Amplification
@@ -19,8 +20,35 @@ from .errors import ConfigurationError
 from .gdp import gdp_epsilon
 from .plain_words import plain_meaning
 from .policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
-from .shown import rounded_up as rounded_up
 from .words import NOBODY_ASKED, server_noise_words
+
+_DIGITS = 4
+_ROUNDING = 1e-9
+
+
+def rounded_up(value: float, digits: int = _DIGITS, *, places: int | None = None) -> str:
+    """A mu or an epsilon for people, never below what it is.
+
+    Parameters
+    ----------
+    value : float
+    digits : int
+        Significant digits.
+    places : int, optional
+        Decimal places in their stead.
+
+    Examples
+    --------
+    >>> rounded_up(24.3812), rounded_up(4.0), rounded_up(4.371, places=2), rounded_up(float("inf"))
+    ('24.39', '4', '4.38', 'infinite')
+    """
+    if math.isinf(value):
+        return "infinite"
+    shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
+    if float(shown) < value * (1 - _ROUNDING):  # beyond what rounding in float64 may have added
+        shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
+    return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"
+
 
 Unit = Literal["sample", "owner", "machine"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -382,3 +410,59 @@ def _fast(policy: PrivacyPolicy) -> tuple[str, ...]:
 def _not_private(policy: PrivacyPolicy) -> tuple[str, ...]:
     # A machine that trusts its server is private towards everybody else; one whose mechanism is none is not private.
     return (NOT_PRIVATE,) if policy.mechanism == NO_NOISE else ()
+
+
+WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+"""Of a column with the figures that do."""
+
+
+def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = False) -> str:
+    """The terms of many epsilons, to stand once beside their table or figure.
+
+    Parameters
+    ----------
+    guarantees : iterable of pairs
+        The name of its row or column, and the guarantee; guarantees with the same terms are said once. What holds
+        whatever happens, under secure aggregation, is said of each.
+    in_columns : bool
+        Whether the table has columns of its own for h, the honest machines of each sum, and for what holds whatever
+        happens: then both are said in words, and once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    # Labels in their order, by mechanism, by all other terms.
+    groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    notes: dict[str, None] = {}
+    local: dict[str, dict[str, None]] = {}
+    for label, guarantee in guarantees:
+        protects = guarantee.protected("h") if in_columns else guarantee.protects
+        mechanisms = groups.setdefault((protects, guarantee.covers), {})
+        mechanisms.setdefault(guarantee.mechanism, {})[label] = None
+        if guarantee.whatever_happens:
+            local.setdefault(guarantee.whatever_happens, {})[label] = None
+        notes |= dict.fromkeys(guarantee.notes)
+    if not groups:
+        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
+    sentences = []
+    for (protects, covers), mechanisms in groups.items():
+        labels = dict.fromkeys(label for named in mechanisms.values() for label in named)
+        of = f" of {' / '.join(labels)}" if len(groups) > 1 else ""
+        words = [f"{words} ({' / '.join(named)})" for words, named in mechanisms.items()]
+        words = list(mechanisms) if len(words) == 1 else words
+        sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
+    if local and in_columns:
+        sentences.append(WHATEVER_HAPPENS)
+    elif local:
+        # Beside other groups or figures it must be told whose they are; the sentence itself says what they rest on.
+        alone = len(local) == len(groups) == 1
+        figures = [said if alone else f"{said} ({' / '.join(named)})" for said, named in local.items()]
+        sentences.append(f"Without anybody's honesty: {'; '.join(figures)}.")
+    return " ".join([*sentences, *notes])
+
+
+def mechanism_words(policy: PrivacyPolicy) -> str:
+    """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
+    return policy.words

@@ -17,8 +17,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .admission import AdmissionRule, has_secret_order
-from .admitted import Admission
+from .admission import Admission, AdmissionRule, has_secret_order
 from .data_digest import RowBytes, any_data, make_digest
 from .errors import ConfigurationError
 from .keys import NoiseKeys
@@ -27,10 +26,9 @@ from .ledger.block import AccountBlock, StreamBlock
 from .machine_checks import check_ledger, check_local_budget, check_real, check_samples, with_ledgers_budget
 from .mechanisms import State
 from .noise_plan import NoisePlan
-from .outgoing import PrivacyStatement, Release
+from .outgoing import PrivacyStatement, Release, recorded, release_of, stream_fingerprint
 from .owners import Owners
 from .policy import PrivacyPolicy
-from .recording import recorded, release_of, stream_fingerprint
 
 ComputedT = TypeVar("ComputedT")
 

@@ -1,7 +1,7 @@
 """The machines of a simulation that have one policy and one model, asked together: a row each, whole blocks at once.
 
 Admission, noise, recording and acknowledgement are the rules that a machine by itself keeps (:mod:`.admission`,
-:mod:`.release_rule`, :mod:`.recording`). What is different here is that the contributions of many machines come in one
+:mod:`.release_rule`, :mod:`.outgoing`). What is different here is that the contributions of many machines come in one
 piece, whose rows the caller vouches for: so keys are simulated ones, and real machines are refused.
 """
 
@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .admission import AdmissionRule, has_secret_order
-from .admitted import Admissions
+from .admission import AdmissionRule, Admissions, has_secret_order
 from .contributions import StackedContributions
 from .errors import ConfigurationError, RefusedError
 from .keys import NoiseKeys
@@ -24,8 +23,7 @@ from .ledger import Account
 from .ledger.block import BlockLedger, Counts, StreamBlock
 from .ledger.joined import JoinedLedgers
 from .mechanisms import State
-from .outgoing import Release
-from .recording import recorded, release_of, samples_counted, stream_fingerprint
+from .outgoing import Release, recorded, release_of, samples_counted, stream_fingerprint
 from .release import PrivateMachine
 from .release_rule import ReleaseRule
 from .row_by_row import RowByRow

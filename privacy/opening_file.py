@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from .errors import ConfigurationError
-from .files import check_private, create_private, sync_folder
+from .files import check_private, create_private, replace_durably, sync_folder
 from .ledger import format as ledger_format
-from .opening_mark import RECORD_LOST, OpeningPlace, read_opening_mark
 from .opening_record import (
     LastOpened,
     OpenedSet,
@@ -48,6 +47,69 @@ from .opening_record import (
     key_digest,
 )
 from .roster import HelperEntry
+
+_FORMAT = 1
+_FORMAT_KEY = "murmurfl-opening-mark"
+
+RECORD_LOST = (
+    "If the newest one is lost, this helper's keys are used up: make new ones (`murmurfl roster key`), have a roster "
+    "made with them, and begin new sessions. Nothing was opened."
+)
+"""What to do about a record that cannot be believed, for errors."""
+
+
+@dataclass(frozen=True)
+class OpeningPlace:
+    """How far a record has come.
+
+    Parameters
+    ----------
+    record : str
+        The record's own random name.
+    number : int
+        Sets opened so far.
+    link : str
+        Of the last of them, in hexadecimal; it depends on all before it.
+    """
+
+    record: str
+    number: int
+    link: str
+
+    def write_mark(self, path: Path) -> None:
+        """Make this the mark, durably."""
+        document = {_FORMAT_KEY: _FORMAT, **asdict(self)}
+        replace_durably(path, json.dumps(document, indent=1).encode() + b"\n", error=OpeningRecordError)
+
+
+def read_opening_mark(path: Path) -> OpeningPlace:
+    """The mark at ``path``.
+
+    Raises
+    ------
+    OpeningRecordError
+        If there is none, others can read or write it, or it is damaged.
+    """
+    check_private(
+        path,
+        "the opening record's high-water mark",
+        missing=f"Without it nobody can tell whether the record was copied back. Put the mark back. {RECORD_LOST}",
+        error=OpeningRecordError,
+    )
+    try:
+        document = json.loads(path.read_text())
+        if document.pop(_FORMAT_KEY) != _FORMAT:
+            raise ValueError("another format")
+        mark = OpeningPlace(**document)
+        if type(mark.number) is not int or mark.number < 0 or len(bytes.fromhex(mark.link)) != 32:
+            raise ValueError("impossible values")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise OpeningRecordError(
+            f"Expected the opening record's high-water mark at {path}, got a file that is damaged or something else "
+            f"({error}). Put the mark back. {RECORD_LOST}"
+        ) from error
+    return mark
+
 
 _APPLICATION_ID = 0x6D75726F  # "muro"
 _FORMAT = 1

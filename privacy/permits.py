@@ -26,9 +26,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from . import protocol
-from .curves import is_signing_point
 from .errors import ConfigurationError
-from .roster import KEY_BYTES, is_signed
+from .roster import KEY_BYTES, is_signed, is_signing_point
 
 LONGEST_PERMIT = 4096
 """Characters of a permit: nothing longer is read."""

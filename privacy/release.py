@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .admitted import Admission
+from .admission import Admission
 from .contributions import FittingContributions, StackedContributions
 from .data_digest import RowBytes
 from .errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt

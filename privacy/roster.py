@@ -21,12 +21,49 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from . import protocol
-from .curves import is_sealing_point, is_signing_point
 from .errors import ConfigurationError
 from .keys import derived_bytes
+
+_PRIME = 2**255 - 19
+_D = -121665 * pow(121666, -1, _PRIME) % _PRIME
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+def is_signing_point(public: bytes) -> bool:
+    """Whether 32 bytes are a public Ed25519 key: a point of the curve, canonically written, not of small order.
+
+    Notes
+    -----
+    Nobody can sign for such a key without its secret, as far as Ed25519 goes.
+    """
+    y = int.from_bytes(public, "little") & (2**255 - 1)  # the highest bit is x's sign
+    if y >= _PRIME:
+        return False
+    square = y * y % _PRIME
+    # x^2 = above / below is a square if above * below is one. Doubling a point of order 8 gives y = 0.
+    above, below = square - 1, _D * square + 1
+    small_order = y == 0 or square == 1 or (_D * square * square + 2 * square - 1) % _PRIME == 0
+    return not small_order and pow(above * below, (_PRIME - 1) // 2, _PRIME) == 1
+
+
+def is_sealing_point(public: bytes) -> bool:
+    """Whether 32 bytes are a public X25519 key, canonically written, not of small order.
+
+    Notes
+    -----
+    What is sealed for such a key is not sealed for everybody.
+    """
+    if int.from_bytes(public, "little") >= _PRIME:
+        return False
+    try:
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # the shared secret would be zero, whoever asks
+        return False
+    return True
+
 
 KEY_BYTES = 32
 """Of every key here, private or public."""

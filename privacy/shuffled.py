@@ -30,7 +30,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .admitted import Admission
+from .admission import Admission
 from .clipping import clip_contributions
 from .data_digest import RowBytes
 from .errors import ConfigurationError

@@ -60,9 +60,8 @@ from .shuffled import (
 )
 from .tree_momentum import TreeMomentum, TreeMomentumState, node_sum, tree_momentum_start, tree_momentum_step
 from .trusted_full_batch import TrustedFullBatch
-from .trusted_mean_of_features import TrustedMeanOfFeatures
 from .trusted_mu2 import TrustedMu2
-from .trusted_private_evaluation import TrustedPrivateEvaluation
+from .trusted_one_answer import TrustedMeanOfFeatures, TrustedPrivateEvaluation
 
 __all__ = [
     "AVERAGES",

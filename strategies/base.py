@@ -24,8 +24,7 @@ from .figures import FigureFile
 from .forecast import log_forecast
 from .layout import vector_size
 from .look_ahead import PATIENCE, check_rounds, check_something_came, is_hopeless
-from .machine_names import by_length_and_name, in_order
-from .machines import NodesUnavailableError
+from .machines import NodesUnavailableError, by_length_and_name, in_order
 from .patient import PatientRounds
 from .replies import DirectMachines, Reply, RoundReport, is_masked, read_outcome
 from .requests import request_messages, say_refusals, say_unlike

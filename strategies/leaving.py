@@ -14,7 +14,7 @@ from typing import Any
 from flwr.common.logger import log
 
 from ..privacy import ConfigurationError
-from .machine_names import by_length_and_name
+from .machines import by_length_and_name
 from .statements import releases_left
 
 _MOST_NAMED = 5

@@ -7,19 +7,91 @@ it reports once (its partition id, say). Machines are ordered by name.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from logging import INFO, WARNING
+from typing import Any, overload
 
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..privacy import MurmurflError, protocol
-from .hello import Introduction, failure, hello, introduction, stranger
-from .machine_names import NumberedNames, by_length_and_name
-from .waiting import Attending, Needed, is_simulation, no_helpers, pointless, shortage
+from .waiting import LEGACY, WITHOUT, Attending, Needed, is_simulation, no_helpers, pointless, shortage
+
+
+def by_length_and_name(name: str) -> tuple[int, str]:
+    """The order of machines: 2 before 10."""
+    return len(name), name
+
+
+class NumberedNames(Sequence[str]):
+    """The names of simulated machines, their numbers, in order; a name is made when it is looked at.
+
+    Parameters
+    ----------
+    numbers : int or range
+        M, for "0" to "M - 1"; or some of them, ascending.
+    """
+
+    def __init__(self, numbers: int | range) -> None:
+        self.numbers = range(numbers) if isinstance(numbers, int) else numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, int):
+            return str(self.numbers[place])
+        numbers = self.numbers[place]
+        return NumberedNames(numbers) if numbers.step > 0 else [str(number) for number in numbers]
+
+    def __contains__(self, name: object) -> bool:
+        # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
+        if not isinstance(name, str) or not (name.isascii() and name.isdigit()):
+            return False
+        return len(name) <= len(str(self.numbers.stop)) and str(int(name)) == name and int(name) in self.numbers
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NumberedNames):
+            return self.numbers == other.numbers
+        if not isinstance(other, list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((NumberedNames, self.numbers))
+
+    def __repr__(self) -> str:
+        return f"NumberedNames({self.numbers})"
+
+
+def in_order(names: Iterable[str]) -> Sequence[str]:
+    """Names in the order of machines; those of many simulated machines are in it already."""
+    return names if isinstance(names, NumberedNames) else sorted(names, key=by_length_and_name)
+
+
+def plain_names(names: Sequence[str]) -> list[str] | int:
+    """Names as a checkpoint has them: those of all machines from 0 as how many there are."""
+    whole = isinstance(names, NumberedNames) and names.numbers == range(len(names))
+    return len(names) if whole else list(names)
+
+
+def restored_names(saved: Any) -> Sequence[str]:
+    """What :func:`plain_names` wrote."""
+    return NumberedNames(saved) if isinstance(saved, int) else [str(name) for name in saved]
+
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -293,3 +365,90 @@ class MachineDirectory:
     def _said(self) -> str:
         """What nodes answered that could not be met."""
         return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+
+
+# An exception of the ClientApp, which murmurfl's never lets out.
+_RAISED = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+# What Flower's legacy ClientApp raises on a message of the Message API.
+_OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Who is on a node, in its own words.
+
+    Parameters
+    ----------
+    machines, helpers : tuple of str
+        Names; a real node is one of the two.
+    roster : str
+        Of its helpers: the roster they work with, as JSON text; empty without helpers.
+    schema : str
+        The digest of what its machines take for a record; empty where they do not say.
+    """
+
+    machines: tuple[str, ...]
+    helpers: tuple[str, ...] = ()
+    roster: str = ""
+    schema: str = ""
+
+
+def hello(node_id: int, message_type: str, entries: Mapping[str, Any]) -> Message:
+    """What a node is asked; ``entries`` are what every message of the training says."""
+    asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION}
+    config = ConfigRecord({**entries, **asked})
+    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
+
+
+def introduction(reply: Message) -> Introduction | None:
+    """What a node said, or None if it said nothing that this server understands."""
+    config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
+    if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    machines, helpers = _names(config, protocol.MACHINES), _names(config, protocol.HELPERS)
+    roster = config.get(protocol.ROSTER, "")
+    if machines is None or helpers is None or not (machines or helpers) or not isinstance(roster, str):
+        return None
+    schema = config.get(protocol.SCHEMA, "")
+    known = isinstance(schema, str) and re.fullmatch(r"[0-9a-f]{32}", schema)
+    return Introduction(machines, helpers, roster if helpers else "", str(schema) if known else "")
+
+
+def failure(reply: Message) -> str:
+    """Why a node could not be met, in words a node cannot choose."""
+    stated: Any = None
+    if not reply.has_error():
+        config = reply.content.config_records.get(protocol.CONFIG)
+        stated = None if config is None else config.get(protocol.VERSION)
+    elif reply.error.code != protocol.PROTOCOL_MISMATCH:
+        return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
+    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
+        stated = int(found[1])
+    if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
+        name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
+        return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
+    return "an answer this server does not understand"
+
+
+def stranger(reply: Message) -> str:
+    """Of what kind a node's ClientApp is, where it does not know murmurfl; empty where it does, or cannot be told.
+
+    A node may say anything in its reply, which chooses between two sentences of ours and no more.
+    """
+    if not reply.has_error():
+        return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
+    if reply.error.code not in _RAISED:
+        return ""
+    reason = reply.error.reason or ""
+    return LEGACY if any(mark in reason for mark in _OF_LEGACY) else WITHOUT
+
+
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    """The names of an entry, none if it is missing; None if it is no list of names."""
+    names = config.get(key, [])
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list):
+        return None
+    if not all(isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME for name in names):
+        return None
+    return tuple(str(name) for name in names)

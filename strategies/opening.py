@@ -21,11 +21,16 @@ from ..privacy import ConfigurationError, protocol
 from ..privacy.arrays import read_array
 from ..privacy.opening import Opening, is_opening, set_digest
 from ..privacy.roster import Roster
-from .hello import hello, introduction
-from .machines import MachineDirectory
+from .machines import MachineDirectory, hello, introduction
 from .replies import exchange
-from .roster import common_roster, read_roster, same_roster
-from .secure_aggregation import HelpersDisagreeError, HelperUnavailableError, SecureAggregation
+from .secure_aggregation import (
+    HelpersDisagreeError,
+    HelperUnavailableError,
+    SecureAggregation,
+    common_roster,
+    read_roster,
+    same_roster,
+)
 from .summation import CohortSet
 
 _GREETING_TIMEOUT_S = 20.0

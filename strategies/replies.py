@@ -7,11 +7,13 @@ delay: it is read as a whole, or dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from logging import INFO, WARNING
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid as FlowerGrid
 from numpy.typing import NDArray
 
@@ -366,3 +368,28 @@ def exchange(grid: FlowerGrid, messages: Iterable[Message], timeout: float) -> l
             waves.append(wave := {})
         wave[node_id] = message
     return [reply for wave in waves for reply in grid.send_and_receive(list(wave.values()), timeout=timeout)]
+
+
+_ONLY_SOMETIMES = ("unopened", "closed", "overdue", "awaited", "finished")
+
+
+def plain(report: RoundReport) -> dict[str, Any]:
+    """A report for a checkpoint; what only some rounds have stands only there, so that older ones read the same."""
+    return {name: value for name, value in asdict(report).items() if value or name not in _ONLY_SOMETIMES}
+
+
+def log_losses(report: RoundReport) -> None:
+    """One line where replies are missing; a warning where one of them was malformed."""
+    if report.aggregated < report.asked or report.overdue:
+        log(
+            WARNING if report.malformed else INFO,
+            "Round %d: %d of %d replies aggregated (lost %d, refused %s, late %d, malformed %d%s).",
+            *(report.server_round, report.aggregated, report.asked, report.lost, report.refused),
+            *(report.late, report.malformed, _still_open(report)),
+        )
+
+
+def _still_open(report: RoundReport) -> str:
+    """What a round that does not wait for all has beside the others."""
+    overdue = f", {report.overdue} asked for before" if report.overdue else ""
+    return f"{overdue}, {report.awaited} awaited" if report.awaited else overdue

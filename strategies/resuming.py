@@ -12,10 +12,9 @@ from flwr.serverapp.strategy import Result
 
 from ..privacy import protocol
 from .checkpoint import load_checkpoint, save_checkpoint
-from .machine_names import plain_names, restored_names
+from .machines import plain_names, restored_names
 from .permitted import check_permitted
-from .replies import RoundReport, RoundRequest
-from .reports import plain
+from .replies import RoundReport, RoundRequest, plain
 from .rounds import Rounds
 
 StateT = TypeVar("StateT")

@@ -37,8 +37,7 @@ from .opening import Helpers
 from .options import OnRound, centre_bytes, check_rounds_options, refuse_sums
 from .permitted import session_of
 from .release_sum import ReleaseSum, Summation
-from .replies import LARGEST_VALUE, Outcome, Refusal, Reply, RoundReport, RoundRequest, SummedReplies
-from .reports import log_losses
+from .replies import LARGEST_VALUE, Outcome, Refusal, Reply, RoundReport, RoundRequest, SummedReplies, log_losses
 from .sampling import Sampling, sample_machines
 from .secure_aggregation import SecureAggregation
 from .secure_rounds import SecureRounds

@@ -7,10 +7,13 @@ follows from the policy that all machines have, so noise of Delta / mu on the su
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, Required, TypeVar, Unpack
 
-from ..privacy import ConfigurationError
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from .layout import Vector, vector_size
+from .mean_of_features import MeanOfFeatures, MeanState
+from .options import RoundOptions
+from .private_evaluation import EvaluationState, PrivateEvaluation
 from .replies import Reply, RoundReport
 from .trusted_server import TrustedServer, could_be_honest
 
@@ -83,3 +86,75 @@ class TrustedOneAnswer(TrustedServer[StateT]):
 
     def _before_asking(self) -> None:
         """Nothing: a trusted server has written its checkpoint, before it asks anybody."""
+
+
+class TrustedMeanOptions(RoundOptions, total=False):
+    """Options of :class:`TrustedMeanOfFeatures`: those of both of its bases."""
+
+    num_features: Required[int]
+    num_clients: Required[int]
+    policy: Required[PrivacyPolicy]
+    noise_keys: NoiseKeys | None
+
+
+class TrustedMeanOfFeatures(TrustedOneAnswer[MeanState], MeanOfFeatures):
+    """The mean of the features, of machines that trust the server to add the noise.
+
+    Parameters
+    ----------
+    **options
+        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`, whose policy is one of
+        :func:`~murmurfl.privacy.centring_policy`, and :class:`MeanOfFeatures`.
+
+    Notes
+    -----
+    **Formal guarantees.** The centre is mu-GDP for replacement of one sample of one machine, against everybody but the
+    server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
+    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
+    (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With mechanism ``none``, which is refused unless the
+    keys are simulated, nothing is guaranteed.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    def __init__(self, **options: Unpack[TrustedMeanOptions]) -> None:
+        # TrustedOneAnswer takes its own and hands the rest on; a type checker sees the first alone.
+        super().__init__(**options)
+
+
+class TrustedEvaluationOptions(RoundOptions, total=False):
+    """Options of :class:`TrustedPrivateEvaluation`: those of both of its bases."""
+
+    num_clients: Required[int]
+    policy: Required[PrivacyPolicy]
+    bins: int
+    scores_share: float
+    noise_keys: NoiseKeys | None
+
+
+class TrustedPrivateEvaluation(TrustedOneAnswer[EvaluationState], PrivateEvaluation):
+    """An evaluation of machines that trust the server to add the noise.
+
+    Parameters
+    ----------
+    **options
+        See :class:`~murmurfl.strategies.trusted_server.TrustedServer`, whose policy is one of
+        :func:`~murmurfl.privacy.evaluation_policy`, and :class:`PrivateEvaluation`.
+
+    Notes
+    -----
+    **Formal guarantees.** The figures are mu-GDP for replacement of one sample of one machine, against everybody but
+    the server itself, provided machines are honest and links are private. Replies that state a larger sensitivity or
+    another grid than the policy's are dropped. A run that is interrupted and resumed has the same guarantee
+    (:class:`~murmurfl.strategies.trusted_server.TrustedServer`). With mechanism ``none``, which is refused unless the
+    keys are simulated, nothing is guaranteed.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    made_with = "evaluation_policy"
+
+    def __init__(self, **options: Unpack[TrustedEvaluationOptions]) -> None:
+        # TrustedOneAnswer takes its own and hands the rest on; a type checker sees the first alone.
+        super().__init__(**options)
+
+    def own_noise_std(self) -> float:
+        return self.noise_std(self.rows.width)

@@ -997,7 +997,7 @@ MUTANTS = (
     ),
     Mutant(
         "a release of a secret order says all samples",
-        "privacy/recording.py",
+        "privacy/outgoing.py",
         'if policy.order == "all" else',
         "if policy.sums_samples else",
         (SECRET_ORDER,),
@@ -1322,7 +1322,7 @@ MUTANTS = (
     ),
     Mutant(
         "samples are forgotten in a second session that notes something",
-        "privacy/admitted.py",
+        "privacy/admission.py",
         "return np.maximum(self.accounts.samples_used, self.stop)",
         "return self.stop - (bool(self.streams.noted[0]) and len(self.accounts.reserved[0]) > 1)",
         (ADMISSION,),
@@ -1686,7 +1686,7 @@ MUTANTS = (
     ),
     Mutant(
         "all releases have one name",
-        "privacy/recording.py",
+        "privacy/outgoing.py",
         "release: secrets.token_bytes(_ID_BYTES)",
         "release: _NO_ID",
         (SUMS,),
@@ -1932,14 +1932,14 @@ MUTANTS = (
     ),
     Mutant(
         "anybody can sign for a machine or a helper of the roster",
-        "privacy/curves.py",
+        "privacy/roster.py",
         "return not small_order and",
         "return",
         (ROSTER,),
     ),
     Mutant(
         "a session outlives the helpers of its roster",
-        "privacy/recording.py",
+        "privacy/outgoing.py",
         'terms = plan.fingerprint.encode() + (b"\\x00" + roster.encode() if roster else b"")',
         "terms = plan.fingerprint.encode()",
         (OPENING,),

@@ -113,7 +113,9 @@ def test_files_import_one_another_in_no_circle():
     assert Imports(ROOT).circles() == []
 
 
-@pytest.mark.parametrize("late", ["", "    "], ids=["at the top", "in a function"])
+@pytest.mark.parametrize(
+    "late", ["", "    ", "if TYPE_CHECKING:\n    "], ids=["at the top", "in a function", "for a type checker"]
+)
 def test_a_circle_is_seen(late, tmp_path):
     for name, text in {
         "app/first.py": "from ..privacy import Second\n",

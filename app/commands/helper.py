@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .addresses import HealthAddress, MetricsAddress
 from .checking import Checked, CheckedAsJson, check_helper_and_end, refuse_without_check
 from .node import Insecure, NodeKey, RootCertificates, SuperLink
-from .serving import LogDetails, LogJSON, Serving
+from .serving import HealthAddress, LogDetails, LogJSON, MetricsAddress, Serving
 from .settings import Verbose
 
 

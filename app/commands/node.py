@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .addresses import HealthAddress, MetricsAddress
 from .checking import Checked, CheckedAsJson, RunEvery, check_node_and_end, refuse_without_check
 from .failing import fail, failing_clearly
-from .serving import LogDetails, LogJSON, Serving
+from .serving import HealthAddress, LogDetails, LogJSON, MetricsAddress, Serving
 from .settings import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import say
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..catalogue import CATALOGUE
-from ..own_modules import search_here
 from ..papers import PAPERS
+from ..settings import search_here
 from .completion import complete_paper
 from .failing import MISUSED, fail, failing_clearly
 from .keys import say_shelf

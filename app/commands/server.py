@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .addresses import HealthAddress, MetricsAddress
-from .serving import LogJSON, Serving
+from .serving import HealthAddress, LogJSON, MetricsAddress, Serving
 from .settings import Verbose
 
 Figures = Annotated[

@@ -17,6 +17,15 @@ from .failing import FAILED, INTERRUPTED, failing_clearly
 if TYPE_CHECKING:
     from ..watching.journal import Journal
 
+
+HealthAddress = Annotated[
+    str, typer.Option(metavar="[HOST:]PORT", help="Answer /health there; a port alone: for this computer only.")
+]
+MetricsAddress = Annotated[
+    str, typer.Option(metavar="[HOST:]PORT", help="Answer /metrics there, for Prometheus; a port alone: as above.")
+]
+
+
 LogJSON = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
 LogDetails = Annotated[
     bool,

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from ..keys import Value
-from ..own_modules import names_own, search_here
-from ..settings import layered, parse_assignments, read_settings
+from ..settings import layered, names_own, parse_assignments, read_settings, search_here
 from .completion import complete_assignment
 
 Assignments = Annotated[

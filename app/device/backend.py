@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ...privacy import ConfigurationError
-from ...privacy.extras import check_installed
+from ...privacy.errors import check_installed
 
 if TYPE_CHECKING:
     import torch

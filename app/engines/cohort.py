@@ -20,7 +20,7 @@ from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, p
 from ...privacy.ledger.block import BlockLedger
 from ...privacy.training import observing
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
-from ...strategies.machine_names import NumberedNames
+from ...strategies.machines import NumberedNames
 from ...strategies.replies import LARGEST_COUNT, SummedReplies
 from ..compiled import compiled_rows, worth_compiling
 from ..experiment import Experiment

@@ -19,12 +19,12 @@ from ..client_app import app
 from ..config import RunConfig
 from ..device.backend import checked_device
 from ..experiment import prepare
-from ..own_modules import environment_for
-from ..participants import participant_names
+from ..participation import participant_names
 from ..record import RESULT_NAME, result_document
 from ..registry import registry
 from ..result import Progress, RunResult
 from ..run import run_experiment
+from ..settings import environment_for
 from ..tasks.features.weights import FOLDER, WEIGHTS_VARIABLE
 from .chosen_pool import opened_pool
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines

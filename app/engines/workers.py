@@ -24,7 +24,7 @@ from ...privacy import MemoryLedger, protocol
 from ...privacy.outgoing import Release
 from ...privacy.training import ObservedFigures, TrainingFigures
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
-from ...strategies.machine_names import NumberedNames
+from ...strategies.machines import NumberedNames
 from ...strategies.replies import SummedReplies
 from ..experiment import Experiment, model_of
 from ..statements import GroupedStatements, Statement

@@ -30,9 +30,8 @@ from ...privacy import (
 from ...strategies import ReleaseStrategy
 from ..config import RunConfig
 from ..keys import refusal
-from ..mechanisms import known_mechanism
 from ..models.base import Model
-from ..registry import registry
+from ..registry import known_mechanism, registry
 from ..trust import SECURE, refused_trust
 from .bounding import bounding
 from .largest_mu import plan_or_largest_mu

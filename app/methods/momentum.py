@@ -10,8 +10,8 @@ from ...clients import NoisySGDClient
 from ...privacy import NO_NOISE
 from ...strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum
 from ..config import RunConfig
-from ..mechanisms import known_mechanism
 from ..models.base import Model
+from ..registry import known_mechanism
 from .base import Method
 from .bounding import BOUNDING
 from .presets import PaperConstants, sgd_preset, tuned

@@ -14,7 +14,7 @@ from ...clients import TorchGradients
 from ...clients.gradients import combined_gradients
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.contributions import DenseContributions
-from ...privacy.extras import check_installed
+from ...privacy.errors import check_installed
 from .base import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 from .convolution import ConvolutionalGradients
 from .rows import SteadyRows

@@ -35,10 +35,9 @@ from ...privacy.asked import asked_mu
 from ..centring import beside_mean
 from ..evaluation import HELD_OUT, trained_samples
 from ..keys import typed_value
-from ..mechanisms import known_mechanism
 from ..methods import METHODS, Method
 from ..methods.bounding import bounding
-from ..registry import registry, unknown_name
+from ..registry import known_mechanism, registry, unknown_name
 from .bounding import BoundedNode
 from .evaluation import EvaluatedNode
 from .owned import OwnedNode

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import run_keys
-from ..mechanisms import mechanism_options_of
-from ..registry import registry
+from ..registry import mechanism_options_of, registry
 from ..trust import keys_of_trust
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError
-from ...privacy.extras import check_installed
+from ...privacy.errors import check_installed
 from ..config import RunConfig
 from .base import Images, ImageTask, Tuned
 

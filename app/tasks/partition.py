@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, derived_seed
-from ...privacy.extras import check_installed
+from ...privacy.errors import check_installed
 from ..config import RunConfig
 from ..registry import Registry
 from .base import Dataset, settings

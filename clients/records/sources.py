@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...privacy import ConfigurationError
-from ...privacy.errors import MisfitError
-from ...privacy.extras import check_installed
+from ...privacy.errors import MisfitError, check_installed
 from .schema import Schema
 
 ADVICE = (

@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
 from murmurfl.clients.gradients import unflatten
+from murmurfl.clients.helper import answer_simulated_helper
 from murmurfl.clients.roster_files import write_machine_key, write_roster
-from murmurfl.clients.simulated_helper import answer_simulated_helper
 from murmurfl.clients.update_policy import update_guarantee
 from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.masking import Masking

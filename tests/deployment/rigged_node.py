@@ -24,7 +24,8 @@ import numpy as np
 from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor, supernode
 from murmurfl.clients.base import PrivateClient
-from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed, opening_file, opening_mark, protocol
+from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, derived_seed, opening_file, protocol
+from murmurfl.privacy import opening_file as opening_mark
 from murmurfl.privacy.ledger import format as ledger_format
 from murmurfl.privacy.ledger import mark as ledger_mark
 from murmurfl.privacy.ledger import page as ledger_page

@@ -12,7 +12,8 @@ FOLDERS = ("app", "clients", "privacy", "strategies")
 class Imports:
     """The imports of every file of a checkout's packages, those inside of functions too.
 
-    What only a type checker reads (``if TYPE_CHECKING:``) is left out: it is not there when the program runs.
+    What only a type checker reads (``if TYPE_CHECKING:``) counts among our own files, for a reader follows it too; of
+    packages outside it is left out, for it is not there when the program runs.
 
     Parameters
     ----------
@@ -73,8 +74,10 @@ class Imports:
         ours: set[str] = set()
         outside: set[str] = set()
         package = tuple(name.split("/")[:-1])
-        for node in _statements(ast.parse((self.root / name).read_text())):
+        tree = ast.parse((self.root / name).read_text())
+        for node in _statements(tree):
             outside |= _outside(node)
+        for node in _statements(tree, types=True):
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = package[: len(package) - node.level + 1] + tuple(
                     (node.module or "").split(".") if node.module else ()
@@ -94,12 +97,12 @@ def _outside(node: ast.Import | ast.ImportFrom) -> set[str]:
     return set() if node.level else {(node.module or "").split(".")[0]}
 
 
-def _statements(tree: ast.AST, *, functions: bool = True) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Import statements, but those for a type checker; those in functions only if they are asked for."""
+def _statements(tree: ast.AST, *, functions: bool = True, types: bool = False) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements; those in functions, and those for a type checker, only if they are asked for."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
         elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            yield from _statements(ast.Module(node.orelse, []), functions=functions)
+            yield from _statements(node if types else ast.Module(node.orelse, []), functions=functions, types=types)
         elif functions or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from _statements(node, functions=functions)
+            yield from _statements(node, functions=functions, types=types)

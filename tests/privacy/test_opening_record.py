@@ -25,7 +25,7 @@ from murmurfl.privacy import (
     opening,
 )
 from murmurfl.privacy.ledger import format as ledger_format
-from murmurfl.privacy.opening_mark import OpeningPlace
+from murmurfl.privacy.opening_file import OpeningPlace
 from murmurfl.privacy.opening_record import LastOpened, OpenedSet, SessionTerms
 
 from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of

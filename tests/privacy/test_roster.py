@@ -6,8 +6,14 @@ import json
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from murmurfl.privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
-from murmurfl.privacy.curves import is_sealing_point, is_signing_point
-from murmurfl.privacy.roster import KEY_BYTES, MOST_HELPERS, MOST_MACHINES, is_signed
+from murmurfl.privacy.roster import (
+    KEY_BYTES,
+    MOST_HELPERS,
+    MOST_MACHINES,
+    is_sealing_point,
+    is_signed,
+    is_signing_point,
+)
 
 PRIME = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, derived_seed
 from murmurfl.strategies import sample_machines
-from murmurfl.strategies.machine_names import NumberedNames, in_order, plain_names, restored_names
+from murmurfl.strategies.machines import NumberedNames, in_order, plain_names, restored_names
 from murmurfl.strategies.sampling import _dealer, first_asked_too_often, rounds_possible, sample_numbers
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....privacy import ConfigurationError
-from ....privacy.extras import check_installed
+from ....privacy.errors import check_installed
 from ...config import RunConfig
 from .base import OfImages, in_unit_range, unit_rows
 from .kept import kept

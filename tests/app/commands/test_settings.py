@@ -168,7 +168,7 @@ def test_without_things_of_ones_own_the_search_path_stays_as_it_is(monkeypatch):
 
 def test_every_key_that_may_name_ones_own_is_looked_at():
     from murmurfl.app.config import run_keys
-    from murmurfl.app.own_modules import names_own
+    from murmurfl.app.settings import names_own
 
     own = {one.name for one in run_keys().values() if one.names or one.own}
     assert own == {"strategy", "task", "features", "model", "partition", "mechanism"}

@@ -11,7 +11,7 @@ from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import num_nodes, run_cohort, run_in_process
 from murmurfl.app.experiment import prepare
-from murmurfl.app.participants import participant_names
+from murmurfl.app.participation import participant_names
 from murmurfl.app.run import run_experiment
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, opening, protocol
