@@ -61,7 +61,7 @@ from .words import NO_NOISE_WORDS, epoch_words, noise_words, server_noise_words,
 if TYPE_CHECKING:
     from .captions import caption, mechanism_words
     from .ledger.memory import MemoryLedger
-    from .ledger.repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .ledger.repair import accept_rollback, new_mark, set_local_budget
     from .ledger.rotation import rotate_key
     from .ledger.sqlite import SQLiteLedger
     from .ledger.summary import LedgerSummary, SessionSummary, read_ledger
@@ -78,13 +78,12 @@ _LATE = {
     "accept_rollback": "ledger.repair",
     "caption": "captions",
     "mechanism_words": "captions",
-    "needs_upgrade": "ledger.repair",
     "new_mark": "ledger.repair",
     "rdp_epsilon": "rdp",
     "rdp_mu": "rdp",
     "read_ledger": "ledger.summary",
     "rotate_key": "ledger.rotation",
-    "upgrade_ledger": "ledger.repair",
+    "set_local_budget": "ledger.repair",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
@@ -191,7 +190,6 @@ __all__ = [
     "is_opening",
     "make_mechanism",
     "mechanism_words",
-    "needs_upgrade",
     "new_mark",
     "noise_words",
     "person_mu",
@@ -207,8 +205,8 @@ __all__ = [
     "server_guarantee",
     "server_noise_words",
     "set_digest",
+    "set_local_budget",
     "standard_normals",
     "stated_noise",
     "stated_words",
-    "upgrade_ledger",
 ]

@@ -9,6 +9,12 @@ OF_DATA: Mapping[str, object] = {"of_data": True}
 """``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
 node leaves it out of its log, unless its operator asks for details."""
 
+ANOTHER_FORMAT = (
+    "Go on with the version of murmurfl that wrote it, or with a new ledger for data that were never used before: the "
+    "same data would spend their budget twice."
+)
+"""What to do about a file of another format that says what a machine's data have spent."""
+
 
 class MurmurflError(Exception):
     """Base class of every error murmurfl raises on purpose."""

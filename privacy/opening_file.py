@@ -36,7 +36,7 @@ from typing import ClassVar
 from .errors import ConfigurationError
 from .files import check_private, create_private, sync_folder
 from .ledger import format as ledger_format
-from .opening_mark import RECORD_LOST, OpeningPlace, read_opening_mark
+from .opening_mark import ANOTHER_RECORD, RECORD_LOST, OpeningPlace, read_opening_mark
 from .opening_record import (
     LastOpened,
     OpenedSet,
@@ -90,7 +90,7 @@ class SQLiteOpeningRecord(OpeningRecord):
     ------
     OpeningRecordError
         If there is no record at ``path``, other people can read or write it, it is read-only, something else, of
-        another version or damaged, or it was copied back.
+        another format or damaged, or it was copied back.
 
     Notes
     -----
@@ -276,19 +276,33 @@ def _connection_to(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]
         error=OpeningRecordError,
     )
     with _clear_errors(path, timeout_s):
+        application_id, version = ledger_format.first_numbers(path)
+        if application_id == _APPLICATION_ID:
+            _check_number(version, path)
         connection = ledger_format.connect(path, timeout_s)
     with closing(connection):
         with _clear_errors(path, timeout_s):
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if application_id != _APPLICATION_ID or version != _FORMAT:
+            if application_id != _APPLICATION_ID:
                 raise OpeningRecordError(
-                    f"Expected an opening record of format {_FORMAT} at {path}, got another file, one of another "
-                    "version, or one whose making was interrupted; it was left alone. Check the path in the helper's "
-                    "configuration; nothing was opened."
+                    f"Expected an opening record of format {_FORMAT} at {path}, got another file or one whose making "
+                    "was interrupted; it was left alone. Check the path in the helper's configuration; nothing was "
+                    "opened."
                 )
-            connection.execute("PRAGMA journal_mode = WAL")  # a copy may have come back without it
+            _check_number(ledger_format.format_of(connection), path)
+            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                # A copy that came back without a log. One that cannot be believed is left without it.
+                _check_whole(connection, _read_identity(connection, path), path)
+                connection.execute("PRAGMA journal_mode = WAL")
         yield connection
+
+
+def _check_number(version: int, path: Path) -> None:
+    if version != _FORMAT:
+        raise OpeningRecordError(
+            f"Expected an opening record of format {_FORMAT} at {path}, got one of format {version}; it was left "
+            f"alone, and nothing was opened. {ANOTHER_RECORD}"
+        )
 
 
 def _read_identity(connection: sqlite3.Connection, path: Path) -> _Identity:

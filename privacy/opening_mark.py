@@ -18,6 +18,12 @@ RECORD_LOST = (
 )
 """What to do about a record that cannot be believed, for errors."""
 
+ANOTHER_RECORD = (
+    "Go on with the version of murmurfl that wrote it, or with new keys of this helper (`murmurfl roster key`), a "
+    "roster made with them, and new sessions: with its old keys it would open again what it has forgotten."
+)
+"""The same, of a record of another format."""
+
 
 @dataclass(frozen=True)
 class OpeningPlace:
@@ -49,7 +55,7 @@ def read_opening_mark(path: Path) -> OpeningPlace:
     Raises
     ------
     OpeningRecordError
-        If there is none, others can read or write it, or it is damaged.
+        If there is none, others can read or write it, or it is damaged or of another format.
     """
     check_private(
         path,
@@ -59,8 +65,11 @@ def read_opening_mark(path: Path) -> OpeningPlace:
     )
     try:
         document = json.loads(path.read_text())
-        if document.pop(_FORMAT_KEY) != _FORMAT:
-            raise ValueError("another format")
+        if (version := document.pop(_FORMAT_KEY)) != _FORMAT:
+            raise OpeningRecordError(
+                f"Expected an opening record's high-water mark of format {_FORMAT} at {path}, got one of format "
+                f"{version!r}; it was left alone, and nothing was opened. {ANOTHER_RECORD}"
+            )
         mark = OpeningPlace(**document)
         if type(mark.number) is not int or mark.number < 0 or len(bytes.fromhex(mark.link)) != 32:
             raise ValueError("impossible values")

@@ -16,7 +16,7 @@ from .records import Account, Ledger, LedgerPage, StreamRecord
 
 if TYPE_CHECKING:
     from .memory import MemoryLedger
-    from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+    from .repair import accept_rollback, new_mark, set_local_budget
     from .rotation import rotate_key
     from .sqlite import SQLiteLedger
     from .summary import LedgerSummary, SessionSummary, read_ledger
@@ -28,11 +28,10 @@ _LATE = {
     "SQLiteLedger": "sqlite",
     "SessionSummary": "summary",
     "accept_rollback": "repair",
-    "needs_upgrade": "repair",
     "new_mark": "repair",
     "read_ledger": "summary",
     "rotate_key": "rotation",
-    "upgrade_ledger": "repair",
+    "set_local_budget": "repair",
 }
 if not TYPE_CHECKING:  # else the type checker would believe in any name
     __getattr__, __dir__ = late_names(__name__, _LATE)
@@ -47,9 +46,8 @@ __all__ = [
     "SessionSummary",
     "StreamRecord",
     "accept_rollback",
-    "needs_upgrade",
     "new_mark",
     "read_ledger",
     "rotate_key",
-    "upgrade_ledger",
+    "set_local_budget",
 ]
