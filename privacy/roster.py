@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from . import protocol
 from .curves import is_sealing_point, is_signing_point
-from .errors import ConfigurationError
+from .errors import ConfigurationError, check_format
 from .keys import derived_bytes
 
 KEY_BYTES = 32
@@ -230,6 +230,7 @@ class Roster:
         ConfigurationError
             If it is none.
         """
+        check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")
