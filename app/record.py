@@ -38,7 +38,7 @@ CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
 """Arrays of ``model.npz`` beside the model's own: what its inputs are seen from (:func:`murmurfl.privacy.centred`)."""
 
 FORMAT = 1
-"""The version of ``result.json``. Documents of murmurfl 0.1 have none, and neither date, engine nor versions."""
+"""The version of ``result.json``."""
 
 WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
 """Keys of ``config`` under which a result has what preset and data made of them; ``asked`` has what was asked for."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..privacy import Account, Ledger, LedgerError, LedgerPage, StreamRecord, protocol
 from ..privacy.arrays import read_array
+from ..privacy.errors import ANOTHER_FORMAT
 from .reply_records import array_record, own_array, plain_record
 
 LEDGER_RECORDS = "murmurfl/"
@@ -136,7 +137,10 @@ class _ContextPage(LedgerPage):
             return Account()
         try:
             if record["format"] != _FORMAT:
-                raise LedgerError(f"Expected a ledger of format {_FORMAT}, got {record['format']!r}.")
+                raise LedgerError(
+                    f"Expected a ledger of format {_FORMAT} in context.state, got one of format {record['format']!r}; "
+                    f"nothing was released. {ANOTHER_FORMAT}"
+                )
             return Account(**json.loads(str(record["account"])))
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..privacy import ConfigurationError
+from ..privacy.errors import check_format
 from ..privacy.files import check_private, create_private
 from ..privacy.roster import HelperKey, MachineKey, Roster
 
@@ -164,7 +165,8 @@ def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: 
     """The entries of a file of private keys: ``secrets`` as bytes, ``texts`` as they are."""
     check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)
     document = _document(path, what, _MAKE_ONE)
-    # Nothing of the content is in an error's text or causes: logs are read by more people than this file.
+    check_format(f"{what} at {path}", document, kind, _FORMAT)
+    # Nothing else of the content is in an error's text or causes: logs are read by more people than this file.
     try:
         if set(document) != {kind, *secrets, *texts} or document[kind] != _FORMAT:
             raise ValueError

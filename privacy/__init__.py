@@ -41,11 +41,10 @@ from .ledger import (
     SQLiteLedger,
     StreamRecord,
     accept_rollback,
-    needs_upgrade,
     new_mark,
     read_ledger,
     rotate_key,
-    upgrade_ledger,
+    set_local_budget,
 )
 from .machine import LedgeredMachine
 from .masking import Header, MaskedRelease, MaskedReleaseError, Masking, Sealed, add_mask, checked_header
@@ -176,7 +175,6 @@ __all__ = [
     "is_opening",
     "make_mechanism",
     "mechanism_words",
-    "needs_upgrade",
     "new_mark",
     "noise_words",
     "person_mu",
@@ -192,8 +190,8 @@ __all__ = [
     "server_guarantee",
     "server_noise_words",
     "set_digest",
+    "set_local_budget",
     "standard_normals",
     "stated_noise",
     "stated_words",
-    "upgrade_ledger",
 ]

@@ -422,4 +422,4 @@ def has_secret_order(page: LedgerPage, account: Account) -> bool:
 
 def _noise_version(terms: str) -> int:
     """The version of the normals a session was begun with; a ledger that nobody reads does not say."""
-    return json.loads(terms).get("noise_version", 1) if terms else NOISE_VERSION
+    return json.loads(terms).get("noise_version") if terms else NOISE_VERSION

@@ -190,8 +190,8 @@ class DataDigest:
         used : int
             Rows that are used up.
         digest : str
-            Of those rows, as the ledger has it. Empty if the ledger is older than digests and its operator has vouched
-            for the data.
+            Of those rows, as the ledger has it. Empty if all releases so far were of machines that know no rows
+            (:func:`any_data`): each of them counts for all data.
         available : int
             How many rows there are now.
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 OF_DATA: Mapping[str, object] = {"of_data": True}
 """``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
 node leaves it out of its log, unless its operator asks for details."""
+
+ANOTHER_FORMAT = (
+    "Go on with the version of murmurfl that wrote it, or with a new ledger for data that were never used before: the "
+    "same data would spend their budget twice."
+)
+"""What to do about a file of another format that says what a machine's data have spent."""
 
 
 class MurmurflError(Exception):
@@ -54,6 +61,22 @@ def is_interrupt(error: BaseException) -> bool:
     panics with a ``BaseException``, a script may call ``sys.exit``. Ctrl-C reaches the main thread alone.
     """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def check_format(what: str, document: Any, key: str, expected: int) -> None:
+    """Refuse a document that says under ``key`` that it is of another format; whatever else is wrong is not seen here.
+
+    Raises
+    ------
+    ConfigurationError
+        With the number and nothing else of the document, which may be a secret.
+    """
+    found = document.get(key) if isinstance(document, dict) else None
+    if type(found) is int and found != expected:
+        raise ConfigurationError(
+            f"Expected {what} of format {expected}, got one of format {found}. Use the version of murmurfl that made "
+            "it."
+        )
 
 
 class UnsupportedFlowerError(MurmurflError, ImportError):

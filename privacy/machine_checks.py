@@ -75,8 +75,6 @@ def check_local_budget(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -
 def check_ledger(policy: PrivacyPolicy, ledger: Ledger) -> None:
     """Refuse a policy with another budget or delta than its ledger's, and one that its ledger cannot keep."""
     summed = policy.trust == "secure-aggregation"
-    if summed and ledger.local_problem:
-        raise ConfigurationError(ledger.local_problem)
     for name in ("budget_mu", "delta", *(("budget_local_mu",) if summed else ())):
         fixed, ours = getattr(ledger, name), getattr(policy, name)
         if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):

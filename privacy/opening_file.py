@@ -48,7 +48,7 @@ from .opening_record import (
 )
 from .roster import HelperEntry
 
-_FORMAT = 1
+_MARK_FORMAT = 1
 _FORMAT_KEY = "murmurfl-opening-mark"
 
 RECORD_LOST = (
@@ -56,6 +56,12 @@ RECORD_LOST = (
     "made with them, and begin new sessions. Nothing was opened."
 )
 """What to do about a record that cannot be believed, for errors."""
+
+ANOTHER_RECORD = (
+    "Go on with the version of murmurfl that wrote it, or with new keys of this helper (`murmurfl roster key`), a "
+    "roster made with them, and new sessions: with its old keys it would open again what it has forgotten."
+)
+"""The same, of a record of another format."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class OpeningPlace:
 
     def write_mark(self, path: Path) -> None:
         """Make this the mark, durably."""
-        document = {_FORMAT_KEY: _FORMAT, **asdict(self)}
+        document = {_FORMAT_KEY: _MARK_FORMAT, **asdict(self)}
         replace_durably(path, json.dumps(document, indent=1).encode() + b"\n", error=OpeningRecordError)
 
 
@@ -88,7 +94,7 @@ def read_opening_mark(path: Path) -> OpeningPlace:
     Raises
     ------
     OpeningRecordError
-        If there is none, others can read or write it, or it is damaged.
+        If there is none, others can read or write it, or it is damaged or of another format.
     """
     check_private(
         path,
@@ -98,8 +104,11 @@ def read_opening_mark(path: Path) -> OpeningPlace:
     )
     try:
         document = json.loads(path.read_text())
-        if document.pop(_FORMAT_KEY) != _FORMAT:
-            raise ValueError("another format")
+        if (version := document.pop(_FORMAT_KEY)) != _MARK_FORMAT:
+            raise OpeningRecordError(
+                f"Expected an opening record's high-water mark of format {_MARK_FORMAT} at {path}, got one of format "
+                f"{version!r}; it was left alone, and nothing was opened. {ANOTHER_RECORD}"
+            )
         mark = OpeningPlace(**document)
         if type(mark.number) is not int or mark.number < 0 or len(bytes.fromhex(mark.link)) != 32:
             raise ValueError("impossible values")
@@ -152,7 +161,7 @@ class SQLiteOpeningRecord(OpeningRecord):
     ------
     OpeningRecordError
         If there is no record at ``path``, other people can read or write it, it is read-only, something else, of
-        another version or damaged, or it was copied back.
+        another format or damaged, or it was copied back.
 
     Notes
     -----
@@ -339,19 +348,33 @@ def _connection_to(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]
         error=OpeningRecordError,
     )
     with _clear_errors(path, timeout_s):
+        application_id, version = ledger_format.first_numbers(path)
+        if application_id == _APPLICATION_ID:
+            _check_number(version, path)
         connection = ledger_format.connect(path, timeout_s)
     with closing(connection):
         with _clear_errors(path, timeout_s):
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if application_id != _APPLICATION_ID or version != _FORMAT:
+            if application_id != _APPLICATION_ID:
                 raise OpeningRecordError(
-                    f"Expected an opening record of format {_FORMAT} at {path}, got another file, one of another "
-                    "version, or one whose making was interrupted; it was left alone. Check the path in the helper's "
-                    "configuration; nothing was opened."
+                    f"Expected an opening record of format {_FORMAT} at {path}, got another file or one whose making "
+                    "was interrupted; it was left alone. Check the path in the helper's configuration; nothing was "
+                    "opened."
                 )
-            connection.execute("PRAGMA journal_mode = WAL")  # a copy may have come back without it
+            _check_number(ledger_format.format_of(connection), path)
+            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                # A copy that came back without a log. One that cannot be believed is left without it.
+                _check_whole(connection, _read_identity(connection, path), path)
+                connection.execute("PRAGMA journal_mode = WAL")
         yield connection
+
+
+def _check_number(version: int, path: Path) -> None:
+    if version != _FORMAT:
+        raise OpeningRecordError(
+            f"Expected an opening record of format {_FORMAT} at {path}, got one of format {version}; it was left "
+            f"alone, and nothing was opened. {ANOTHER_RECORD}"
+        )
 
 
 def _read_identity(connection: sqlite3.Connection, path: Path) -> _Identity:

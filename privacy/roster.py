@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from . import protocol
-from .errors import ConfigurationError
+from .errors import ConfigurationError, check_format
 from .keys import derived_bytes
 
 _PRIME = 2**255 - 19
@@ -266,6 +266,7 @@ class Roster:
         ConfigurationError
             If it is none.
         """
+        check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")

@@ -23,6 +23,13 @@ class CheckpointError(MurmurflError):
     """A checkpoint cannot be read, or belongs to another training."""
 
 
+ANOTHER_FORMAT = (
+    "Go on with the version of murmurfl that wrote it, or train under another run name on data that were never used "
+    "before."
+)
+"""What to do about a checkpoint of another format, for errors."""
+
+
 def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write arrays and plain values to ``path``, whole or not at all.
 
@@ -69,7 +76,7 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
     Raises
     ------
     CheckpointError
-        If the file is damaged or was written by a training with other settings.
+        If the file is damaged or of another format, or was written by a training with other settings.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -81,8 +88,11 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
         raise CheckpointError(
             f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew."
         ) from error
-    if header.get("format") != _FORMAT:
-        raise CheckpointError(f"Expected a checkpoint of format {_FORMAT} at {path}, got {header.get('format')!r}.")
+    if (version := header.get("format")) != _FORMAT:
+        raise CheckpointError(
+            f"Expected a checkpoint of format {_FORMAT} at {path}, got one of format {version!r}; it was left alone. "
+            f"{ANOTHER_FORMAT}"
+        )
     wanted = json.loads(json.dumps(dict(settings)))
     found = header["settings"]
     if found != wanted:

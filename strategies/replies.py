@@ -374,7 +374,7 @@ _ONLY_SOMETIMES = ("unopened", "closed", "overdue", "awaited", "finished")
 
 
 def plain(report: RoundReport) -> dict[str, Any]:
-    """A report for a checkpoint; what only some rounds have stands only there, so that older ones read the same."""
+    """A report for a checkpoint; what only some rounds have stands only there."""
     return {name: value for name, value in asdict(report).items() if value or name not in _ONLY_SOMETIMES}
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from ..privacy.files import check_private, create_private, replace_durably
 from ..privacy.noise import KEY_BYTES
-from .checkpoint import CheckpointError
+from .checkpoint import ANOTHER_FORMAT, CheckpointError
 
 _FORMAT = 1
 
@@ -156,7 +156,7 @@ class TrustedCheckpoint:
         if ours is None:
             raise CheckpointError(
                 f"Expected a checkpoint of a trusted server with real keys at {self.path}, got one without a mark of "
-                f"its own, from a simulation or an older version. {self._anew}"
+                f"its own, from a simulation. {self._anew}"
             )
         mark = self._read_mark()
         if mark.training != ours.training:
@@ -260,7 +260,12 @@ class TrustedCheckpoint:
         )
         try:
             document = json.loads(self.mark_path.read_text())
-            mark = None if document.pop("murmurfl-checkpoint-mark") != _FORMAT else _mark_of(document)
+            if (version := document.pop("murmurfl-checkpoint-mark")) != _FORMAT:
+                raise CheckpointError(
+                    f"Expected a checkpoint's high-water mark of format {_FORMAT} at {self.mark_path}, got one of "
+                    f"format {version!r}; it was left alone. {ANOTHER_FORMAT}"
+                )
+            mark = _mark_of(document)
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             mark = None
         if mark is None:

@@ -67,6 +67,7 @@ COUNTED = "tests/clients/test_counted_gradients.py"
 COUNTED_RUNS = "tests/app/methods/test_quantile.py"
 OUTER_PRODUCTS = "tests/clients/test_outer_products.py"
 OPENING = "tests/privacy/test_opening.py"
+FORMATS = "tests/privacy/ledger/test_format.py"
 OPENING_RECORD = "tests/privacy/test_opening_record.py"
 ROSTER = "tests/privacy/test_roster.py"
 PLANNING = "tests/privacy/test_planning.py"
@@ -1578,6 +1579,55 @@ MUTANTS = (
         "    make_digest(old_key, rows).check(used, digest, num_rows)\n",
         "",
         (ROTATION,),
+    ),
+    Mutant(
+        "a ledger of another format is read",
+        "privacy/ledger/format.py",
+        "if version not in (FORMAT, ROTATED):",
+        "if False:",
+        (FORMATS,),
+    ),
+    Mutant(
+        "a ledger of another format is opened before it is refused, and its log written into it",
+        "privacy/ledger/format.py",
+        "        if application_id == APPLICATION_ID:\n            _check_number(version, path)\n",
+        "",
+        (FORMATS,),
+    ),
+    Mutant(
+        "a ledger that cannot be believed is changed",
+        "privacy/ledger/page.py",
+        "                read_state(connection, read_header(connection, path), path)\n",
+        "",
+        (FORMATS,),
+    ),
+    Mutant(
+        "a ledger's mark of another format may be replaced",
+        "privacy/ledger/mark.py",
+        'raise LedgerError(\n                f"Expected a high-water mark of',
+        'raise ValueError(\n                f"Expected a high-water mark of',
+        (FORMATS,),
+    ),
+    Mutant(
+        "a helper's record of another format is opened before it is refused",
+        "privacy/opening_file.py",
+        "        if application_id == _APPLICATION_ID:\n            _check_number(version, path)\n",
+        "",
+        (OPENING_RECORD,),
+    ),
+    Mutant(
+        "a local budget is decided twice",
+        "privacy/ledger/repair.py",
+        "if page.header.budget_local_mu is not None:",
+        "if False:",
+        (SUMS,),
+    ),
+    Mutant(
+        "a rollback forgets the local budget that was decided",
+        "privacy/ledger/page.py",
+        "            self._decide(mark.budget_local_mu)",
+        "            self._decide(None)",
+        (SUMS,),
     ),
     Mutant(
         "an older noise key comes back with a copy of the ledger",

@@ -113,7 +113,14 @@ SECRETS = {
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
 BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
 AS_JSON = ("list", "reproduce", "audit", "plan", "search", "ledger show")
-SILENT = ("ledger accept-rollback", "ledger new-mark", "ledger upgrade", "ledger rotate-key", "helper", "server")
+SILENT = (
+    "ledger accept-rollback",
+    "ledger new-mark",
+    "ledger set-local-budget",
+    "ledger rotate-key",
+    "helper",
+    "server",
+)
 ABOUT_KEYS = (  # who takes part, who may ask, and what a record is: no figure follows from it
     *("roster key", "roster make", "roster show", "roster check"),
     *("owner key", "owner permit", "owner public", "owner login", "owner show", "owner bundle"),

@@ -14,10 +14,9 @@ from ...privacy import (
     SQLiteLedger,
     accept_rollback,
     gdp_mu,
-    needs_upgrade,
     new_mark,
     read_ledger,
-    upgrade_ledger,
+    set_local_budget,
 )
 from ...privacy.ledger.history import LedgerHistory, read_history
 from ..nodes.ledger_releases import LOCAL_COLUMNS, releases_document, releases_notes, releases_rows
@@ -27,16 +26,13 @@ from .failing import failing_clearly
 from .settings import AsJson
 from .terminal import aligned, say, say_table, width
 
+_LOCAL_BUDGET = "For secure aggregation: the budget, as a mu, of what holds even if nobody else is honest."
 _WIDE = 110
 """Columns in which a line of a release has room for both figures of secure aggregation."""
 
 ledger_cli = CommandLine(help="A real node's ledger: make it, show it, mend it.")
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger's file.", show_default=False)]
-LocalBudget = Annotated[
-    float | None,
-    typer.Option(help="For secure aggregation: the budget, as a mu, of what holds even if nobody else is honest."),
-]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -46,7 +42,7 @@ def create(
     delta: Annotated[float, typer.Option(help="Where epsilon is shown, such as 1e-5.", show_default=False)],
     epsilon: Annotated[float | None, typer.Option(help="Budget of everything ever released, at delta.")] = None,
     mu: Annotated[float | None, typer.Option(help="The budget as a Gaussian-DP mu, instead of epsilon.")] = None,
-    budget_local_mu: LocalBudget = None,
+    budget_local_mu: Annotated[float | None, typer.Option(help=_LOCAL_BUDGET)] = None,
     data: Annotated[str, typer.Option(help="What you call the data.")] = "",
     mark: Annotated[Path | None, typer.Option(help="The high-water mark's file; default PATH.mark.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A new file for the noise key; default in the ledger.")] = None,
@@ -137,28 +133,15 @@ def mark_again(path: LedgerPath, yes: Yes = False) -> None:
     typer.echo("Made a new high-water mark.")
 
 
-@ledger_cli.command()
-def upgrade(path: LedgerPath, budget_local_mu: LocalBudget = None, yes: Yes = False) -> None:
-    """Give a ledger of an earlier version what this one's have: its data's digest, the two figures of sums."""
+@ledger_cli.command("set-local-budget")
+def decide(
+    path: LedgerPath,
+    budget_local_mu: Annotated[float, typer.Option(help=_LOCAL_BUDGET, show_default=False)],
+) -> None:
+    """Decide the budget of what holds even if nobody else is honest, once, for a ledger that was made without it."""
     with failing_clearly():
-        vouched = needs_upgrade(path)
-        if not vouched and budget_local_mu is None and read_ledger(path).can_sum:
-            typer.echo("This ledger is of this version already: there is nothing to upgrade.")
-            return
-    if vouched:
-        _ask(
-            yes,
-            "Nothing can check this: are the data those this ledger was used with, every row unchanged and in its "
-            "place (new ones at the end)? If not, samples that are spent already will be spent again.",
-        )
-    with failing_clearly():
-        upgrade_ledger(path, budget_local_mu=budget_local_mu)
-    if vouched:
-        typer.echo(
-            "Upgraded. From its next release on the ledger knows its data; sessions begun with 0.1 cannot go on."
-        )
-    else:
-        typer.echo(f"Upgraded. `murmurfl ledger show {path}` says what its budgets are.")
+        set_local_budget(path, budget_local_mu)
+    say(f"Decided. `murmurfl ledger show {path}` says what its budgets are.")
 
 
 @ledger_cli.command("rotate-key")

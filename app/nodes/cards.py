@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
+from ...privacy.errors import check_format
 from ...privacy.roster import MOST_HELPERS, MOST_MACHINES
 
 _FORMAT_KEY = "murmurfl-card"
@@ -100,15 +101,19 @@ class Card:
             If it cannot be read, or is none.
         """
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document: Any = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"Expected a card at {path}, got: {error.strerror}.") from error
+        except ValueError:
+            document = None
+        check_format(f"a card at {path}", document, _FORMAT_KEY, _FORMAT)
+        try:
             (kind,) = {"machine", "helper"} & document.keys()
             expected = {_FORMAT_KEY, kind, "signing"} | ({"sealing"} if kind == "helper" else set())
             if document.keys() != expected or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("other keys")
             keys = {name: bytes.fromhex(document[name]) for name in expected & {"signing", "sealing"}}
             return cls(document[kind], **keys)
-        except OSError as error:
-            raise ConfigurationError(f"Expected a card at {path}, got: {error.strerror}.") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"Expected a card of `murmurfl roster key` at {path}, got something else: ask its operator for it."

@@ -176,7 +176,7 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
 
     def amount(mu: float) -> str:
         if math.isinf(mu):
-            return "no bound: a session under a trusted server, of version 0.1, reserved none"
+            return "no bound"
         # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
         return f"epsilon {rounded_up(gdp_epsilon(mu, summary.delta))} at delta {summary.delta:g} (mu {rounded_up(mu)})"
 
@@ -196,9 +196,10 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
 def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list[str]:
     """The same three, of what holds whatever other machines and helpers do."""
     budget, spent, left = map(amount, _local_amounts(summary))
+    decided = "" if summary.local_decided else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
         "and if nobody else is honest, whatever happens:",
-        f"  budget  {budget}{'' if summary.local_decided else ', for none was decided (`murmurfl ledger upgrade`)'}",
+        f"  budget  {budget}{decided}",
         f"  spent   {spent}",
         f"  left    {left}",
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError
+from ...privacy.errors import check_format
 from ...privacy.files import check_private, create_private
 from ...privacy.permits import OwnerKey
 
@@ -44,13 +45,17 @@ def read_owner_key(path: Path) -> OwnerKey:
     A key that others may have read is refused: with it they could sign.
     """
     check_private(path, _WHAT, missing="Make one with `murmurfl owner key`.", error=ConfigurationError)
-    # Nothing of the content is in an error's text or causes.
+    # Nothing of the content but the format's number is in an error's text or causes.
     try:
         document: Any = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        document = None
+    check_format(f"{_WHAT} at {path}", document, _KIND, _FORMAT)
+    try:
         if not isinstance(document, dict) or set(document) != {_KIND, "secret"} or document[_KIND] != _FORMAT:
             raise ValueError
         return OwnerKey(bytes.fromhex(document["secret"]))
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError):
         raise ConfigurationError(
             f"Expected {_WHAT} of format {_FORMAT} at {path}, got something else: name the file that `murmurfl owner "
             "key` made."

@@ -119,8 +119,7 @@ def _found(folder: Path) -> FoundRun:
     except ReportError as error:
         problem = str(error) if (folder / RESULT_NAME).is_file() else what_is_there(folder)
         return FoundRun(folder, changed, None, problem)
-    written = run.document.get("date")
-    return FoundRun(folder, datetime.fromisoformat(written) if written else changed, run)
+    return FoundRun(folder, datetime.fromisoformat(run.document["date"]), run)
 
 
 def expanded(folders: Sequence[Path]) -> list[Path]:

@@ -123,7 +123,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
 
 def _has_loss(document: Row) -> bool:
     """Whether a loss was measured: a project of somebody's own need not have one, and a run's may have overflowed."""
-    return document["loss"] is not None or document.get("engine", "") is not None
+    return document["loss"] is not None or document["engine"] is not None
 
 
 def _twin_tiles(document: Row) -> list[tuple[str, str]]:

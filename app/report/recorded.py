@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...privacy import MurmurflError, gdp_epsilon
 from ..config import RunConfig
-from ..record import CHECKPOINT_NAME, FAILURE_NAME, MACHINES_NAME, RESULT_NAME, WORKED_OUT
+from ..record import CHECKPOINT_NAME, FAILURE_NAME, FORMAT, MACHINES_NAME, RESULT_NAME, WORKED_OUT
 
 _NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
 _MOST_ENTRIES = 50_000_000
@@ -38,7 +38,7 @@ class RecordedRun:
     document : mapping
         ``result.json``.
     machines : mapping or None
-        ``machines.json``; None for a run of a version that did not write it.
+        ``machines.json``; None for a run that wrote none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class RecordedRun:
         Raises
         ------
         ReportError
-            If the folder holds no finished run, or its files are damaged.
+            If the folder holds no finished run, or its files are damaged or of another format.
         """
         path = folder / RESULT_NAME
         if not path.is_file():
@@ -63,6 +63,11 @@ class RecordedRun:
             raise ReportError(
                 f"Expected the result of a run in {path}, got a document without {', '.join(missing)}: is it the "
                 "result.json of `murmurfl run`?"
+            )
+        if (version := document.get("format")) != FORMAT:
+            raise ReportError(
+                f"Expected the result of a run of format {FORMAT} in {path}, got one of format {version!r}. Report it "
+                "with the version of murmurfl that wrote it."
             )
         machines = folder / MACHINES_NAME
         return cls(folder.resolve().name, document, _json(machines) if machines.is_file() else None)

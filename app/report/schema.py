@@ -246,9 +246,7 @@ def _forecast() -> Schema:
 def _about() -> dict[str, Schema]:
     """What made the document."""
     return {
-        "format": _value(
-            "integer", f"Version of this document; now {FORMAT}. Those of murmurfl 0.1 have none.", minimum=1
-        ),
+        "format": _value("integer", f"Version of this document; now {FORMAT}.", minimum=1),
         "date": _value("string", "When it was written: ISO 8601, UTC.", format="date-time"),
         "engine": _or_null(
             "string",

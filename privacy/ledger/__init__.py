@@ -11,7 +11,7 @@ high-water :mod:`.mark` beside it; :mod:`.repair`, :mod:`.rotation` and :mod:`.s
 
 from .memory import MemoryLedger
 from .records import Account, Ledger, LedgerPage, StreamRecord
-from .repair import accept_rollback, needs_upgrade, new_mark, upgrade_ledger
+from .repair import accept_rollback, new_mark, set_local_budget
 from .rotation import rotate_key
 from .sqlite import SQLiteLedger
 from .summary import LedgerSummary, SessionSummary, read_ledger
@@ -26,9 +26,8 @@ __all__ = [
     "SessionSummary",
     "StreamRecord",
     "accept_rollback",
-    "needs_upgrade",
     "new_mark",
     "read_ledger",
     "rotate_key",
-    "upgrade_ledger",
+    "set_local_budget",
 ]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LedgerError
+from ..errors import ANOTHER_FORMAT, LedgerError
 from ..files import check_private
 from .mark import LedgerState, SessionState
 from .records import StreamRecord
@@ -23,23 +23,14 @@ from .stored import Entry, StoredArray, StoredArrays, StoredState
 
 APPLICATION_ID = 0x6D757266  # "murf"
 FORMAT = 3
-"""Format 2 has the digest of the samples used up, format 3 what secure aggregation needs: local figures and their
-budget. `murmurfl ledger upgrade` turns the others into it."""
 ROTATED = 4
-"""A ledger whose noise key was exchanged says so; one that keeps its first key stays what it was."""
-READABLE = (2, FORMAT, ROTATED)
-"""A ledger of format 2 goes on as it is, for all sessions but those under secure aggregation."""
+"""Of a ledger whose noise key was exchanged, which counts how often; in all else the two are the same."""
 
 CLOSED = "closed"
-NO_ROOM = (
-    "Expected a ledger of format 3 for a session under secure aggregation, got {path}, which has no room for its two "
-    "figures: run `murmurfl ledger upgrade {path} --budget-local-mu MU` once, with what the machine may ever spend if "
-    "nobody else is honest. Nothing was released."
-)
 UNDECIDED = (
     " This ledger was made without a budget for what holds if nobody else is honest, so it is that of all releases: "
-    "decide it once, with `murmurfl ledger upgrade {path} --budget-local-mu MU`, or on a new node with `murmurfl "
-    "ledger create --budget-local-mu MU`."
+    "decide it once, with `murmurfl ledger set-local-budget {path} --budget-local-mu MU`, or on a new node with "
+    "`murmurfl ledger create --budget-local-mu MU`."
 )
 SCHEMA = """
 CREATE TABLE ledger (
@@ -78,8 +69,6 @@ class Header:
     key_file: Path | None
     key_check: bytes
     budget_local_mu: float | None = None
-    has_local: bool = True
-    """Whether there is room for local figures: from format 3 on."""
     rotations: int = 0
     """How often the noise key was exchanged."""
 
@@ -125,38 +114,25 @@ def write_new(path: Path, timeout_s: float, header: Header, key: bytes, seal: st
 
 def read_header(connection: sqlite3.Connection, path: Path) -> Header:
     """The settings with which the ledger at ``path`` was made."""
-    version = format_of(connection)
-    has_local, rotations = version >= FORMAT, 0
-    name, created, data, budget_mu, delta, mark, key_file, key_check = connection.execute(
-        "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check FROM ledger"
+    name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu = connection.execute(
+        "SELECT name, created, data, budget_mu, delta, mark, key_file, key_check, budget_local_mu FROM ledger"
     ).fetchone()
-    budget_local_mu = None
-    if has_local:
-        (budget_local_mu,) = connection.execute("SELECT budget_local_mu FROM ledger").fetchone()
-    if version >= ROTATED:
+    rotations = 0
+    if format_of(connection) == ROTATED:
         (rotations,) = connection.execute("SELECT rotations FROM ledger").fetchone()
     key_path, place = Path(key_file) if key_file else None, mark_path(path, mark)
-    terms = budget_mu, delta, place, key_path, key_check, budget_local_mu, has_local, rotations
+    terms = budget_mu, delta, place, key_path, key_check, budget_local_mu, rotations
     return Header(name, created, data, *terms)
 
 
 def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
     """Sessions in the order in which they were opened, each with the mu it reserved, and mu_local where it has one."""
-    if format_of(connection) >= FORMAT:
-        return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
-    return connection.execute("SELECT session, mu, NULL FROM reserved ORDER BY rowid")
-
-
-def make_room_for_local(connection: sqlite3.Connection) -> None:
-    """Make a ledger of format 2 one of format 3, inside a transaction; what is there stays and is sealed as it was."""
-    connection.execute("ALTER TABLE ledger ADD COLUMN budget_local_mu REAL")
-    connection.execute("ALTER TABLE reserved ADD COLUMN local REAL")
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
 
 
 def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None) -> None:
-    """Put another noise key in the place of the one there is, inside a transaction of a ledger of format 3 or later."""
-    if format_of(connection) < ROTATED:
+    """Put another noise key in the place of the one there is, inside a transaction."""
+    if format_of(connection) != ROTATED:
         connection.execute("ALTER TABLE ledger ADD COLUMN rotations INTEGER NOT NULL DEFAULT 0")
         connection.execute(f"PRAGMA user_version = {ROTATED}")
     row = b"" if key_file else key, key_check(key), str(key_file or "")
@@ -247,21 +223,23 @@ def opened(
     options: str = "mode=rw",
     *,
     writable: bool = False,
-    accepted: tuple[int, ...] = READABLE,
 ) -> Iterator[sqlite3.Connection]:
-    """A connection to a ledger of an accepted format, closed in the end; what the caller does with it is the caller's.
+    """A connection to a ledger of this format, closed in the end; what the caller does with it is the caller's.
 
     Raises
     ------
     LedgerError
-        If there is no ledger at ``path``, or none of an accepted format, or it cannot be opened.
+        If there is no ledger at ``path``, or one of another format, or it cannot be opened.
     """
     check_file(path, writable=writable)
     with clear_errors(path, timeout_s):
+        application_id, version = first_numbers(path)
+        if application_id == APPLICATION_ID:
+            _check_number(version, path)
         connection = connect(path, timeout_s, options)
     with closing(connection):
         with clear_errors(path, timeout_s):
-            check_format(connection, path, accepted)
+            check_format(connection, path)
         yield connection
 
 
@@ -271,32 +249,34 @@ def format_of(connection: sqlite3.Connection) -> int:
     return version
 
 
-def check_format(connection: sqlite3.Connection, path: Path, accepted: tuple[int, ...] = READABLE) -> None:
-    """Refuse a file that is no ledger, or one of no accepted format; errors name the last of these."""
+def check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is no ledger, or one of another format."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-    version, expected = format_of(connection), accepted[-1]
     if application_id != APPLICATION_ID:
         raise LedgerError(
             f"Expected a murmurfl ledger at {path}, got another file or one whose making was interrupted; it was left "
             "alone. Check the path in the node's configuration; nothing was released."
         )
-    if version in accepted:
-        return
-    if version == 1:
+    _check_number(format_of(connection), path)
+
+
+def first_numbers(path: Path) -> tuple[int, int]:
+    """The application's number and that of the format, as a SQLite file's first bytes have them.
+
+    They are looked at before SQLite opens a file, for it may then write what a crash left in the log. Both are 0 where
+    the log alone knows them.
+    """
+    with path.open("rb") as file:
+        first = file.read(100)  # https://www.sqlite.org/fileformat.html#the_database_header
+    return int.from_bytes(first[68:72]), int.from_bytes(first[60:64])
+
+
+def _check_number(version: int, path: Path) -> None:
+    if version not in (FORMAT, ROTATED):
         raise LedgerError(
-            f"Expected a ledger of format {FORMAT} at {path}, got one of murmurfl 0.1, which does not know the data it "
-            f"was used with; it was left alone. `murmurfl ledger upgrade {path}` makes it one: by that you vouch that "
-            "the data are those it was used with, row by row. Nothing was released."
+            f"Expected a ledger of format {FORMAT} or {ROTATED} at {path}, got one of format {version}; it was left "
+            f"alone, and nothing was released. {ANOTHER_FORMAT}"
         )
-    if version <= FORMAT:
-        raise LedgerError(
-            f"Expected a ledger of format {expected} at {path}, got one of format {version}; it was left alone. "
-            "Nothing was released."
-        )
-    raise LedgerError(
-        f"Expected a ledger of format {expected} at {path}, got a newer one, format {version}; it was left alone. Use "
-        "the murmurfl that wrote it; nothing was released."
-    )
 
 
 def check_integrity(connection: sqlite3.Connection, path: Path) -> None:

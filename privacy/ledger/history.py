@@ -13,9 +13,9 @@ and the samples' pattern. It is never too small:
 * mu_n, what the normals' resolution tells, is charged whole to a session's first release.
 * Under secure aggregation the machines of a sum may have made all of their releases: S is that of
   :meth:`~murmurfl.privacy.noise_plan.Summing.sensitivity` for the first k_s of this one.
-* Where any of it cannot be known, the session counts whole: what was closed, what a trusted server answers for, what an
-  earlier version began, and terms that do not give again the mu that was reserved. If its first line is not known
-  either, it counts in every line.
+* Where any of it cannot be known, the session counts whole: what was closed, what a trusted server answers for, noise
+  of another version, and terms that do not give again the mu that was reserved. If its first line is not known either,
+  it counts in every line.
 * Clocks go wrong. Lines stand in an order in which a session's releases rise and samples are only used up, and each
   figure is of all the lines above it, in whatever order they came about.
 
@@ -38,7 +38,7 @@ from ..noise_plan import NoisePlan
 from ..normals import NOISE_VERSION
 from ..policy import PrivacyPolicy
 from ..shuffled import ShuffledPolicy
-from .format import clear_errors, opened
+from .format import clear_errors, opened, read_header, read_state
 from .summary import WAIT_S, SessionSummary, read_only, read_steadily, session_summaries
 
 _MOST_FIGURES = 128
@@ -129,6 +129,7 @@ def read_history(path: str | Path) -> LedgerHistory:
     def read(file: Path) -> LedgerHistory:
         with clear_errors(file, WAIT_S), opened(file, WAIT_S, read_only(file)) as connection:
             connection.execute("BEGIN")
+            read_state(connection, read_header(connection, file), file)
             return history_of(tuple(session_summaries(connection)), list(_rows(connection)))
 
     return read_steadily(Path(path).absolute(), read)
@@ -275,7 +276,7 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
     """
     terms = dict(session.terms)
     size = terms.get("num_parameters")
-    if not isinstance(size, int) or terms.get("noise_version", 1) != NOISE_VERSION:
+    if not isinstance(size, int) or terms.get("noise_version") != NOISE_VERSION:
         return None
     kind = ShuffledPolicy if "private_steps" in terms else PrivacyPolicy
     try:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import LedgerError
+from ..errors import ANOTHER_FORMAT, LedgerError
 from ..files import check_private, replace_durably
 
 _FORMAT = 1
@@ -81,7 +81,7 @@ class LedgerState:
         """A digest of the whole state: it does not match if a part was lost or comes from another time."""
         document = self._document()
         if not self.data:
-            del document["data"]  # ledgers and marks from before there was a digest were sealed without it
+            del document["data"]  # what is not there is not sealed
         return hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def write_mark(self, path: Path) -> None:
@@ -90,7 +90,7 @@ class LedgerState:
         replace_durably(path, json.dumps(document, indent=1).encode() + b"\n")
 
     def _document(self) -> dict[str, Any]:
-        """The state as plain values; without local figures where there are none, as before there were any."""
+        """The state as plain values, without those that there are not."""
         document = asdict(self)
         if not self.key:
             del document["key"]
@@ -107,7 +107,7 @@ def read_mark(path: Path) -> LedgerState:
     Raises
     ------
     LedgerError
-        If there is none, others can write it, or it is damaged.
+        If there is none, others can write it, or it is damaged or of another format.
     """
     check_private(
         path,
@@ -117,8 +117,11 @@ def read_mark(path: Path) -> LedgerState:
     )
     try:
         document = json.loads(path.read_text())
-        if document.pop("murmurfl-ledger-mark") != _FORMAT:
-            raise ValueError("another format")
+        if (version := document.pop("murmurfl-ledger-mark")) != _FORMAT:
+            raise LedgerError(
+                f"Expected a high-water mark of format {_FORMAT} at {path}, got one of format {version!r}; it was left "
+                f"alone, and nothing was released. {ANOTHER_FORMAT}"
+            )
         seal = document.pop("seal")
         sessions = {name: SessionState(**values) for name, values in document.pop("sessions").items()}
         state = LedgerState(**document, sessions=sessions)

@@ -17,13 +17,11 @@ from ..errors import LedgerError
 from ..mechanisms import State
 from .format import (
     CLOSED,
-    NO_ROOM,
     arrays_of,
     bytes_of,
     clear_errors,
     damaged,
     digest_of,
-    make_room_for_local,
     opened,
     read_header,
     read_reserved,
@@ -41,7 +39,10 @@ def connection_to(path: Path, timeout_s: float) -> Iterator[sqlite3.Connection]:
     """A connection for one transaction: so threads and forks share none, and a file that was replaced is noticed."""
     with opened(path, timeout_s, writable=True) as connection:
         with clear_errors(path, timeout_s):
-            connection.execute("PRAGMA journal_mode = WAL")  # a copy may have come back without it
+            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                # A copy that came back without a log. One that cannot be believed is left without it.
+                read_state(connection, read_header(connection, path), path)
+                connection.execute("PRAGMA journal_mode = WAL")
         yield connection
 
 
@@ -116,8 +117,7 @@ class SQLitePage(LedgerPage):
         with clear_errors(self._path, self._timeout_s):
             known = {**self.state.sessions, **mark.sessions}
             pairs = {name: [s.sessions.get(name, SessionState(0.0, 0)) for s in (self.state, mark)] for name in known}
-            if mark.budget_local_mu is not None or any(map(_has_local, pairs.values())):
-                self._decide(mark.budget_local_mu)  # it may have been copied back from before it was upgraded
+            self._decide(mark.budget_local_mu)  # the copy may be from before it was decided
             self._reserve(
                 {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
                 {name: max(map(_local, both)) for name, both in pairs.items() if _has_local(both)},
@@ -142,7 +142,6 @@ class SQLitePage(LedgerPage):
             Digest of the samples used up, under the new key.
         """
         with clear_errors(self._path, self._timeout_s):
-            self._decide(None)
             self._connection.execute("PRAGMA secure_delete = ON")  # the old key's bytes, the nonces and the sums go
             streams = self._connection.execute("SELECT session, fingerprint, release FROM streams").fetchall()
             for name, _, releases in streams:
@@ -157,28 +156,18 @@ class SQLitePage(LedgerPage):
         before = self.stream(session) or StreamRecord(CLOSED)
         self._write_stream(session, StreamRecord(CLOSED, releases, before.ack, terms=before.terms, order=before.order))
 
-    def make_current(self, budget_local_mu: float | None) -> None:
-        """Make room for local figures, and set their budget if it was not decided yet."""
+    def set_local_budget(self, budget_local_mu: float) -> None:
+        """Set the budget of local figures, if it was not decided yet."""
         with clear_errors(self._path, self._timeout_s):
             self._decide(budget_local_mu)
             self._finish(self.state.counter + 1, self.state.samples_used, self.state.data)
 
     def _decide(self, budget_local_mu: float | None) -> None:
-        if not self.header.has_local:
-            make_room_for_local(self._connection)
         if budget_local_mu is not None and self.header.budget_local_mu is None:
             self._connection.execute("UPDATE ledger SET budget_local_mu = ?", (budget_local_mu,))
-        self.header = read_header(self._connection, self._path)
+            self.header = read_header(self._connection, self._path)
 
     def _reserve(self, reserved: Mapping[str, float], reserved_local: Mapping[str, float]) -> None:
-        if not self.header.has_local:
-            if reserved_local:
-                raise LedgerError(NO_ROOM.format(path=self._path))
-            self._connection.executemany(
-                "INSERT INTO reserved VALUES (?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu",
-                reserved.items(),
-            )
-            return
         self._connection.executemany(
             "INSERT INTO reserved VALUES (?, ?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu, "
             "local = excluded.local",

@@ -93,8 +93,7 @@ class Account:
         mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
         adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The machine added no
         noise, so the figure holds against everybody but that server, and against it nothing does. Infinity: nothing
-        holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve). Ledgers of
-        version 0.1 have infinity for a trusted server too.
+        holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve).
     data : str
         Digest of the samples used up (:class:`~murmurfl.privacy.data_digest.DataDigest`); empty where none is kept.
     reserved_local : mapping of str to float
@@ -195,9 +194,6 @@ class Ledger(ABC):
 
     local_hint: str = ""
     """What its operator may do if that budget is too small; empty where it was decided."""
-
-    local_problem: str = ""
-    """Why this ledger can have no session under secure aggregation, or empty."""
 
     def secret_of_owners(self, keys: NoiseKeys) -> bytes:
         """The machine's secret, from which with their names the places of owners follow

@@ -35,7 +35,6 @@ from ..files import check_private, create_private, sync_folder
 from ..keys import NoiseKeys, SystemKeys
 from ..noise import KEY_BYTES
 from .format import (
-    NO_ROOM,
     UNDECIDED,
     Header,
     check_integrity,
@@ -66,7 +65,7 @@ class SQLiteLedger(Ledger):
     ------
     LedgerError
         If there is no ledger at ``path``, other people can read or write it, it is read-only, something else, of
-        another version or damaged, or it was copied back.
+        another format or damaged, or it was copied back.
 
     Notes
     -----
@@ -95,7 +94,6 @@ class SQLiteLedger(Ledger):
         # Whoever did not decide has decided for the smaller one: what may be spent whatever happens.
         self.budget_local_mu = self.budget_mu if decided is None else decided
         self.local_hint = UNDECIDED.format(path=self.path) if decided is None else ""
-        self.local_problem = "" if self._header.has_local else NO_ROOM.format(path=self.path)
 
     @classmethod
     def create(

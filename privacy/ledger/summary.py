@@ -106,8 +106,6 @@ class LedgerSummary:
         Of what holds whatever other machines and helpers do; ``budget_mu`` where it was not decided.
     local_decided : bool
         Whether it was.
-    can_sum : bool
-        Whether the ledger has room for sessions under secure aggregation: from format 3 on.
     """
 
     data: str
@@ -123,7 +121,6 @@ class LedgerSummary:
     sessions: tuple[SessionSummary, ...]
     budget_local_mu: float
     local_decided: bool
-    can_sum: bool
 
     @property
     def summed(self) -> bool:
@@ -249,7 +246,6 @@ def _read(path: Path) -> LedgerSummary:
         sessions=sessions,
         budget_local_mu=header.budget_mu if local is None else local,
         local_decided=local is not None,
-        can_sum=header.has_local,
     )
 
 

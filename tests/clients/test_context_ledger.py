@@ -35,6 +35,23 @@ def recorded(stream=STREAM):
     return ledger, state
 
 
+@pytest.mark.parametrize("version", [5, 7, "6"])
+def test_a_ledger_of_another_format_is_refused_with_the_two_ways_out(version):
+    ledger, state = TravellingLedger("7"), RecordDict()
+    with ContextLedger(state, "7").exclusive() as page:
+        page.commit("s", STREAM, ACCOUNT)
+    state["murmurfl/7/account"]["format"] = version
+    before = pickle.dumps(state)
+    for again in (ContextLedger(state, "7"), ledger):
+        ledger.arrive(state)
+        with (
+            again.exclusive() as page,
+            pytest.raises(LedgerError, match=r"of format 6 .*data that were never used before"),
+        ):
+            page.account()
+    assert pickle.dumps(state) == before
+
+
 def reply(values, parts=3):
     arrays = ArrayRecord({str(i): Array(part.reshape(2, -1)) for i, part in enumerate(np.split(values, parts))})
     return RecordDict({protocol.ARRAYS: arrays})

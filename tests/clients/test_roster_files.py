@@ -56,6 +56,21 @@ def test_a_missing_key_says_how_to_make_one(tmp_path: Path) -> None:
         read_roster(tmp_path / "roster.json", None)
 
 
+def test_a_file_of_another_format_is_refused_with_its_number_alone(tmp_path: Path) -> None:
+    write_machine_key(tmp_path / "machine.key", KEY)
+    write_helper_key(tmp_path / "helper.key", "h", HELPER)
+    write_roster(tmp_path / "roster.json", ROSTER)
+    readers = {"machine.key": read_machine_key, "helper.key": read_helper_key, "roster.json": read_roster}
+    for name, read in readers.items():
+        file, options = tmp_path / name, (ROSTER.digest,) if read is read_roster else ()
+        text = file.read_text().replace('": 1', '": 2', 1)
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"of format 1, got one of format 2\. Use the version") as refused:
+            read(file, *options)
+        assert "secret" not in str(refused.value)
+        assert file.read_text() == text
+
+
 def test_a_roster_with_one_other_key_is_not_the_pinned_one(tmp_path: Path) -> None:
     document = ROSTER.document
     document["machines"]["b"] = MachineKey.simulated(1, "b").public.hex()

@@ -16,10 +16,9 @@ from murmurfl.privacy import (
     SQLiteLedger,
     SystemKeys,
     accept_rollback,
-    needs_upgrade,
+    any_data,
     read_ledger,
     row_bytes,
-    upgrade_ledger,
 )
 from murmurfl.privacy.data_digest import DataDigest
 
@@ -35,11 +34,12 @@ def path(tmp_path):
     return tmp_path / "ledger"
 
 
-def start(path, data=DATA, **changes):
+def start(path, data=DATA, known=None, **changes):
     """A machine as after a start of its node."""
     settings = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 4, "mu": 1.0, "budget_mu": 3.0, **changes}
     ledger = SQLiteLedger(path)
-    return PrivateMachine(PrivacyPolicy(**settings), D, len(data), ledger, ledger.keys(), data=row_bytes(data))
+    known = row_bytes(data) if known is None else known
+    return PrivateMachine(PrivacyPolicy(**settings), D, len(data), ledger, ledger.keys(), data=known)
 
 
 def release(machine, session="s", times=1):
@@ -218,67 +218,22 @@ def test_a_rollback_that_is_accepted_keeps_the_digest_of_what_was_used(path):
     release(start(path), "t")
 
 
-def as_of_version_1(path):
-    """The file as murmurfl 0.1 left it: no digest, format 1, seal and mark without it."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("ALTER TABLE state DROP COLUMN data")
-        connection.execute("ALTER TABLE ledger DROP COLUMN budget_local_mu")
-        connection.execute("ALTER TABLE reserved DROP COLUMN local")
-        connection.execute("PRAGMA user_version = 1")
-
-
-def test_a_ledger_of_0_1_goes_on_once_its_operator_vouched_for_the_data(path):
-    as_of_version_1(path)
-    with pytest.raises(LedgerError, match="ledger upgrade"):
-        SQLiteLedger(path)
-    assert needs_upgrade(path)
-    upgrade_ledger(path)
-    assert not needs_upgrade(path)
-    release(start(path), times=2)
-    with pytest.raises(LedgerError, match="Put the data back"):
-        release(start(path, changed(0)))
-    with pytest.raises(LedgerError, match="nothing to upgrade"):
-        upgrade_ledger(path)
-
-
-def test_an_upgraded_ledger_knows_the_rows_used_before_from_its_next_release_on(path):
-    release(start(path), times=2)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        # What 0.1 had used four rows with: no digest, and the seal of that.
-        connection.execute("UPDATE state SET data = ''")
-        from murmurfl.privacy.ledger.format import read_header, unsealed_state
-
-        state = unsealed_state(connection, read_header(connection, path))
-        connection.execute("UPDATE state SET seal = ?", (state.seal,))
-    state.write_mark(path.with_name("ledger.mark"))
-    as_of_version_1(path)
-    upgrade_ledger(path)
+def test_a_ledger_whose_releases_counted_for_any_data_knows_rows_from_the_next_on(path):
+    release(start(path, known=any_data), times=2)
     assert read_ledger(path).samples_used == 4
     release(start(path))
     with pytest.raises(LedgerError, match="6 rows"):
         release(start(path, changed(0)))
 
 
-def test_an_upgrade_of_a_ledger_that_was_copied_back_is_refused_and_changes_nothing(path):
-    release(start(path))
-    as_of_version_1(path)
-    mark = path.with_name("ledger.mark")
-    document = json.loads(mark.read_text())
-    assert document["data"], "the mark knows more than this file"
-    before = path.read_bytes()
-    with pytest.raises(LedgerError, match="do not match their seal"):
-        upgrade_ledger(path)
-    assert path.read_bytes() == before
-
-
-def test_a_session_begun_with_the_noise_of_0_1_is_refused_and_says_why(path):
+def test_a_session_begun_with_the_noise_of_another_version_is_refused_and_says_why(path):
     release(start(path))
     ledger = SQLiteLedger(path)
     with ledger.exclusive() as page:
         stream, account = page.stream("s"), page.account()
         terms = json.loads(stream.terms)
-        del terms["noise_version"]
-        old = type(stream)("a fingerprint of 0.1", stream.release, stream.ack, terms=json.dumps(terms))
+        terms["noise_version"] += 1
+        old = type(stream)("another fingerprint", stream.release, stream.ack, terms=json.dumps(terms))
         page.commit("s", old, account)
     with pytest.raises(RefusedError, match="noise of another version of murmurfl"):
         release(start(path))
@@ -312,18 +267,10 @@ def test_tensors_numpy_has_no_type_for_are_known_by_their_bytes():
     assert masked[0] != masked[1]
 
 
-def test_an_accepted_rollback_of_an_upgraded_ledger_keeps_the_digest_its_mark_has(path):
+def test_an_accepted_rollback_to_before_any_row_was_known_keeps_the_digest_its_mark_has(path):
     """With samples that return, both know of as many used rows; only the mark has their digest."""
     passes = {"sample_participations": 2, "min_separation": 2, "max_participations": 4}
-    release(start(path, **passes), times=2)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.execute("UPDATE state SET data = ''")
-        from murmurfl.privacy.ledger.format import read_header, unsealed_state
-
-        state = unsealed_state(connection, read_header(connection, path))
-        connection.execute("UPDATE state SET seal = ?", (state.seal,))
-    state.write_mark(path.with_name("ledger.mark"))
+    release(start(path, known=any_data, **passes), times=2)
     backup = path.read_bytes()
     release(start(path, **passes))
     for suffix in ("-wal", "-shm"):

@@ -203,7 +203,6 @@ def test_without_its_mark_a_record_is_not_believed(path):
         "{}",
         "[]",
         "null",
-        '{"murmurfl-opening-mark": 2, "record": "x", "number": 1, "link": ""}',
         '{"murmurfl-opening-mark": 1, "record": "x", "number": 1}',
         '{"murmurfl-opening-mark": 1, "record": "x", "number": 1, "link": "00"}',
         json.dumps({"murmurfl-opening-mark": 1, "record": "x", "number": -1, "link": "0" * 64}),
@@ -215,6 +214,17 @@ def test_without_its_mark_a_record_is_not_believed(path):
 def test_a_damaged_mark_is_not_believed(path, text):
     mark_of(path).write_text(text, encoding="latin-1")
     refused(path, "damaged or something else.*Put the mark back")
+
+
+def test_a_mark_of_another_format_is_not_believed(path, tmp_path):
+    mark_of(path).write_text(
+        mark_of(path).read_text().replace('"murmurfl-opening-mark": 1', '"murmurfl-opening-mark": 2')
+    )
+    refused(path, r"high-water mark of format 1 at .*, got one of format 2; .* Go on with the version .* new keys")
+    path.unlink()
+    with pytest.raises(OpeningRecordError, match="high-water mark of format 1"):
+        SQLiteOpeningRecord.create(path, helper=CARD)
+    assert not path.exists()
 
 
 def test_another_records_mark_is_not_believed(path, tmp_path):
@@ -312,6 +322,45 @@ def test_a_machines_ledger_is_no_record(tmp_path):
     path = tmp_path / "ledger.db"
     SQLiteLedger.create(path, budget_mu=1.0, delta=1e-5)
     refused(path, "got another file")
+
+
+@pytest.mark.parametrize("version", [0, 2, 7])
+def test_a_record_of_another_format_is_refused_and_what_a_crash_left_in_its_log_stays_there(path, version, tmp_path):
+    copy = tmp_path / "copy" / path.name
+    copy.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("SELECT * FROM record").fetchone()  # the log stays while somebody reads
+        helper(path).open("s", "1", FIRST)
+        for file in path.parent.iterdir():
+            if not file.is_dir() and not file.name.endswith("-shm"):
+                shutil.copy(file, copy.parent)
+    assert copy.with_name(f"{copy.name}-wal").stat().st_size
+    with copy.open("r+b") as file:
+        file.seek(60)
+        file.write(version.to_bytes(4))
+    before = files_of(copy)
+    with pytest.raises(OpeningRecordError, match=rf"of format 1 at .*, got one of format {version}; .* Go on with the"):
+        SQLiteOpeningRecord(copy)
+    with pytest.raises(OpeningRecordError, match="Expected nothing at"):
+        SQLiteOpeningRecord.create(copy, helper=CARD)
+    assert files_of(copy) == before
+
+
+def test_a_record_that_came_back_without_a_log_gets_one_again_once_it_is_believed(path):
+    helper(path).open("s", "1", FIRST)
+    folded(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    whole = path.read_bytes()
+    assert SQLiteOpeningRecord(path).sets == 1
+    assert path.read_bytes()[18:20] == b"\2\2"
+    path.write_bytes(whole)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM machines")
+    before = files_of(path)
+    with pytest.raises(OpeningRecordError, match="tables that do not follow"):
+        SQLiteOpeningRecord(path)
+    assert files_of(path) == before
 
 
 DAMAGE = {

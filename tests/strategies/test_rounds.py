@@ -1,5 +1,6 @@
 """Whole trainings over a grid: lemma 4.1, losses, liars, stragglers, checkpoints."""
 
+import json
 import math
 import time
 from io import BytesIO
@@ -537,6 +538,23 @@ def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path):
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="readable"):
         mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=4)
+
+
+@pytest.mark.parametrize("version", [0, 2, None])
+def test_a_checkpoint_of_another_format_is_refused_and_left_alone(tmp_path, version):
+    checkpoint = tmp_path / "checkpoint.npz"
+    mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=2)
+    with np.load(checkpoint) as file:
+        entries = dict(file)
+    header = json.loads(str(entries.pop("header")))
+    np.savez(checkpoint, **entries, header=np.array(json.dumps({**header, "format": version})))
+    before = checkpoint.read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"of format 1 at .* got one of format .* Go on with the version"
+    ) as caught:
+        mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=4)
+    assert "data that were never used before" in str(caught.value)
+    assert checkpoint.read_bytes() == before
 
 
 def test_the_result_behaves_as_flowers_does():

@@ -138,7 +138,6 @@ def test_with_all_of_it_removed_a_new_training_has_a_new_key_and_a_new_session(f
         ("checkpoint.key", bytes(32), "with at .* got another"),
         ("checkpoint.key", bytes(31), "32 bytes at .* got 31"),
         ("checkpoint.mark", b"", "damaged"),
-        ("checkpoint.mark", b'{"murmurfl-checkpoint-mark": 2}', "damaged"),
         ("checkpoint.mark", b'{"murmurfl-checkpoint-mark": 1, "training": "a", "saves": "9"}', "damaged"),
         ("checkpoint.mark", b'{"murmurfl-checkpoint-mark": 1, "training": "a", "saves": 9}', "another training"),
         ("checkpoint", b"PK", "readable"),
@@ -147,6 +146,17 @@ def test_with_all_of_it_removed_a_new_training_has_a_new_key_and_a_new_session(f
 def test_damaged_and_foreign_files_are_refused(folder, name, content, match):
     (folder / name).write_bytes(content)
     refused(folder, match)
+
+
+@pytest.mark.parametrize("kept", [NAMES, ["checkpoint.mark"]], ids=["all", "mark"])
+def test_a_mark_of_another_format_is_refused_and_nothing_is_said_of_starting_anew(folder, kept):
+    mark = folder / "checkpoint.mark"
+    mark.write_text(mark.read_text().replace('"murmurfl-checkpoint-mark": 1', '"murmurfl-checkpoint-mark": 2'))
+    for name in set(NAMES) - set(kept):
+        (folder / name).unlink()
+    said = refused(folder, "high-water mark of format 1 at .*, got one of format 2; it was left alone. Go on with the")
+    assert "data that were never used before" in said
+    assert "remove" not in said
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -210,7 +220,7 @@ def test_seeded_keys_have_neither_key_file_nor_mark_and_are_not_taken_for_real_o
     assert sorted(files(made)) == ["checkpoint"]
     train(made, 3, noise_keys=seeded)
     refused(made, "noise keys", noise_keys=SimulatedKeys(2, "server"))
-    refused(made, "from a simulation or an older version")
+    refused(made, "got one without a mark of its own, from a simulation")
     train(tmp_path / "real", 2)
     refused(tmp_path / "real", "noise keys", noise_keys=seeded)
 

@@ -201,7 +201,7 @@ def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path):
     plain = json.loads(murmurfl("show", path, "--json").stdout)
     assert plain["local"] is None
     assert "nobody else is honest" not in murmurfl("show", path).stdout
-    assert "Upgraded" in murmurfl("upgrade", path, "--budget-local-mu", 3.0).stdout
+    assert "Decided" in murmurfl("set-local-budget", path, "--budget-local-mu", 3.0).stdout
     release(path, "alone", 1)
     release(path, "summed", 2, **SUMS)
     document = json.loads(murmurfl("show", path, "--json").stdout)
@@ -230,7 +230,7 @@ def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path):
 
 
 def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path):
-    murmurfl("upgrade", path, "--budget-local-mu", 4.0)
+    murmurfl("set-local-budget", path, "--budget-local-mu", 4.0)
     release(path, "a", 1, **SUMS)
     release(path, "b", 1, **{**SUMS, "min_honest": 5})
     assert json.loads(murmurfl("show", path, "--json").stdout)["guarantee"]["min_honest"] == 5
@@ -241,7 +241,7 @@ def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path
 
 
 def test_a_summed_session_that_a_rollback_forgot_is_shown_by_what_holds_whatever_happens(path):
-    murmurfl("upgrade", path, "--budget-local-mu", 3.0)
+    murmurfl("set-local-budget", path, "--budget-local-mu", 3.0)
     release(path, "open", 1)
     saved = path.read_bytes()
     release(path, "summed", 1, **SUMS)
@@ -259,15 +259,16 @@ def test_the_budget_of_what_holds_whatever_happens_is_decided_at_creation_or_onc
     other = tmp_path / "second.db"
     made = murmurfl("create", other, "--mu", 1.0, "--delta", 1e-5, "--budget-local-mu", 7.2)
     assert f"budget  epsilon {rounded_up(gdp_epsilon(7.2, 1e-5))} at delta 1e-05 (mu 7.2)" in made.stdout
-    refused = murmurfl("upgrade", other, "--budget-local-mu", 8.0)
+    refused = murmurfl("set-local-budget", other, "--budget-local-mu", 8.0)
     assert refused.exit_code == 1
     assert "without a decided budget_local_mu" in refused.stderr
-    assert "nothing to upgrade" in murmurfl("upgrade", other).stdout
     low = murmurfl("create", tmp_path / "third.db", "--mu", 1.0, "--delta", 1e-5, "--budget-local-mu", 0.5)
     assert low.exit_code == 1
     assert not (tmp_path / "third.db").exists()
     release(path, "undecided", 1, **SUMS)
-    assert "for none was decided (`murmurfl ledger upgrade`)" in " ".join(murmurfl("show", path).stdout.split())
+    assert "for none was decided (`murmurfl ledger set-local-budget`)" in " ".join(
+        murmurfl("show", path).stdout.split()
+    )
 
 
 def test_releases_are_shown_one_a_line_with_what_all_up_to_each_guarantee(path):
@@ -320,7 +321,7 @@ def test_a_ledger_that_released_nothing_says_so(path):
 
 
 def test_releases_of_sums_are_shown_with_both_figures_where_there_is_room(path, monkeypatch):
-    murmurfl("upgrade", path, "--budget-local-mu", 9, "--yes")
+    murmurfl("set-local-budget", path, "--budget-local-mu", 9)
     release(path, "summed", 1, trust="secure-aggregation", min_honest=4, min_cohort=5)
     (line,) = json.loads(murmurfl("show", path, "--releases", "--json").stdout)["releases"]
     assert line["mu_local_reserved"] == pytest.approx(2 * line["mu_reserved"])  # h = 4

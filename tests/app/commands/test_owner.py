@@ -130,9 +130,12 @@ def test_a_permit_is_shown_and_a_forged_one_is_called_that(key):
 def test_a_file_that_is_no_key_or_that_others_may_read_is_refused(tmp_path, key):
     (tmp_path / "other").write_text("{}")
     (tmp_path / "other").chmod(0o600)
+    (tmp_path / "newer").write_text(key.read_text().replace(": 1", ": 2"))
+    (tmp_path / "newer").chmod(0o600)
     key.chmod(0o640)
     for path, complaint in (
         (tmp_path / "other", "got something else"),
+        (tmp_path / "newer", "of format 1, got one of format 2"),
         (key, "mode 640"),
         (tmp_path / "no", "no file"),
     ):

@@ -293,6 +293,17 @@ def test_a_helper_without_its_record_does_not_start_and_none_is_made(federation)
     assert not list(federation.glob("auditor.sqlite*"))
 
 
+def test_a_card_of_another_format_is_refused_with_its_number(federation):
+    card = federation / "clinic-0.card"
+    card.write_text(card.read_text().replace('-card": 1', '-card": 2'))
+    refused = murmurfl("make", card, federation / "auditor.card", "--out", federation / "other.json")
+    assert refused.exit_code == 1
+    assert "of format 1, got one of format 2. Use the version of murmurfl that made it." in " ".join(
+        refused.output.split()
+    )
+    assert not (federation / "other.json").exists()
+
+
 def test_cards_are_written_once(tmp_path):
     card = Card("clinic-0", bytes(32))
     card.write(tmp_path / "card")

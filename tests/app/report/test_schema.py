@@ -98,10 +98,10 @@ def test_another_document_would_be_noticed(document, change):
         VALIDATOR.validate(missing)
 
 
-def test_a_result_of_before_is_still_reported(tmp_path, document):
-    old = {key: value for key, value in document.items() if key not in ("format", "date", "engine", "versions")}
-    old["config"] = {key: value for key, value in old["config"].items() if key != "epsilon"}
-    (tmp_path / "result.json").write_text(json.dumps(old))
+@pytest.mark.parametrize("version", [None, 0, 2])
+def test_a_result_of_another_format_is_not_reported(tmp_path, document, version):
+    (tmp_path / "result.json").write_text(json.dumps({**document, "format": version}))
     result = CliRunner().invoke(cli, ["report", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "<svg" in (tmp_path / "report" / "index.html").read_text()
+    assert result.exit_code == 1
+    assert f"of format 1 in {tmp_path}/result.json, got one of format {version}" in " ".join(result.output.split())
+    assert not (tmp_path / "report").exists()

@@ -191,7 +191,7 @@ def spoiled(kind, path):
     else:
         statement = {
             "foreign": "PRAGMA application_id = 7",
-            "older": "PRAGMA user_version = 0",
+            "older": "PRAGMA user_version = 2",
             "newer": "PRAGMA user_version = 5",
             "data": "UPDATE state SET data = '00'",
             "samples": "UPDATE state SET samples_used = 2",
@@ -216,8 +216,8 @@ def spoiled(kind, path):
         ("empty", "got another file"),
         ("truncated", "damaged"),
         ("foreign", "got another file"),
-        ("older", "one of format 0"),
-        ("newer", "a newer one, format 5"),
+        ("older", "of format 3 or 4 at .*, got one of format 2"),
+        ("newer", "of format 3 or 4 at .*, got one of format 5"),
         ("samples", "do not match their seal"),
         ("data", "do not match their seal"),
         ("budget", "do not match their seal"),

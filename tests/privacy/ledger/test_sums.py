@@ -19,10 +19,9 @@ from murmurfl.privacy import (
     StreamRecord,
     SystemKeys,
     accept_rollback,
-    needs_upgrade,
     protocol,
     read_ledger,
-    upgrade_ledger,
+    set_local_budget,
 )
 from murmurfl.privacy.ledger.mark import read_mark
 
@@ -45,16 +44,6 @@ def path(tmp_path):
 def undecided(tmp_path):
     SQLiteLedger.create(tmp_path / "undecided.db", budget_mu=2.0, delta=1e-5)
     return tmp_path / "undecided.db"
-
-
-def as_of_format_2(path):
-    """The file as the version before secure aggregation left it."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("ALTER TABLE ledger DROP COLUMN budget_local_mu")
-        connection.execute("ALTER TABLE reserved DROP COLUMN local")
-        connection.execute("PRAGMA user_version = 2")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def release(path, session="s", count=1, first=1, **changes):
@@ -119,7 +108,9 @@ def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
 def test_who_has_not_decided_that_budget_has_that_of_all_releases_and_is_told_what_to_do(undecided):
     ledger = SQLiteLedger(undecided)
     assert ledger.budget_local_mu == 2.0
-    with pytest.raises(ConfigurationError, match=r"at least 3, .* got 2: .*ledger upgrade .* --budget-local-mu"):
+    with pytest.raises(
+        ConfigurationError, match=r"at least 3, .* got 2: .*ledger set-local-budget .* --budget-local-mu"
+    ):
         machine(ledger, **{**SUMS, "min_honest": 9, "min_cohort": 9})
     release(undecided, "a", **SUMS)  # mu_local = 2: just within
     with pytest.raises(RefusedError, match="without anybody's honesty"):
@@ -129,17 +120,15 @@ def test_who_has_not_decided_that_budget_has_that_of_all_releases_and_is_told_wh
 def test_that_budget_is_decided_once(undecided):
     release(undecided, "a", **SUMS)
     with pytest.raises(ConfigurationError, match="budget_local_mu >= budget_mu = 2"):
-        upgrade_ledger(undecided, budget_local_mu=1.9)
-    with pytest.raises(LedgerError, match="nothing to upgrade"):
-        upgrade_ledger(undecided)
+        set_local_budget(undecided, 1.9)
     before = json.loads(undecided.with_name("undecided.db.mark").read_text())["counter"]
-    upgrade_ledger(undecided, budget_local_mu=3.0)
+    set_local_budget(undecided, 3.0)
     mark = json.loads(undecided.with_name("undecided.db.mark").read_text())
     assert (mark["counter"], mark["budget_local_mu"]) == (before + 1, 3.0)
     release(undecided, "b", mu=0.5)
     for again in (3.0, 4.0):
         with pytest.raises(LedgerError, match="without a decided budget_local_mu"):
-            upgrade_ledger(undecided, budget_local_mu=again)
+            set_local_budget(undecided, again)
     assert read_ledger(undecided).budget_local_mu == 3.0
 
 
@@ -217,59 +206,13 @@ def test_without_the_name_of_what_it_is_built_on_nothing_is_released():
     assert subject.release("s", 3, contribution).ack_id == whole.ids[3]
 
 
-def test_a_ledger_of_format_2_goes_on_as_it_is(undecided):
-    release(undecided, count=2)
-    as_of_format_2(undecided)
-    mark = undecided.with_name("undecided.db.mark").read_bytes()
-    assert b"local" not in mark
-    summary = read_ledger(undecided)
-    assert (summary.can_sum, summary.summed, summary.budget_local_mu) == (False, False, 2.0)
-    assert summary.mark_problem == ""
-    assert [one.release for one in release(undecided, count=2, first=3)] == [3, 4]
-    release(undecided, "second")
-    with closing(sqlite3.connect(undecided)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-    assert b"local" not in undecided.with_name("undecided.db.mark").read_bytes()
-    assert not needs_upgrade(undecided)
-
-
-def test_a_ledger_of_format_2_has_no_session_under_secure_aggregation_before_it_is_upgraded(undecided):
-    release(undecided, count=2)
-    as_of_format_2(undecided)
-    before = folder(undecided)
-    with pytest.raises(ConfigurationError, match="murmurfl ledger upgrade"):
-        machine(SQLiteLedger(undecided), **SUMS)
-    with SQLiteLedger(undecided).exclusive() as page:
-        account = page.account().reserve("t", 1.0, local=2.0)
-        with pytest.raises(LedgerError, match="has no room for its two figures"):
-            page.commit("t", StreamRecord("f", 1), account)
-    assert folder(undecided)["undecided.db"] == before["undecided.db"]
-    upgrade_ledger(undecided, budget_local_mu=3.0)
-    assert release(undecided, first=3)[0].release == 3, "what was begun goes on"
-    release(undecided, "t", **SUMS)
-    summary = read_ledger(undecided)
-    assert (summary.can_sum, summary.budget_local_mu, summary.mark_problem) == (True, 3.0, "")
-    assert summary.reserved_local_mu == pytest.approx(math.hypot(1.0, 2.0))
-    assert [(s.mu_local is None, s.min_honest) for s in summary.sessions] == [(True, None), (False, 4)]
-
-
-def test_an_upgrade_without_a_budget_decides_none(undecided):
-    as_of_format_2(undecided)
-    upgrade_ledger(undecided)
-    assert SQLiteLedger(undecided).budget_local_mu == 2.0
-    assert read_ledger(undecided).can_sum
-    upgrade_ledger(undecided, budget_local_mu=2.5)
-    assert SQLiteLedger(undecided).budget_local_mu == 2.5
-
-
-def test_an_upgrade_of_a_ledger_that_was_copied_back_is_refused(undecided):
+def test_deciding_that_budget_of_a_ledger_that_was_copied_back_is_refused(undecided):
     release(undecided)
-    as_of_format_2(undecided)
     saved = undecided.read_bytes()
     release(undecided, first=2)
     undecided.write_bytes(saved)
     with pytest.raises(LedgerError, match="copied back"):
-        upgrade_ledger(undecided, budget_local_mu=3.0)
+        set_local_budget(undecided, 3.0)
     assert undecided.read_bytes() == saved
 
 
@@ -306,16 +249,15 @@ def test_of_two_histories_the_larger_local_figure_counts(path, known, counts):
         assert page.account().reserved_local["s"] == pytest.approx(counts, rel=1e-8)
 
 
-def test_a_rollback_to_before_the_upgrade_keeps_what_was_decided_and_spent_since(undecided):
+def test_a_rollback_to_before_that_budget_was_decided_keeps_it_and_what_was_spent_since(undecided):
     release(undecided, "plain")
-    as_of_format_2(undecided)
     saved = undecided.read_bytes()
-    upgrade_ledger(undecided, budget_local_mu=3.0)
+    set_local_budget(undecided, 3.0)
     release(undecided, "s", mu=0.9, **SUMS)
     undecided.write_bytes(saved)
     accept_rollback(undecided)
     summary = read_ledger(undecided)
-    assert (summary.can_sum, summary.budget_local_mu, summary.mark_problem) == (True, 3.0, "")
+    assert (summary.local_decided, summary.budget_local_mu, summary.mark_problem) == (True, 3.0, "")
     assert summary.reserved_local_mu == pytest.approx(math.hypot(1.0, 1.8))
     with pytest.raises(RefusedError, match="without anybody's honesty"):
         release(undecided, "t", mu=1.3, **SUMS)
