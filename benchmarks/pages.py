@@ -177,8 +177,14 @@ def crosswise(name: str) -> str:
 
 
 def _is_shown(row: Mapping[str, Any]) -> bool:
-    """Whether a page has a row: lost replies stand at one budget, and the JSON has the others."""
-    return "replies lost" not in str(row.get("table", "")) or row["mu"] == 0.25
+    """Whether a page has a row; the JSON has all.
+
+    Lost replies stand at one budget, and other partitions only where they matter: to one pass.
+    """
+    table = str(row.get("table", ""))
+    if "replies lost" in table:
+        return row["mu"] == 0.25
+    return row.get("algorithm") != "full batches" or not ("skewed" in table or "unequal" in table)
 
 
 def chosen(name: str) -> str:
