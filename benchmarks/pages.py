@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from murmurfl.app.key_reference import key_table
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.papers.captions import table_caption
+from murmurfl.app.papers.accuracy import accuracy_rows
+from murmurfl.app.papers.captions import cell_guarantees, table_caption
 from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
-from murmurfl.privacy import rounded_up
+from murmurfl.privacy import gdp_epsilon, rounded_up
+from murmurfl.privacy.captions import WHATEVER_HAPPENS
 
 from . import (
     bare,
@@ -86,7 +89,7 @@ def summary() -> str:
             "",
             f"For comparison: {central.name}, {assumed}.",
             "",
-            told_of(drawn).replace("Epsilon", "ε"),
+            terms(_drawn_cells(drawn)).replace("Epsilon", "ε"),
         ]
     )
 
@@ -102,12 +105,59 @@ def _percent(row: Mapping[str, Any] | None) -> str:
 
 def told_of(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> str:
     """What the epsilons of the picture's lines are true of."""
+    return table_caption(_drawn_cells(drawn))
+
+
+def _drawn_cells(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The cells of best-accuracy that a picture shows, under its lines' names."""
     wanted = {(line.features, line.algorithm): line.name for line in drawn}
     cells = []
     for cell in document("best-accuracy")["cells"]:
         named = {wanted.get((cell["table"], label)): entry for label, entry in cell["algorithms"].items()}
         cells.append({**cell, "algorithms": {name: entry for name, entry in named.items() if name is not None}})
-    return table_caption({"cells": cells})
+    return {"cells": cells}
+
+
+def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
+    """What a table's epsilons are true of, in a sentence for each kind of trust.
+
+    :func:`~murmurfl.app.papers.captions.table_caption` names every line's mechanism as well; the JSON has that.
+    """
+    guarantees, noiseless = cell_guarantees(made)
+    groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    for label, one in guarantees:
+        protects = one.protected("h") if in_columns else one.protects
+        found = groups.setdefault((protects, one.covers), {"lines": {}, "noise": {}, "local": {}, "notes": {}})
+        found["lines"][label.partition(_AT)[0]] = None
+        found["noise"][_whose_noise(one.mechanism)] = None
+        if one.whatever_happens:
+            found["local"][one.whatever_happens] = None
+        found["notes"] |= dict.fromkeys(one.notes)
+    most = max(groups, key=lambda key: len(groups[key]["lines"]))
+    sentences = []
+    for (protects, covers), found in sorted(groups.items(), key=lambda group: group[0] == most):
+        named = " / ".join(found["lines"]) if (protects, covers) != most else "the other lines"
+        of = f" of {named}" if len(groups) > 1 else ""
+        sentences.append(f"Epsilon{of} is {protects}; {' or '.join(found['noise'])}; {covers}.")
+        if found["local"] and not in_columns:
+            sentences.append(f"Without anybody's honesty: {'; '.join(found['local'])}.")
+    if in_columns:
+        sentences.append(WHATEVER_HAPPENS)
+    sentences += dict.fromkeys(note for found in groups.values() for note in found["notes"])
+    if noiseless:
+        sentences.append(f"Not private: {' / '.join(noiseless)}.")
+    return " ".join(sentences)
+
+
+def _whose_noise(mechanism: str) -> str:
+    """Who adds the noise, and where, without the name of its correlation."""
+    words = next((one for one in _NOISES if one in mechanism), mechanism)
+    return f"{words}, under masks" if ", under masks" in mechanism else words
+
+
+_AT = " @ "
+
+_NOISES = ("noise on each machine", "noise of the server in each round")
 
 
 def draw_pictures() -> None:
@@ -116,26 +166,128 @@ def draw_pictures() -> None:
     picture.draw(made, told_of(picture.drawn(made)), PICTURE)
 
 
-def table(name: str) -> str:
-    """Every row of a reproduction, and what its epsilons are true of."""
-    first, *_ = tables_of(document(name), name, PAPERS[name].table)
-    return f"{first.caption}\n\n{first.markdown().rstrip()}"
-
-
 def crosswise(name: str) -> str:
     """Figures of a reproduction beside each other: its tables but for the first, which has a line for each run."""
-    _, *further = tables_of(document(name), name, PAPERS[name].table)
+    made = document(name)
+    _, *further = tables_of(made, name, PAPERS[name].table)
+    told = terms(made, in_columns=PAPERS[name].table.honest_in_columns)
+    further = [replace(one, rows=[row for row in one.rows if _is_shown(row)]) for one in further]
     shown = [f"{one.title[0].upper()}{one.title[1:]}:\n\n{one.markdown().rstrip()}" for one in further]
-    return "\n\n".join([further[0].caption, *shown])
+    return "\n\n".join([told, *shown])
 
 
-def speed() -> str:
-    """The table of speed: each engine beside its peer."""
-    return glance.table(document("performance"))
+def _is_shown(row: Mapping[str, Any]) -> bool:
+    """Whether a page has a row; the JSON has all.
+
+    Lost replies stand at one budget, and other partitions only where they matter: to one pass.
+    """
+    table = str(row.get("table", ""))
+    if "replies lost" in table:
+        return row["mu"] == 0.25
+    return row.get("algorithm") != "full batches" or not ("skewed" in table or "unequal" in table)
+
+
+def chosen(name: str) -> str:
+    """What `auto` took, beside the best of a grid."""
+    made = document(name)
+    first, *_ = tables_of(made, name, PAPERS[name].table)
+    cells = [  # what differs between epsilons is the data, whatever the algorithm
+        {**cell, "algorithms": {f"{cell['table']}{_AT}{label}": one for label, one in cell["algorithms"].items()}}
+        for cell in made["cells"]
+    ]
+    return f"{terms({'cells': cells})}\n\n{first.markdown().rstrip()}"
+
+
+def beside(name: str) -> str:
+    """Accuracies of a paper's algorithms side by side: a line for each cell, a column for each algorithm."""
+    made = document(name)
+    parts: dict[bool, list[Mapping[str, Any]]] = {}
+    for cell in made["cells"]:
+        parts.setdefault(cell["table"] == "paper's constants", []).append(cell)
+    return "\n\n".join([terms(made), *(_lines(cells) for cells in parts.values())])
+
+
+def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
+    labels = list(dict.fromkeys(label for cell in cells for label in cell["algorithms"]))
+    lines = [f"| | mu | ε | {' | '.join(labels)} |", f"|---|---|---|{'---|' * len(labels)}"]
+    for cell in cells:
+        rows = {row["algorithm"]: row for row in accuracy_rows({"cells": [cell]})}
+        any_row = next(iter(rows.values()))
+        where = f"{any_row['asked']} of {any_row['machines']}"
+        if cell["table"] != "paper's constants":
+            where = f"{cell['table']}, {where}"
+        mu = cell["settings"]["mu"]
+        epsilon = rounded_up(gdp_epsilon(mu, any_row["delta"]))
+        entries = [_accuracy_cell(rows[label], epsilon) if label in rows else "" for label in labels]
+        lines.append(f"| {where} | {mu:g} | {epsilon} | {' | '.join(entries)} |")
+    return "\n".join(lines)
+
+
+def _accuracy_cell(row: Mapping[str, Any], asked: str) -> str:
+    paper = "" if row["paper %"] is None else f" ({row['paper %']:.1f})"
+    epsilon = rounded_up(row["epsilon"])
+    return f"{_percent(row)}{paper}{'' if epsilon == asked else f', ε {epsilon}'}"
+
+
+def by_mechanism(name: str, *also: str) -> str:
+    """Accuracy, and a further figure after it, of each mechanism in each setting."""
+    made = document(name)
+    first, *_ = tables_of(made, name, PAPERS[name].table)
+    settings = list(dict.fromkeys(row["table"] for row in first.rows))
+    figures = {(row["table"], row["algorithm"]): row for row in first.rows}
+    heads = []
+    for setting in settings:
+        true_of = {rounded_up(row["epsilon"]) for row in first.rows if row["table"] == setting and row["epsilon"]}
+        heads.append(setting if "epsilon" in setting else f"{setting}, ε = {' / '.join(sorted(true_of))}")
+    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(settings)}"]
+    for label in dict.fromkeys(row["algorithm"] for row in first.rows):
+        found = (figures[setting, label] for setting in settings)
+        shown = [
+            "; ".join([_percent(row), *(f"{row[one]:,.0f} ± {row[f'± {one}']:,.0f}" for one in also)]) for row in found
+        ]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
+    return "\n\n".join([terms(made), "\n".join(lines)])
+
+
+def excess_risks() -> str:
+    """The least excess risks of jiang-2026, of the cells whose order is drawn anew (RR)."""
+    lines, told = [], {}
+    for kind in ("mean", "ridge", "lasso"):
+        name = f"jiang-2026-{kind}"
+        made = document(name)
+        told[terms(made)] = None
+        first, *_ = tables_of(made, name, PAPERS[name].table)
+        labels = [one for one in first.columns if one.name in made["cells"][0]["algorithms"]]
+        if not lines:
+            lines = [f"| | {' | '.join(one.name for one in labels)} |", f"|---|{'---|' * len(labels)}"]
+        for row in first.rows:
+            if ", RR, " in row["setting"]:
+                entries = (re.sub(r" \([^)]*\)$", "", _marked(one.shown(row))) for one in labels)
+                lines.append(f"| {row['setting'].replace(', RR', '')} | {' | '.join(entries)} |")
+    return "\n\n".join([*told, "\n".join(lines)])
+
+
+def _marked(shown: Any) -> str:
+    return getattr(shown, "markdown", shown)
+
+
+def gradient_norms() -> str:
+    """Gradient norm and accuracy of tran-cutkosky-2022's algorithms, side by side."""
+    made = document("tran-cutkosky-2022")
+    first, *_ = tables_of(made, "tran-cutkosky-2022", PAPERS["tran-cutkosky-2022"].table)
+    labels = list(dict.fromkeys(row["algorithm"].partition(",")[0] for row in first.rows))
+    lines = [f"| | {' | '.join(labels)} |", f"|---|{'---|' * len(labels)}"]
+    for setting in dict.fromkeys(row["table"] for row in first.rows):
+        rows = {row["algorithm"].partition(",")[0]: row for row in first.rows if row["table"] == setting}
+        entries = (
+            f"{rows[one]['gradient norm']:.3f}; {rows[one]['accuracy %']:.1f}" if one in rows else "" for one in labels
+        )
+        lines.append(f"| {setting} | {' | '.join(entries)} |")
+    return "\n\n".join([terms(made), "\n".join(lines)])
 
 
 def speed_of_peers() -> str:
-    """The same of frameworks alone."""
+    """The table of speed: each framework beside its peer."""
     return glance.table(document("performance"), loop=False)
 
 
@@ -153,11 +305,6 @@ def other_frameworks() -> str:
     return shown(others, lambda found: peers.table(found | pfl))
 
 
-def ray_before_and_after() -> str:
-    """What became of a message on Ray."""
-    return shown(document("performance").get("ray"), lambda now: ray.before_and_after(document("ray-before"), now))
-
-
 def measured_on() -> str:
     """The machine of the benchmarks."""
     told = document("performance")["machine"]
@@ -168,8 +315,38 @@ def measured_on() -> str:
 def powers() -> str:
     """The powers fitted to tran-cutkosky-2022's gradient norms."""
     name = "tran-cutkosky-2022"
-    _, fitted = tables_of(document(name), name, PAPERS[name].table)
-    return f"{fitted.caption}\n\n{fitted.markdown().rstrip()}"
+    made = document(name)
+    _, fitted = tables_of(made, name, PAPERS[name].table)
+    return f"{terms(made)}\n\n{fitted.markdown().rstrip()}"
+
+
+_SHOWN = ("1", "4", "32", "100", "10,000", "no noise")
+
+
+def bounded_steps() -> str:
+    """Accuracy with the bounded step, at some of the budgets that were tried, and without the bound in brackets."""
+    lines = [f"| test accuracy in % | mu = {' | '.join(_SHOWN)} |", f"|---{'|---' * len(_SHOWN)}|"]
+    for row in document("tuning")["step"]["rows"]:
+        loose = row.get("unbounded", {})
+        entries = (
+            f"{row['bounded'][mu]['mean']:.1f}" + (f" ({loose[mu]['mean']:.1f})" if mu in loose else "")
+            if mu in row["bounded"]
+            else ""
+            for mu in _SHOWN
+        )
+        lines.append(f"| {row['of']} | {' | '.join(entries)} |")
+    return "\n".join(lines)
+
+
+def gained_by_noise() -> str:
+    """What `decay` gains on `cancelling`, a line for each setting."""
+    gains: dict[str, list[str]] = {}
+    for row in document("tuning")["noise"]["rows"]:
+        gained = row["gained"]
+        gains.setdefault(row["of"], []).append(f"{gained['mean']:.3g} ± {gained['std']:.2g} (mu = {row['mu']:g})")
+    return "\n".join(
+        ["| | gained, points |", "|---|---|", *(f"| {of} | {', '.join(all_)} |" for of, all_ in gains.items())]
+    )
 
 
 def result_table() -> str:
@@ -193,14 +370,11 @@ BLOCKS = {
     "README.md": {"results": summary, "speed": speed_of_peers},
     "docs/performance.md": {
         "machine": measured_on,
-        "speed": speed,
         "engines": part("engines", engines.table),
         "profile": part("profile", profile.table),
-        "profile-before": lambda: profile.table(document("profile-before")),
         "bare": part("bare", bare.table),
         "workers": part("workers", workers.table),
         "ray": part("ray", ray.table),
-        "ray-before": ray_before_and_after,
         "inprocess": part("inprocess", in_process.table),
         "large": part("large", large.table),
         "scale": part("scale", scale.table),
@@ -217,11 +391,16 @@ BLOCKS = {
     "docs/keys.md": {"keys": key_table},
     "docs/result.md": {"result": result_table},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
+    "docs/tuning.md": {"bounded-step": bounded_steps, "which-noise": gained_by_noise},
     "docs/swap-in.md": {"machines-needed": forecast.needed},
     "docs/results.md": {
-        **{name: lambda name=name: table(name) for name in PAPERS if (DOCUMENTS / f"{name}.json").exists()},
-        "best-accuracy": lambda: crosswise("best-accuracy"),
-        "secure-aggregation": lambda: crosswise("secure-aggregation"),
+        **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
+        **{name: lambda name=name: chosen(name) for name in ("plan-grid", "plan-grid-mnist")},
+        **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "secure-aggregation")},
+        "zhang-2025-logistic": lambda: by_mechanism("zhang-2025-logistic", "static-regret"),
+        "zhang-2025-cnn": lambda: by_mechanism("zhang-2025-cnn"),
+        "jiang-2026": excess_risks,
+        "tran-cutkosky-2022": gradient_norms,
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
     },

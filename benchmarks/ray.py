@@ -251,11 +251,8 @@ def table(document: dict[str, Any]) -> str:
             f"| {size['request'] / 1e3:.1f} | {size['reply'] / 1e3:.1f} | {size['reply and state'] / 1e3:.1f} "
             f"| {entry['median_round_s']:.2f} | {entry['start_s']:.1f} | {entry['peak_mib']:,.0f} |"
         )
-    names = list(document["candidates"])
     parts = [entry["parts_ms"] for entry in document["candidates"].values()]
-    shown = [f"| ms of a message beside transport | {' | '.join(map(_label, names))} |", f"|---{'|---' * len(names)}|"]
-    shown += [f"| {part} | {' | '.join(f'{one[part]:.3f}' for one in parts)} |" for part in PARTS]
-    shown += [f"| together | {' | '.join(f'{sum(one.values()):.2f}' for one in parts)} |"]
+    beside = " and ".join(f"{sum(one.values()):.2f}" for one in parts)
     ratios = "; ".join(f"{name} {ratio:.2f}" for name, ratio in document["ratios"].items())
     return "\n".join(
         [
@@ -263,22 +260,9 @@ def table(document: dict[str, Any]) -> str:
             "",
             f"{document['nodes']} nodes, {document['per_round']} a round, d = {document['parameters']:,}, rounds 2 to "
             f"{document['rounds']}, medians of {document['repeats']} on {document['cores']} cores. Ours to FedAvg's "
-            f"with as many bytes: {ratios}.",
-            "",
-            *shown,
+            f"with as many bytes: {ratios}. Beside transport a message takes {beside} ms.",
         ]
     )
-
-
-def before_and_after(before: dict[str, Any], document: dict[str, Any]) -> str:
-    """What was done for a message of ours beside transport at one time, and what is done now."""
-    ours, *_ = (entry for name, entry in document["candidates"].items() if ":" not in name)
-    lines = ["| a message of ours on Ray | before | now |", "|---|---|---|"]
-    lines += [f"| {part}, ms | {before['parts_ms'][part]:.3f} | {ours['parts_ms'][part]:.3f} |" for part in PARTS]
-    sums = (sum(found["parts_ms"].values()) for found in (before, ours))
-    lines.append(f"| together, ms | {' | '.join(f'{one:.2f}' for one in sums)} |")
-    lines += [f"| {size}, kB | {before['bytes'][size] / 1e3:.1f} | {ours['bytes'][size] / 1e3:.1f} |" for size in SIZES]
-    return "\n".join([*lines, f"| messages/s | {before['rate']:,.0f} | {ours['rate']:,.0f} |"])
 
 
 def _label(candidate: str) -> str:

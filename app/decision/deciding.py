@@ -2,7 +2,7 @@
 
 When every sample may be used in every round, independent noise and few full batches win: a sample that moves all rounds
 together shifts what the model rests on by the sum of what it does in each, whatever the noise's correlation, and
-independent noise attains the least that this takes (docs/choosing.md has the proof). Noise that cancels is for streams,
+independent noise attains the least that this takes (docs/proofs/full-batches.md). Noise that cancels is for streams,
 for samples that may be used once or in few rounds, and for machines that are seldom asked. Nobody has to know which
 case it is: options are ranked by noise-to-signal and by what too few rounds leave undone, and that puts them in order.
 """

@@ -72,6 +72,21 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
     ConfigurationError
         If it does not say which strategy an algorithm is.
     """
+    guarantees, noiseless = cell_guarantees(document)
+    sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
+    if noiseless:
+        sentences.append(f"Without noise, and not private: {' / '.join(noiseless)}.")
+    return " ".join(sentences) or "No epsilon: nothing private was released."
+
+
+def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guarantee]], list[str]]:
+    """The guarantee of each private line of a reproduction's cells, and the names of the lines without noise.
+
+    Raises
+    ------
+    ConfigurationError
+        If a document does not say which strategy an algorithm is.
+    """
     guarantees, noiseless = [], dict[str, None]()
     for cell in document["cells"]:
         for label, entry in cell["algorithms"].items():
@@ -84,7 +99,4 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
             elif entry["epsilon"]["mean"] != 0:
                 local = entry.get("mu_local", {}).get("mean")
                 guarantees.append((label, caption_guarantee(config, math.inf if local is None else local)))
-    sentences = [caption(guarantees, in_columns=in_columns)] if guarantees else []
-    if noiseless:
-        sentences.append(f"Without noise, and not private: {' / '.join(noiseless)}.")
-    return " ".join(sentences) or "No epsilon: nothing private was released."
+    return guarantees, list(noiseless)

@@ -100,8 +100,8 @@ def test_a_late_original_and_its_carry_over_may_not_both_be_opened():
     assert told_zero(2, 10) > 2.1
 
 
-def test_the_pages_print_these_factors():
-    """In both tables; the last two are in mu."""
+def test_the_proof_prints_these_factors():
+    """The last two are in mu."""
     factors = {
         f"{victim_once():.1f} times": "8.5 times",
         f"{others_once():.1f} times": "9.8 times",
@@ -113,9 +113,8 @@ def test_the_pages_print_these_factors():
         f"{first_replies_lost()[0]:.2f} times": "1.21 times",
     }
     assert [*factors] == [*factors.values()]
-    for page in ("docs/secure-aggregation.md", "docs/proofs/secure-aggregation.md"):
-        text = (ROOT / page).read_text()
-        assert [printed for printed in factors if printed not in text] == []
+    text = (ROOT / "docs/proofs/secure-aggregation.md").read_text()
+    assert [printed for printed in factors if printed not in text] == []
 
 
 def test_a_cumulative_release_that_passes_for_one_that_stands_alone_breaks_the_guarantee():
