@@ -22,7 +22,7 @@ from murmurfl.app.papers.reproduce import tables_of
 from murmurfl.app.report.schema import result_schema
 from murmurfl.app.report.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
-from murmurfl.privacy.captions import WHATEVER_HAPPENS
+from murmurfl.privacy.guarantee import WHATEVER_HAPPENS
 
 from . import (
     bare,
