@@ -329,10 +329,10 @@ def bounded_steps() -> str:
     for row in document("tuning")["step"]["rows"]:
         loose = row.get("unbounded", {})
         entries = (
-            f"{row['bounded'][mu]['mean']:.1f}" + (f" ({loose[mu]['mean']:.1f})" if mu in loose else "")
-            if mu in row["bounded"]
+            f"{row['bounded'][at]['mean']:.1f}" + (f" ({loose[at]['mean']:.1f})" if at in loose else "")
+            if at in row["bounded"]
             else ""
-            for mu in _SHOWN
+            for at in _SHOWN
         )
         lines.append(f"| {row['of']} | {' | '.join(entries)} |")
     return "\n".join(lines)

@@ -238,18 +238,15 @@ def verified_login(text: Any, owners: Collection[bytes], server: str, now: float
     Ed25519 goes.
     """
     payload, signature = _parts(text, _LOGIN_NAME)
-    for owner in owners:
-        if not is_signed(owner, signature, _LOGIN_LABEL + payload):
-            continue
-        named, where, until = _login(payload)
-        if named != owner.hex():
-            break
-        if where != server:
-            raise PermitError("Expected a login to this server, got one to another: log in again.")
-        if until <= now or until > now + LONGEST_LOGIN_S + _CLOCKS_DIFFER_S:
-            raise PermitError("Expected a login that has not ended, got another: log in again.")
-        return owner
-    raise PermitError("Expected a login that a listed owner signed, got another.")
+    named, where, until = _login(payload)
+    owner = next((one for one in owners if one.hex() == named), None)
+    if owner is None or not is_signed(owner, signature, _LOGIN_LABEL + payload):
+        raise PermitError("Expected a login that a listed owner signed, got another.")
+    if where != server:
+        raise PermitError("Expected a login to this server, got one to another: log in again.")
+    if until <= now or until > now + LONGEST_LOGIN_S + _CLOCKS_DIFFER_S:
+        raise PermitError("Expected a login that has not ended, got another: log in again.")
+    return owner
 
 
 def _login(payload: bytes) -> tuple[str, str, int]:

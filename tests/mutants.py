@@ -313,8 +313,8 @@ MUTANTS = (
     Mutant(
         "a server believes any login, whoever signed it",
         "privacy/permits.py",
-        "if not is_signed(owner, signature, _LOGIN_LABEL + payload):",
-        "if False:",
+        "if owner is None or not is_signed(owner, signature, _LOGIN_LABEL + payload):",
+        "if owner is None:",
         (PERMITS,),
     ),
     Mutant(
@@ -337,6 +337,13 @@ MUTANTS = (
         '_LOGIN_LABEL = b"murmurfl login 1\\x00"',
         "_LOGIN_LABEL = _LABEL",
         (PERMITS,),
+    ),
+    Mutant(
+        "whatever has the port may say what runs on the server",
+        "app/servers/server_health.py",
+        "ours = hmac.compare_digest(shown.encode(), proof_of(proof, nonce.encode()))",
+        "ours = True",
+        ("tests/app/servers/test_server.py",),
     ),
     Mutant(
         "the gate is open",

@@ -86,6 +86,11 @@ def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guaran
     ------
     ConfigurationError
         If a document does not say which strategy an algorithm is.
+
+    Notes
+    -----
+    **Formal guarantees.** Each is what its line's own settings give, for replacement of one record of one machine, as
+    :func:`caption_guarantee` has it; a line without noise is among the names, and has none.
     """
     guarantees, noiseless = [], dict[str, None]()
     for cell in document["cells"]:

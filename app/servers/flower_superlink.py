@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+PROOF_VARIABLE = "MURMURFL_GATE_SECRET"
+"""Names the secret by which the gate shows whose it is, in hexadecimal digits."""
+
 _LOOK_EVERY_S = 0.2
 _GRACE_S = 10.0
 
@@ -36,11 +39,12 @@ def _close(owners: Path | None) -> None:
     from .gate import Gate, server_name
     from .server_health import SuperLinkOptions
 
+    secret = bytes.fromhex(os.environ.pop(PROOF_VARIABLE, ""))  # before any other process is started from here
     certificate = SuperLinkOptions.read(sys.argv[1:]).certificate
     name, serve = server_name(Path(certificate) if certificate else None), uvicorn.run
 
     def closed(app: Any, **options: Any) -> None:
-        serve(Gate(app, owners, name), **options)
+        serve(Gate(app, owners, name, secret), **options)
 
     uvicorn.run = closed
 

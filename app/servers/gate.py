@@ -6,9 +6,13 @@ open package lets anybody in. The gate stands before Flower's own application, i
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import hmac
 import json
 import logging
+import os
+import stat
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -29,7 +33,11 @@ COMMANDED = "Command of "
 """Begins the line of a command that was let through."""
 
 _WHAT = "a list of owners"
+NONCE_HEADER, PROOF_HEADER = "x-murmurfl-nonce", "x-murmurfl-gate"
+"""By which whoever started a SuperLink knows its gate from whatever else may have the port."""
+
 _SAY_AGAIN_S = 10.0
+_LARGEST_LIST = 1 << 20
 _LONGEST_NAME = 64
 
 Message = MutableMapping[str, Any]
@@ -51,13 +59,14 @@ def read_owners(path: Path) -> dict[bytes, str]:
     Raises
     ------
     ConfigurationError
-        If there is no such file, others may write to it, or a line is none of these.
+        If there is no such file, others may write to it (its own mode and owner are looked at), or a line is none of
+        these.
     """
     try:
         others_may, sentence = exposure(path, _WHAT)
         if others_may == "write":
             raise ConfigurationError(sentence)
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _content(path).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"Expected {_WHAT} at {path}, got {getattr(error, 'strerror', None) or 'no text'}: write a line for each, "
@@ -72,6 +81,23 @@ def read_owners(path: Path) -> dict[bytes, str]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{error} It is in line {number} of {path}.") from error
     return owners
+
+
+def _content(path: Path) -> bytes:
+    """A regular file's bytes, never waited for: the other end of a pipe may never come."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_LIST:
+            raise OSError(errno.EINVAL, "no regular file, or a very large one")
+        if os.name == "posix" and status.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, "a file of another user's")
+        return file.read()
+
+
+def proof_of(secret: bytes, nonce: bytes) -> bytes:
+    """What a gate answers to a nonce, by a secret that it was given when it was started."""
+    return hmac.digest(secret, nonce, "sha256").hex().encode()
 
 
 def server_name(certificate: Path | None) -> str:
@@ -107,6 +133,8 @@ class Gate:
         As for :func:`read_owners`; read at every command, so that who is taken out is out. None: nobody may command.
     server : str
         As for :func:`server_name`.
+    secret : bytes
+        By which it shows whose it is (:func:`proof_of`).
     clock : callable
         In seconds since 1970.
 
@@ -118,9 +146,17 @@ class Gate:
     """
 
     def __init__(
-        self, application: Application, owners: Path | None, server: str, clock: Callable[[], float] = time.time
+        self,
+        application: Application,
+        owners: Path | None,
+        server: str,
+        secret: bytes = b"",
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._application, self._owners, self._server, self._clock = application, owners, server, clock
+        self._secret = secret
+        self._known: dict[bytes, str] = {}
+        self._seen: tuple[int, ...] = ()
         self._said_at = float("-inf")
 
     async def __call__(
@@ -139,7 +175,9 @@ class Gate:
                 who = self._owner(scope["headers"])
             except ConfigurationError as error:
                 self._say_refused(scope, path)
-                await _refuse(send, str(error))
+                nonces = [value for name, value in scope["headers"] if name.lower() == NONCE_HEADER.encode()]
+                proof = [proof_of(self._secret, nonces[0])] if self._secret and nonces else []
+                await _refuse(send, str(error), proof)
                 return
             logger.info("%s%s: %s", COMMANDED, who, plain(path.removeprefix(CONTROL)))
         await self._application(scope, receive, send)
@@ -151,11 +189,24 @@ class Gate:
         if scheme.lower() != "bearer":
             raise PermitError("Expected a login, got none.")
         try:
-            owners = {} if self._owners is None else read_owners(self._owners)
+            owners = self._listed()
         except ConfigurationError as error:
             logger.error("Nobody may command this server: %s", error)
             raise PermitError("Expected a list of owners on the server, got none that can be read.") from error
         return owners[verified_login(text.strip(), owners, self._server, self._clock())]
+
+    def _listed(self) -> dict[bytes, str]:
+        """The list as it is now; read again where it is another."""
+        if self._owners is None:
+            return {}
+        try:
+            now = self._owners.stat()
+            seen = (now.st_mtime_ns, now.st_ino, now.st_size, now.st_mode, now.st_uid)
+        except OSError:
+            seen = ()
+        if not seen or seen != self._seen:
+            self._known, self._seen = read_owners(self._owners), seen
+        return self._known
 
     def _say_refused(self, scope: Message, path: str) -> None:
         """At most one line in a while: anybody can have it written."""
@@ -166,10 +217,11 @@ class Gate:
             logger.warning("Refused %s from %s: no login of an owner.", plain(path)[:_LONGEST_NAME], plain(str(client)))
 
 
-async def _refuse(send: Callable[[Message], Awaitable[None]], reason: str) -> None:
+async def _refuse(send: Callable[[Message], Awaitable[None]], reason: str, proof: list[bytes]) -> None:
     # 403 and `detail`: that sentence is what `flwr` prints.
     detail = f"{reason} Only owners command this server: `murmurfl owner login KEY CONNECTION`."
     body = json.dumps({"detail": detail}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(PROOF_HEADER.encode(), one) for one in proof]
     await send({"type": "http.response.start", "status": 403, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})

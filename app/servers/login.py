@@ -20,6 +20,7 @@ from ...privacy import ConfigurationError
 from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
 from ..connections.presented import tls_context
 from .gate import name_of
+from .server_health import is_loopback
 
 _TIMEOUT_S = 10.0
 _HOUR_S = 3600
@@ -55,6 +56,10 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
     if not 0 < hours * _HOUR_S <= LONGEST_LOGIN_S:
         raise ConfigurationError(f"Expected hours > 0 and at most {LONGEST_LOGIN_S // _HOUR_S}, got {hours:g}.")
     address, root, insecure = _connection(connection)
+    if insecure and not is_loopback((parse_address(address) or ("",))[0]):
+        raise ConfigurationError(
+            f"Expected TLS on the way to {address}, got insecure = true: whoever listens there would have the login."
+        )
     until = int(time.time() + hours * _HOUR_S)
     try:
         context = False if insecure else tls_context(root)
@@ -121,7 +126,7 @@ def _try(address: str, context: ssl.SSLContext | bool, text: str) -> None:
     """Ask for something that the server tells its owners alone."""
     url = f"{'https' if context else 'http'}://{address}/v1/control/list-runs"
     headers = {"authorization": f"Bearer {text}", "content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
-    answer = httpx.post(url, headers=headers, verify=context, timeout=_TIMEOUT_S)
+    answer = httpx.post(url, headers=headers, verify=context, timeout=_TIMEOUT_S, trust_env=False)
     if answer.status_code == httpx.codes.FORBIDDEN:
         raise ConfigurationError(
             f"Expected {address} to take this owner's commands, got a refusal: have its operator put the public half "

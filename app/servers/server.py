@@ -1,8 +1,9 @@
 """``murmurfl server``: Flower's SuperLink behind a gate, started again when it ends, with its health and its figures.
 
 The SuperLink is Flower's own and gets its options as they are. It takes commands of owners alone (:mod:`.gate`), and
-what it runs for them is started beside it, by Flower's own ``flower-superexec`` with a secret. Around it stands what an
-operator needs at night: one line for each round, figures that outlive a run, and an end that leaves no process behind.
+what it runs for them is started beside it, by Flower's own ``flower-superexec`` with a secret, once the SuperLink has
+shown that it is the one that was started here. Around it stands what an operator needs at night: one line for each
+round, and figures that outlive a run.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...privacy import ConfigurationError, MurmurflError
@@ -32,6 +33,7 @@ from ..watching.addresses import Addresses, shown
 from ..watching.health import health_answer
 from ..watching.journal import Journal
 from ..watching.log import flower_line
+from .flower_superlink import PROOF_VARIABLE
 from .gate import COMMANDED, read_owners, server_name
 from .server_health import ServerHealth, SuperLinkOptions
 
@@ -42,6 +44,7 @@ _LONGEST_PAUSE_S = 15.0
 _SETTLED_S = 60.0
 _GRACE_S = 10.0
 _LOOK_EVERY_S = 1.0
+_LOOK_AT_FIRST_S = 0.1
 _DATABASE = "a SuperLink's database"
 _READS = re.compile(r": (list|get|show|stream|pull)-[^:]*$")
 _WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
@@ -136,24 +139,30 @@ class _Server:
     folder: Path
     owners: Path | None
     secret: Path | None = None
+    proof: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     @property
     def starts_processes(self) -> bool:
         """Whether runs' processes are started here, and not by another user."""
         return self.at.processes != "process"
 
-    def commands(self) -> list[list[str]]:
-        """The SuperLink, and what starts the runs' processes."""
+    @property
+    def _told(self) -> list[str]:
+        return [] if self.secret is None else ["--superexec-auth-secret-file", str(self.secret)]
+
+    def superlink(self) -> list[str]:
+        """What starts the SuperLink."""
         owners = "-" if self.owners is None else str(self.owners.expanduser().absolute())
         module = f"{__package__}.flower_superlink"
-        superlink = [sys.executable, "-m", module, str(os.getpid()), owners, *self.options]
-        if self.secret is None:
-            return [superlink]
-        told = ["--superexec-auth-secret-file", str(self.secret)]
+        # -P: nothing is imported from the folder that it is started in. Of an option that comes twice the last counts.
+        superlink = [sys.executable, "-P", "-m", module, str(os.getpid()), owners, *self.options]
+        return superlink if self.secret is None else [*superlink, "--isolation", "process", *self._told]
+
+    def starter(self, superlink: int) -> list[str]:
+        """What starts the runs' processes, and ends with the SuperLink of this process number."""
         tls = ["--root-certificates", self.at.authority] if self.at.certificate else ["--insecure"]
-        starter = [executable("flower-superexec"), "--runtime-api-address", self.at.nearby, *tls, *told]
-        # The last option counts.
-        return [[*superlink, "--isolation", "process", *told], [*starter, "--parent-pid", str(os.getpid())]]
+        command = [executable("flower-superexec"), "--runtime-api-address", self.at.nearby, *tls, *self._told]
+        return [*command, "--parent-pid", str(superlink)]
 
 
 @contextmanager
@@ -201,22 +210,25 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -
     """Run one SuperLink to its end; its exit code."""
     processes = []
     health.started()
-    answered = False
+    closed = False
     try:
-        told = (_superlink_line, flower_line)
-        processes = [_started(command, folder, line) for command, line in zip(server.commands(), told, strict=False)]
+        processes.append(_started(server.superlink(), folder, _superlink_line, {PROOF_VARIABLE: server.proof.hex()}))
         superlink, _ = processes[0]
         while all(process.poll() is None for process, _ in processes):
             with suppress(subprocess.TimeoutExpired):
-                superlink.wait(_LOOK_EVERY_S)
-            if health.answered and not answered:
-                answered = True
-                if not server.at.refuses():
+                superlink.wait(_LOOK_EVERY_S if closed else _LOOK_AT_FIRST_S)
+            if health.answered and not closed and (refuses := server.at.refuses(server.proof)) is not None:
+                closed = refuses
+                if not closed:
                     raise ServerError(
-                        "Expected Flower's SuperLink to refuse a command without a login, got another answer: it was "
-                        "stopped; this version of Flower is none that murmurfl closes."
+                        "Expected the SuperLink that was started here to refuse a command without a login, got another "
+                        f"answer at {server.at.nearby}: another program has that port, or this version of Flower is "
+                        "none that murmurfl closes."
                     )
                 logger.info("The SuperLink answers.")
+                # Not before: what has the port would say what is run here.
+                if server.starts_processes:
+                    processes.append(_started(server.starter(superlink.pid), folder, flower_line))
             said.look()
     finally:
         health.ended()
@@ -226,13 +238,13 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds) -
 
 
 def _started(
-    command: list[str], folder: Path, line: Callable[[int, str], None]
+    command: list[str], folder: Path, line: Callable[[int, str], None], more: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], threading.Thread | None]:
     """A process whose lines are in the log."""
     # In a session of its own, so that Ctrl-C in the terminal reaches this process alone, which then stops the other.
     process = subprocess.Popen(
         command,
-        env=_environment(folder),
+        env={**_environment(folder), **(more or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -271,7 +283,8 @@ def _environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     own = {FIGURES_VARIABLE: str(folder), "PATH": path, "PYTHONUNBUFFERED": "1"}
     environment = {**defaults, **os.environ, **without_proxy(os.environ), **own}
-    environment.pop("FLWR_INTERNAL_GRPC_CONTROL_API", None)  # a second way to command, which no gate is before
+    for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        environment.pop(name, None)  # second ways in, which no gate is before
     return environment
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hmac
 import http.client
 import ipaddress
+import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...privacy import ConfigurationError
 from ..watching.health import NOT_LISTENING, NOT_RUNNING, STARTING
+from .gate import CONTROL, NONCE_HEADER, PROOF_HEADER, proof_of
 
 ASK_EVERY_S = 5.0
 _STARTING_EVERY_S = 0.2
@@ -40,6 +43,8 @@ class SuperLinkOptions:
         Whether runs' processes are started with it, or by somebody who knows the secret.
     secret : str
         The file of that secret.
+    nodes_register : bool
+        Whether only nodes whose keys were registered may sign in; in a simulation there are none.
     """
 
     host: str
@@ -49,6 +54,7 @@ class SuperLinkOptions:
     authority: str = ""
     processes: str = "subprocess"
     secret: str = ""
+    nodes_register: bool = False
 
     @classmethod
     def read(cls, options: Sequence[str]) -> SuperLinkOptions:
@@ -68,6 +74,8 @@ class SuperLinkOptions:
         parser.add_argument("--ssl-certfile", default="")
         parser.add_argument("--database", default="")
         parser.add_argument("--insecure", action="store_true")
+        parser.add_argument("--enable-supernode-auth", action="store_true")
+        parser.add_argument("--simulation", action="store_true")
         parser.add_argument("--ssl-ca-certfile", default="")
         parser.add_argument("--isolation", default="subprocess")
         parser.add_argument("--superexec-auth-secret-file", default="")
@@ -75,11 +83,15 @@ class SuperLinkOptions:
             read, _ = parser.parse_known_args(list(options))
         except argparse.ArgumentError:  # Flower says what is wrong
             read = parser.parse_args([])
-        port = int(read.port) if read.port.isdigit() else SUPERLINK_UVICORN_DEFAULT_PORT
+        try:
+            port = int(read.port)
+        except ValueError:  # Flower says so
+            port = SUPERLINK_UVICORN_DEFAULT_PORT
         certificate = "" if read.insecure else read.ssl_certfile
         database = _database_file(read.database.strip())
         secret = read.superexec_auth_secret_file
-        return cls(read.host, port, certificate, database, read.ssl_ca_certfile, read.isolation, secret)
+        registered = read.enable_supernode_auth or read.simulation
+        return cls(read.host, port, certificate, database, read.ssl_ca_certfile, read.isolation, secret, registered)
 
     def check(self) -> None:
         """Refuse what would let others than owners command the server.
@@ -87,12 +99,17 @@ class SuperLinkOptions:
         Raises
         ------
         ConfigurationError
-            If logins would travel in clear over a network, or anybody could take a run's task.
+            If logins would travel in clear over a network, anybody could be a node, or take a run's task.
         """
-        if not self.certificate and not _is_loopback(self.host):
+        if not self.certificate and not is_loopback(self.host):
             raise ConfigurationError(
                 f"Expected --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile, or --host 127.0.0.1, got {self.host} "
                 "without TLS: whoever listens on the way could command the server."
+            )
+        if not self.nodes_register and not is_loopback(self.host):
+            raise ConfigurationError(
+                "Expected --enable-supernode-auth, or --host 127.0.0.1, got neither: anybody could register a node, be "
+                "asked by runs, and fetch their bundles."
             )
         if self.processes == "process" and not self.secret:
             raise ConfigurationError(
@@ -108,14 +125,27 @@ class SuperLinkOptions:
 
     def answers(self) -> bool:
         """Whether a SuperLink answers there, asked from this computer."""
-        return self._ask("GET", "/health") == http.HTTPStatus.OK
+        answer = self._asked("GET", "/health", {})
+        return answer is not None and answer.status == http.HTTPStatus.OK
 
-    def refuses(self) -> bool:
-        """Whether it refuses a command that comes without a login."""
-        return self._ask("POST", "/v1/control/") == http.HTTPStatus.FORBIDDEN
+    def refuses(self, proof: bytes) -> bool | None:
+        """Whether the gate of the SuperLink with this proof stands there and refuses a command; None without an answer.
 
-    def _ask(self, method: str, path: str) -> int | None:
-        """The status of an answer; None without one."""
+        Parameters
+        ----------
+        proof : bytes
+            What that SuperLink was given when it was started, and nobody else has.
+        """
+        nonce = secrets.token_hex(16)
+        answer = self._asked("POST", CONTROL, {NONCE_HEADER: nonce})
+        if answer is None:
+            return None
+        shown = answer.getheader(PROOF_HEADER) or ""
+        ours = hmac.compare_digest(shown.encode(), proof_of(proof, nonce.encode()))
+        return ours and answer.status == http.HTTPStatus.FORBIDDEN
+
+    def _asked(self, method: str, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse | None:
+        """An answer without its body; None without one."""
         host = _EVERYWHERE.get(self.host, self.host)
         connection: http.client.HTTPConnection
         if self.certificate:
@@ -127,15 +157,16 @@ class SuperLinkOptions:
         else:
             connection = http.client.HTTPConnection(host, self.port, timeout=_ANSWER_WITHIN_S)
         try:
-            connection.request(method, path)
-            return connection.getresponse().status
+            connection.request(method, path, headers=dict(headers))
+            return connection.getresponse()
         except (OSError, http.client.HTTPException):
             return None
         finally:
             connection.close()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this computer and reached by nobody else."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

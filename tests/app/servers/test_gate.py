@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 from cryptography import x509
@@ -41,7 +42,7 @@ def asked(owners, path, *headers, kind="http", server=SERVER):
         sent.append(message)
 
     scope = {"type": kind, "path": path, "headers": list(headers), "client": ("10.0.0.9", 1)}
-    asyncio.run(Gate(behind, owners, server, lambda: NOW)(scope, receive, send))
+    asyncio.run(Gate(behind, owners, server, clock=lambda: NOW)(scope, receive, send))
     return sent[0].get("status", sent[0]["type"]), sent[-1].get("body", b"")
 
 
@@ -107,7 +108,7 @@ def test_the_log_names_the_owner_and_is_not_filled_by_others(owners, caplog):
     asked(owners, f"{CONTROL}stop-run", bearer(LOGIN))
     assert caplog.messages == [f"{COMMANDED}Ana of the  clinic: stop-run"]
     caplog.clear()
-    closed = Gate(None, owners, SERVER, lambda: NOW)
+    closed = Gate(None, owners, SERVER, clock=lambda: NOW)
 
     async def nothing(message=None):
         return message
@@ -128,6 +129,12 @@ def test_a_list_of_owners_is_read_with_its_mistakes_named(owners):
     owners.write_bytes(b"\xff")
     with pytest.raises(ConfigurationError, match="got no text"):
         read_owners(owners)
+    owners.unlink()
+    os.mkfifo(owners, 0o600)
+    with pytest.raises(ConfigurationError, match="no regular file"):  # and nobody waited for its other end
+        read_owners(owners)
+    owners.unlink()
+    owners.touch(0o600)
     owners.chmod(0o602)
     with pytest.raises(ConfigurationError, match="mode 602"):
         read_owners(owners)
@@ -149,12 +156,16 @@ def test_a_server_is_known_by_its_own_certificate(tmp_path):
 
 
 def test_options_that_would_let_others_command_are_refused():
-    tls = ["--ssl-certfile", "server.pem", "--host", "0.0.0.0"]
+    tls = ["--ssl-certfile", "server.pem", "--host", "0.0.0.0", "--enable-supernode-auth"]
     for options in (["--insecure"], ["--insecure", "--host", "localhost"], ["--insecure", "--host", "::1"], tls):
         SuperLinkOptions.read([*options] if "--host" in options else [*options, "--host", "127.0.0.1"]).check()
     for options in (["--insecure", "--host", "0.0.0.0"], [*tls, "--insecure"], ["--host", "fl.example.org"]):
         with pytest.raises(ConfigurationError, match="without TLS"):
             SuperLinkOptions.read(options).check()
+    with pytest.raises(ConfigurationError, match="Expected --enable-supernode-auth"):
+        SuperLinkOptions.read(tls[:-1]).check()
+    SuperLinkOptions.read([*tls[:-1], "--simulation"]).check()
+    assert SuperLinkOptions.read(["--port", "+9000"]).port == 9000  # as Flower reads it
     with pytest.raises(ConfigurationError, match="superexec-auth-secret-file"):
         SuperLinkOptions.read([*tls, "--isolation", "process"]).check()
     SuperLinkOptions.read([*tls, "--isolation", "process", "--superexec-auth-secret-file", "s"]).check()

@@ -5,14 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
+from typing import ClassVar
 
 import httpx
 import pytest
 from murmurfl.app.engines.loopback import free_port
-from murmurfl.app.servers.server import ServerError, _environment, _Rounds, run_server
-from murmurfl.app.servers.server_health import ServerHealth
+from murmurfl.app.servers.gate import PROOF_HEADER, proof_of
+from murmurfl.app.servers.server import ServerError, _environment, _Rounds, _Server, run_server
+from murmurfl.app.servers.server_health import ServerHealth, SuperLinkOptions
 from murmurfl.app.servers.server_metrics import ServerMetrics
 from murmurfl.app.watching.addresses import Addresses
 from murmurfl.app.watching.figures import SERVER, Shown
@@ -76,14 +80,15 @@ def test_what_a_run_needs_is_installed_by_nobody_who_submits_it(tmp_path, monkey
     assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
-def superlink(monkeypatch, program):
-    """Have another program in the SuperLink's place."""
-    start = subprocess.Popen
+def superlink(monkeypatch, program, started=None):
+    """Have another program in the SuperLink's place; what was started is kept."""
+    start, kept = subprocess.Popen, [] if started is None else started
 
-    def started(command, **options):
-        return start([sys.executable, "-c", program, *command[4:]], **options)
+    def starting(command, **options):
+        kept.append(command)
+        return start([sys.executable, "-c", program], **options)
 
-    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", started)
+    monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", starting)
 
 
 def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
@@ -205,3 +210,74 @@ def test_a_real_superlink_is_healthy_and_ends_with_its_server(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Whatever else may have the port: it answers as a closed SuperLink would, without its secret."""
+
+    asked: ClassVar[list] = []
+    proof = ""
+
+    def do_GET(self):
+        self.answer(200)
+
+    def do_POST(self):
+        self.answer(403)
+
+    def answer(self, status):
+        self.asked.append(self.path)
+        self.send_response(status)
+        self.send_header(PROOF_HEADER, self.proof)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def impostor():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Impostor)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Impostor.asked.clear()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_else_has_the_port_is_not_taken_for_the_server_and_gets_nothing_to_run(monkeypatch):
+    started = []
+    superlink(monkeypatch, "import time; time.sleep(60)", started)
+    with impostor() as port, pytest.raises(ServerError, match="another program has that port"):
+        run_server(["--insecure", "--host", "127.0.0.1", "--port", str(port)], Addresses())
+    assert "/v1/control/" in Impostor.asked
+    assert len(started) == 1  # no flower-superexec, which would take its orders from there
+
+
+def test_a_gate_shows_whose_it_is_by_a_secret_and_a_fresh_nonce():
+    with impostor() as port:
+        at = SuperLinkOptions.read(["--insecure", "--host", "127.0.0.1", "--port", str(port)])
+        assert at.refuses(b"secret") is False
+        Impostor.proof = proof_of(b"secret", b"an earlier nonce").decode()
+        try:
+            assert at.refuses(b"secret") is False
+        finally:
+            Impostor.proof = ""
+    assert at.refuses(b"secret") is None  # too busy to answer is not open
+
+
+def test_nothing_is_imported_from_the_folder_that_a_server_is_started_in(monkeypatch, tmp_path):
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    command = _Server(["--version"], SuperLinkOptions.read([]), tmp_path, None).superlink()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Flower version" in ended.stdout
+
+
+@pytest.mark.parametrize("name", ["FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"])
+def test_a_second_way_in_is_not_opened_by_an_environment(name, monkeypatch, tmp_path):
+    monkeypatch.setenv(name, "1")
+    assert name not in _environment(tmp_path)
