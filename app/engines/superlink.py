@@ -130,6 +130,7 @@ class Launch:
             limit = min(self.deadline, time.monotonic() + _START_TIMEOUT_S)
             while process.poll() is None and not is_healthy(port, self.tls()):
                 if time.monotonic() > limit:
+                    self.check_time()
                     raise LaunchError("The SuperLink did not answer in time.", self._superlink_log())
                 time.sleep(0.05)
             if process.poll() is None:
