@@ -86,7 +86,7 @@ def superlink(monkeypatch, program, started=None):
 
     def starting(command, **options):
         kept.append(command)
-        return start([sys.executable, "-c", program], **options)
+        return start([sys.executable, "-c", program, *command], **options)
 
     monkeypatch.setattr("murmurfl.app.servers.server.subprocess.Popen", starting)
 
